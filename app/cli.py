@@ -1,0 +1,177 @@
+"""The command line: `python -m app COMMAND`. Each command is a process of the service."""
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from alembic import command
+from alembic.config import Config
+from pydantic import ValidationError
+
+from app.embedded.up import UpOptions, up
+from app.main import create_app
+from app.services import background, open_services
+from app.settings import Settings
+from app.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_ROOT = Path(__file__).resolve().parent.parent
+_DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
+_EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
+brings its own PostgreSQL and Triton. The other commands need LLM_DATABASE_URL,
+LLM_DATABASE_ADMIN_USER, LLM_DATABASE_PASSWORD and LLM_DATABASE_DB, and TRITON_GRPC_SERVICE
+where Triton is not on 127.0.0.1:8001."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except ValidationError as error:
+        for problem in error.errors():
+            name = ".".join(str(part) for part in problem["loc"])
+            sys.stderr.write(f"setting {name}: {problem['msg']} (see docs/settings.md)\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m app",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    everything = add("up", _up, "Run everything here: PostgreSQL, Triton, API and worker.")
+    everything.add_argument("--port", type=int, default=8887, help="port of the API (8887)")
+    everything.add_argument(
+        "--data", type=Path, default=Path(".data"), help="directory of all data (.data)"
+    )
+    everything.add_argument(
+        "--light", action="store_true", help="the scripted model instead of vLLM: ready in seconds"
+    )
+    everything.add_argument("--model", help="Hugging Face id or local directory to serve as well")
+    everything.add_argument("--quantization", help="quantization method of --model")
+    everything.add_argument("--max-model-len", type=int, help="longest prompt plus output, tokens")
+    serve = add("serve", _serve, "Run the API.")
+    serve.add_argument(
+        "--with-worker", action="store_true", help="run a worker inside the same process"
+    )
+    add("worker", _worker, "Run a worker: it claims results and streams them from Triton.")
+    add("migrate", _migrate, "Bring the database's schema up to date.")
+    return parser
+
+
+def _up(options: argparse.Namespace) -> int:
+    return asyncio.run(
+        up(
+            UpOptions(
+                port=options.port,
+                data=options.data,
+                light=options.light,
+                model=options.model,
+                quantization=options.quantization,
+                max_model_len=options.max_model_len,
+            )
+        )
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    settings = Settings()
+    if not _is_loopback(settings.host):
+        if not settings.allow_unauthenticated:
+            sys.stderr.write(
+                f"LLM_HOST={settings.host} is not loopback and there is no authentication yet: "
+                "bind 127.0.0.1, or set LLM_ALLOW_UNAUTHENTICATED=true where nobody else can "
+                "reach the port.\n"
+            )
+            return 2
+        logger.warning("LLM_ALLOW_UNAUTHENTICATED is set: everyone who reaches the port may use it")
+    else:
+        logger.info("authentication is off: bound to loopback only")
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings, with_worker=options.with_worker),
+            host=settings.host,
+            port=settings.port,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            access_log=False,
+            server_header=False,
+            log_config=None,
+            # Long-polls end within their own bound; a stopping process does not wait for them.
+            timeout_graceful_shutdown=5,
+        )
+    )
+    server.run()
+    return 0 if server.started else 1
+
+
+def _worker(_options: argparse.Namespace) -> int:
+    settings = Settings()
+    uvloop.run(_run_worker(settings))
+    return 0
+
+
+async def _run_worker(settings: Settings) -> None:
+    """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
+    async with open_services(settings, "worker") as services:
+        worker = Worker(
+            services.database,
+            services.queue,
+            services.triton,
+            services.registry,
+            services.listener,
+            settings,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stop)
+        async with background(services) as tasks:
+            running = asyncio.create_task(worker.run(), name="worker")
+            done, _ = await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if running not in done:
+                worker.stop()
+                await running
+            for task in done:
+                task.result()
+
+
+def _migrate(_options: argparse.Namespace) -> int:
+    config = Config()
+    config.set_main_option("script_location", str(_ROOT / "db"))
+    config.attributes["settings"] = Settings()
+    command.upgrade(config, "head")
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

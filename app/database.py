@@ -1,0 +1,186 @@
+"""Connections to PostgreSQL: one pool a process, every limit explicit, every wait bounded.
+
+Hot and cold statements alike go through asyncpg; SQLAlchemy serves the schema and Alembic.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import asyncpg
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from app.errors import DatabaseUnavailableError
+from app.settings import Settings
+
+T = TypeVar("T")
+Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+
+_CONNECT_TIMEOUT = 5.0  # seconds
+_FIRST_PAUSE = 0.05  # seconds between tries against a database that is away
+_LONGEST_PAUSE = 1.0
+
+# The server said that it is down or going down: while that is so, nobody can take a lease away.
+SERVER_DOWN = (
+    ConnectionRefusedError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
+
+# What may pass if the same statement is sent again. Statements sent through `Database` and `Lane`
+# are idempotent for that reason: a connection lost at COMMIT leaves the outcome unknown.
+_PASSING = (
+    *SERVER_DOWN,
+    OSError,
+    TimeoutError,
+    DatabaseUnavailableError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.QueryCanceledError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the error is the database's state, not the statement's fault."""
+    # asyncpg reports an argument it cannot encode as an InterfaceError that is a ValueError too.
+    return isinstance(error, _PASSING) and not isinstance(error, ValueError)
+
+
+class Database:
+    """The process's pool, with retries that end: a database that is away is a 503, not a hang."""
+
+    def __init__(self, settings: Settings, application_name: str) -> None:
+        self._settings = settings
+        self._name = application_name
+        self._timeout = settings.database_timeout_seconds
+        self._pool: asyncpg.Pool | None = None
+
+    async def __aenter__(self) -> "Database":
+        self._pool = await asyncpg.create_pool(
+            **self._connect_arguments(),
+            min_size=0,  # the service starts, and says so, while the database is away
+            max_size=self._settings.database_pool_size,
+            max_inactive_connection_lifetime=300,
+            command_timeout=self._timeout,
+            # Sessions carry no state between borrowers; the default reset costs a round trip.
+            reset=_keep,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._pool is not None
+        try:
+            await asyncio.wait_for(self._pool.close(), 5)
+        except TimeoutError:
+            self._pool.terminate()
+
+    def _connect_arguments(self) -> dict[str, Any]:
+        host, port = self._settings.database_address()
+        milliseconds = str(int(self._timeout * 1000))
+        return {
+            "host": host,
+            "port": port,
+            "user": self._settings.database_user,
+            "password": self._settings.database_password.get_secret_value(),
+            "database": self._settings.database_name,
+            "timeout": _CONNECT_TIMEOUT,
+            "server_settings": {
+                "application_name": self._name,
+                "jit": "off",
+                "statement_timeout": milliseconds,
+                "lock_timeout": milliseconds,
+                "idle_in_transaction_session_timeout": milliseconds,
+                # Every statement has its index. A generic plan made while the table was small
+                # must not become a sequential scan of ten million rows.
+                "enable_seqscan": "off",
+                "plan_cache_mode": "force_generic_plan",
+            },
+        }
+
+    async def connect(self) -> asyncpg.Connection:
+        """A connection of its own, outside the pool: for the listener and the heartbeat."""
+        connection: asyncpg.Connection = await asyncpg.connect(
+            **self._connect_arguments(), command_timeout=self._timeout
+        )
+        return connection
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Borrow a connection; one whose statement was cut short is closed, never reused."""
+        assert self._pool is not None, "Database is used inside `async with`"
+        connection = await self._pool.acquire(timeout=self._timeout)
+        try:
+            yield connection
+        except (TimeoutError, asyncio.CancelledError):
+            connection.terminate()
+            raise
+        finally:
+            await self._pool.release(connection)
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run an idempotent piece of work, again after a lost connection, for a bounded time.
+
+        Raises `DatabaseUnavailableError` when the database stays away.
+        """
+        retry = Retry(self._timeout)
+        while True:
+            try:
+                async with self.connection() as connection:
+                    return await work(connection)
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                await retry.pause(error)
+
+    async def fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        return await self.run(lambda connection: connection.fetch(query, *arguments))
+
+    async def fetchrow(self, query: str, *arguments: object) -> asyncpg.Record | None:
+        return await self.run(lambda connection: connection.fetchrow(query, *arguments))
+
+
+class Retry:
+    """The pauses between tries: growing, and ended by `DatabaseUnavailableError` after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ends = self._loop.time() + seconds
+        self._pause = _FIRST_PAUSE
+
+    async def pause(self, error: BaseException) -> None:
+        if self._loop.time() + self._pause > self._ends:
+            raise DatabaseUnavailableError(
+                "The database did not answer in time; nothing is known to be stored. Try again.",
+                headers={"Retry-After": "2"},
+            ) from error
+        await asyncio.sleep(self._pause)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+async def _keep(_: Connection) -> None:
+    """No reset between borrowers."""
+
+
+def make_migration_engine(settings: Settings) -> AsyncEngine:
+    """An engine without a pool for Alembic."""
+    host, port = settings.database_address()
+    url = URL.create(
+        "postgresql+asyncpg",
+        username=settings.database_user,
+        password=settings.database_password.get_secret_value(),
+        host=host,
+        port=port,
+        database=settings.database_name,
+    )
+    return create_async_engine(
+        url, poolclass=NullPool, connect_args={"server_settings": {"lock_timeout": "60s"}}
+    )

@@ -1,0 +1,99 @@
+"""What every request passes first: Host and Origin, media type, and the size of its body.
+
+While authentication is off, a page in the user's browser is the attacker to think of: DNS
+rebinding is stopped by the Host allow-list, cross-site requests by Origin and by the rule that
+bodies are JSON (which a page of another site cannot send unasked). There is no CORS.
+"""
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import BodyTooLargeError, ForbiddenOriginError, MediaTypeError, ServiceError
+from app.wire import JSON, problem_response
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Door:
+    """ASGI middleware: refuses early, and hands the body on whole."""
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str], max_body_bytes: int) -> None:
+        self._app = app
+        self._allowed = frozenset(host.lower() for host in allowed_hosts)
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = dict(scope["headers"])
+            self._check_origin(headers)
+            if scope["method"] not in _SAFE_METHODS:
+                body = await self._read_body(headers, receive)
+                receive = _replay(body, receive)
+        except ServiceError as error:
+            await problem_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        if "*" in self._allowed:
+            return
+        for name in (b"host", b"origin"):
+            value = headers.get(name)
+            if value is None:
+                continue
+            host = _host_name(value.decode("latin-1"))
+            if host not in self._allowed:
+                raise ForbiddenOriginError(
+                    f"{name.decode().title()} {host!r} is not allowed; add it to "
+                    "LLM_ALLOWED_HOSTS if it is yours."
+                )
+
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if len(body) > self._max_body_bytes:
+                raise self._too_large()
+            if not message.get("more_body"):
+                break
+        if body:
+            media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+            if media_type != JSON.encode() and not media_type.endswith(b"+json"):
+                raise MediaTypeError("Send the body with `Content-Type: application/json`.")
+        return bytes(body)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(
+            f"A body may have at most {self._max_body_bytes} bytes (LLM_MAX_BODY_BYTES).",
+            headers={"Connection": "close"},
+        )
+
+
+def _host_name(value: str) -> str:
+    """The name in a Host or Origin header, without scheme and port."""
+    host = value.split("://", 1)[-1].lower()
+    if host.startswith("["):
+        return host.split("]", 1)[0] + "]"
+    return host.rsplit(":", 1)[0] if ":" in host else host
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body in one piece, then what the server says (a disconnect)."""
+    told = False
+
+    async def replay() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,86 @@
+"""What would make a start fail later, found before it and told in one line with its remedy."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from app.embedded.processes import StartError, is_port_free
+
+MIB = 2**20
+# Measured with `make run` (see README): PostgreSQL, API, worker and tritonserver; then the engine.
+LIGHT_MEMORY = 700 * MIB
+ENGINE_MEMORY = 2_200 * MIB
+DISK = 500 * MIB
+SHARED_MEMORY = 48 * MIB
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@contextmanager
+def lock(data: Path) -> Iterator[None]:
+    """Make the data directory and hold it against other runs; freed even by kill -9."""
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = data.stat().st_uid
+        if owner != os.geteuid():
+            raise StartError(
+                f"The data directory {data} belongs to user {owner}: choose another with DATA=."
+            )
+        lock_file = (data / "lock").open("a+")
+    except OSError as error:
+        raise StartError(
+            f"{error.filename}: {error.strerror}. Choose another with DATA=."
+        ) from error
+    with lock_file:
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock_file.seek(0)
+            raise StartError(
+                f"The data directory {data} is in use by a run with process id "
+                f"{lock_file.read() or '?'}: stop that one, or choose another with DATA=."
+            ) from None
+        lock_file.truncate(0)
+        lock_file.write(str(os.getpid()))
+        lock_file.flush()
+        yield
+
+
+def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
+    """Raise `StartError` for the first thing that is missing, taken or too small."""
+    if not (venv / "bin" / "python").exists():
+        raise StartError(f"{venv} is missing or unfinished: `make run` installs it.")
+    if not is_port_free(port):
+        raise StartError(f"Port {port} is taken: choose another with PORT={port + 1}.")
+    needed = LIGHT_MEMORY if light else ENGINE_MEMORY
+    available = _available_memory()
+    if available < needed:
+        remedy = "close something" if light else "close something, or use LIGHT=1"
+        raise StartError(
+            f"Too little memory: {available // MIB} MiB available, {needed // MIB} MiB needed: "
+            f"{remedy}."
+        )
+    _check_space(data, DISK, "choose another disk with DATA=")
+    _check_space(Path("/dev/shm"), SHARED_MEMORY, "in a container, give it --shm-size=256m")  # noqa: S108
+
+
+def _check_space(directory: Path, needed: int, remedy: str) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise StartError(
+            f"Too little space in {directory}: {free // MIB} MiB free, {needed // MIB} MiB needed: "
+            f"{remedy}."
+        )
+
+
+def _available_memory() -> int:
+    """Bytes that can be used now: what the machine has, or what our control group leaves."""
+    available = int(psutil.virtual_memory().available)
+    for limit_file in map(Path, _CGROUP_LIMITS):
+        if limit_file.exists() and (limit := limit_file.read_text().strip()).isdigit():
+            available = min(available, int(limit))
+    return available

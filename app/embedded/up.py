@@ -1,0 +1,149 @@
+"""`python -m app up`: everything on this machine, from nothing to a ready line, until Ctrl-C."""
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.embedded import preflight, processes
+from app.embedded.postgres import EmbeddedPostgres
+from app.embedded.processes import StartError
+from app.embedded.progress import Progress
+from app.embedded.service import ServicePart, migrate
+from app.embedded.supervisor import Supervisor
+from app.embedded.triton import EmbeddedTriton
+
+HOST = "127.0.0.1"
+# Running results may finish this long after Ctrl-C; then they are handed back to the queue.
+GRACE_SECONDS = 10.0
+_REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `up` was asked for. `model` is a Hugging Face id or a directory."""
+
+    port: int
+    data: Path
+    light: bool = False
+    model: str | None = None
+    quantization: str | None = None
+    max_model_len: int | None = None
+    triton_venv: Path = _REPOSITORY / ".venv-triton"
+
+
+async def up(options: UpOptions) -> int:
+    """Run until SIGINT, SIGTERM or SIGHUP; the process's exit status."""
+    stopping = _stop_on_signals()
+    async with Progress(sys.stdout) as progress:
+        try:
+            with preflight.lock(options.data):
+                await _run(options, progress, stopping)
+        except StartError as error:
+            progress.line(f"Cannot start: {error}")
+            return 1
+    return 0
+
+
+async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) -> None:
+    begun = time.monotonic()
+    preflight.check(
+        port=options.port, data=options.data, venv=options.triton_venv, light=options.light
+    )
+    processes.become_reaper()
+    supervisor = Supervisor(progress)
+    stop = asyncio.create_task(stopping.wait())
+    start = asyncio.create_task(_start(options, supervisor, progress))
+    try:
+        await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            models = start.result()
+            progress.line(_ready_text(options, models, time.monotonic() - begun))
+            keep = asyncio.create_task(supervisor.wait())
+            await asyncio.wait({keep, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if keep.done():
+                keep.result()
+    finally:
+        stop.cancel()
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await supervisor.stop()
+
+
+async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress) -> list[str]:
+    """Start all parts, the model beside the API and the worker; the names of the models."""
+    data, logs = options.data, options.data / "logs"
+    models = _models(options)
+    postgres = EmbeddedPostgres(data / "postgres", logs / "postgres.log")
+    triton = EmbeddedTriton(options.triton_venv, data / "triton", models, logs / "triton.log")
+    await supervisor.start(postgres)
+    environment = _environment(options, {**postgres.environment, **triton.environment})
+    async with progress.step("Schema", done="is up to date"):
+        await migrate(environment, logs / "migrate.log")
+    grace = float(environment["LLM_GRACE_SECONDS"]) + 5
+    ready_url = f"{_url(options)}/health/ready"
+    api = ServicePart(
+        "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
+    )
+    worker = ServicePart("Worker", "worker", environment, logs / "worker.log", grace=grace)
+    await supervisor.start(triton, api, worker)
+    return list(models)
+
+
+def _models(options: UpOptions) -> Mapping[str, Path]:
+    """The models to serve, by name, each a directory as of a Triton model repository."""
+    if options.light:
+        return {"scripted": _REPOSITORY / "triton" / "models" / "scripted"}
+    return {"demo": _REPOSITORY / "models" / "demo"}
+
+
+def _environment(options: UpOptions, parts: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "LLM_GRACE_SECONDS": str(GRACE_SECONDS),
+        **os.environ,
+        **parts,
+        "LLM_HOST": HOST,
+        "LLM_PORT": str(options.port),
+    }
+
+
+def _url(options: UpOptions) -> str:
+    return f"http://{HOST}:{options.port}"
+
+
+def _ready_text(options: UpOptions, models: list[str], seconds: float) -> str:
+    url = _url(options)
+    body = f'{{"model": "{models[0]}", "content": "def ", "parameters": {{"max_tokens": 40}}}}'
+    curl = ["curl", "-s", f"{url}/results/", "-H", "Content-Type: application/json"]
+    curl += ["-H", "Prefer: wait=30", "-d", body]
+    return "\n".join(
+        (
+            f"\nReady in {seconds:.1f} s. Model: {', '.join(models)}",
+            f"  API    {url}",
+            f"  Docs   {url}/docs",
+            f"  Data   {options.data}   Logs  {options.data / 'logs'}",
+            f"  Try    {shlex.join(curl)}",
+            "Ctrl-C stops all of it; the data stays.\n",
+        )
+    )
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first signal sets; a second one kills everything at once."""
+    stopping = asyncio.Event()
+
+    def handle() -> None:
+        if stopping.is_set():
+            processes.kill(processes.descendants(os.getpid()))
+            os._exit(130)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, handle)
+    return stopping

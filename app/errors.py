@@ -1,0 +1,158 @@
+"""Errors are data: one family that knows its status, its code and what the user can do.
+
+Two kinds live here. `ServiceError` answers a request (RFC 9457 problem+json). `Failure` is what a
+result stores when it fails. Nothing else in the service builds an error body.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class FailureCode(StrEnum):
+    """Why a result failed: the stable `error.code` that clients may switch on."""
+
+    CANCELLED = "cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    INVALID_REQUEST = "invalid_request"
+    MODEL_ERROR = "model_error"
+    ENGINE_CRASHED = "engine_crashed"
+    WORKER_LOST = "worker_lost"
+    TRITON_LOST = "triton_lost"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A result's stored error: code, a message for people, and whether a new try may succeed."""
+
+    code: FailureCode
+    message: str
+    retryable: bool
+
+
+CANCELLED = Failure(
+    FailureCode.CANCELLED, "Cancelled on request. The text so far is kept in `result`.", False
+)
+DEADLINE_EXCEEDED = Failure(
+    FailureCode.DEADLINE_EXCEEDED,
+    "The deadline passed before the model finished. Send again with a larger `deadline_seconds`.",
+    True,
+)
+WORKER_LOST = Failure(
+    FailureCode.WORKER_LOST,
+    "The worker running this result disappeared, in every attempt allowed. Send again; if it "
+    "recurs, look at the worker's log and memory.",
+    True,
+)
+ENGINE_CRASHED = Failure(
+    FailureCode.ENGINE_CRASHED,
+    "The model's engine died each time it ran this request, alone at the last. The request "
+    "itself seems to crash it: change the prompt or the parameters.",
+    False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One invalid field of a request: where it stands and what is wrong with it."""
+
+    field: str
+    message: str
+
+
+@dataclass(eq=False)
+class ServiceError(Exception):
+    """An answer other than success. Subclasses fix `status`, `code` and `title`.
+
+    `detail` is for people: it says what to change. `extra` becomes members of the problem.
+    """
+
+    detail: str
+    errors: list[FieldError] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    status = 500
+    code = "internal_error"
+    title = "Internal error"
+
+    def __str__(self) -> str:
+        return self.detail
+
+    def to_problem(self) -> dict[str, Any]:
+        """The RFC 9457 body; `type` is a stable fragment of the error catalogue."""
+        problem: dict[str, Any] = {
+            "type": f"/docs/errors#{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+        }
+        if self.errors:
+            problem["errors"] = [
+                {"field": error.field, "message": error.message} for error in self.errors
+            ]
+        return problem | self.extra
+
+
+class InvalidRequestError(ServiceError):
+    status, code, title = 422, "invalid_request", "The request is not valid"
+
+
+class MethodError(ServiceError):
+    status, code, title = 405, "method_not_allowed", "This route has no such method"
+
+
+class HttpError(ServiceError):
+    """What the HTTP framework refused by itself; `status` is its own."""
+
+    status, code, title = 400, "bad_request", "The request could not be read"
+
+
+class InternalError(ServiceError):
+    status, code, title = 500, "internal_error", "Internal error"
+
+
+class NotFoundError(ServiceError):
+    status, code, title = 404, "not_found", "Not found"
+
+
+class UnknownModelError(ServiceError):
+    status, code, title = 404, "unknown_model", "Unknown model"
+
+
+class ConflictError(ServiceError):
+    status, code, title = 409, "conflict", "Conflict with the present state"
+
+
+class BodyTooLargeError(ServiceError):
+    status, code, title = 413, "body_too_large", "The body is too large"
+
+
+class MediaTypeError(ServiceError):
+    status, code, title = 415, "unsupported_media_type", "The body must be JSON"
+
+
+class ForbiddenOriginError(ServiceError):
+    status, code, title = 403, "forbidden_origin", "This origin or host may not call the service"
+
+
+class QueueFullError(ServiceError):
+    status, code, title = 429, "queue_full", "The queue is full"
+
+
+class TritonError(ServiceError):
+    status, code, title = 502, "triton_error", "Triton refused the call"
+
+
+class DatabaseUnavailableError(ServiceError):
+    status, code, title = 503, "database_unavailable", "The database is away"
+
+
+class TritonUnavailableError(ServiceError):
+    status, code, title = 503, "triton_unavailable", "Triton is away"
+
+
+class TooManyWaitersError(ServiceError):
+    status, code, title = 503, "too_many_waiters", "Too many requests are waiting"

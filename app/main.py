@@ -1,0 +1,112 @@
+"""The API: `create_app` puts together lifespan, routes, error handlers and documentation."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi_offline import FastAPIOffline
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+from app import __version__, wire
+from app.door import Door
+from app.errors import ServiceError
+from app.routes import contexts, health, models, results
+from app.schemas.native import ContextCreate, ResultCreate, SendOptions
+from app.services import background, open_services
+from app.settings import Settings
+from app.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_DESCRIPTION = """Durable results in front of NVIDIA Triton.
+
+Save a prompt (a *context*), send it to a model and have a *result* id at once. The result is
+`pending`, then `completed` or `failed`, whatever process dies in between. Errors are RFC 9457
+problems."""
+
+# Schemas of bodies that only raw routes take: FastAPI does not see them.
+_RAW_BODIES = (ContextCreate, ResultCreate, SendOptions)
+
+
+def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
+    """Build the API; `with_worker` runs a worker inside the process as well."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_services(settings, "api") as services:
+            app.state.services = services
+            worker = None
+            if with_worker:
+                worker = Worker(
+                    services.database,
+                    services.queue,
+                    services.triton,
+                    services.registry,
+                    services.listener,
+                    settings,
+                )
+            async with background(services) as tasks:
+                if worker:
+                    tasks.append(asyncio.create_task(worker.run(), name="worker"))
+                for task in tasks:
+                    task.add_done_callback(_stop_process_on_death)
+                yield
+                if worker:
+                    worker.stop()
+                    await tasks[-1]
+
+    # The documentation page brings its own assets: it works without the internet.
+    app = FastAPIOffline(
+        docs_url="/docs",
+        redoc_url=None,
+        title="LLM API Service",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+    )
+    app.add_middleware(
+        Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
+    )
+    app.add_exception_handler(ServiceError, wire.on_service_error)
+    app.add_exception_handler(RequestValidationError, wire.on_validation_error)
+    app.add_exception_handler(HTTPException, wire.on_http_error)
+    app.add_exception_handler(Exception, wire.on_unexpected_error)
+    for router in (results.raw, contexts.raw, results.router, contexts.router, models.router):
+        app.include_router(router)
+    app.include_router(health.router)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign] # FastAPI's own extension point
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the schemas that raw routes refer to."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        _, definitions = models_json_schema(
+            [(model, "validation") for model in _RAW_BODIES],
+            ref_template="#/components/schemas/{model}",
+        )
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(definitions["$defs"])
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _stop_process_on_death(task: asyncio.Task[None]) -> None:
+    """A background task that dies must not leave a process that looks alive."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None:
+        logger.critical("%s died; stopping the process", task.get_name(), exc_info=error)
+        os.kill(os.getpid(), signal.SIGTERM)

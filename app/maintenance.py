@@ -1,0 +1,57 @@
+"""What every process does for the whole queue: free the results of lost workers, end overdue ones.
+
+Any number of processes may run it: each statement takes what it can lock and skips the rest.
+"""
+
+import asyncio
+import logging
+import time
+
+from app.database import is_passing
+from app.job_queue import JobQueue
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_SECONDS = 1.0
+_UNBROKEN_SECONDS = 3.0  # between two looks; more means that the database was away or we slept
+
+
+class Maintenance:
+    """Rescue and expire, every second.
+
+    Leases are judged only after this process has itself been connected, without a break, for a
+    full lease: an outage of the database, or of this process, re-runs nothing.
+    """
+
+    def __init__(self, queue: JobQueue, settings: Settings) -> None:
+        self._queue = queue
+        self._lease = settings.lease_seconds
+        self._connected_since: float | None = None
+        self._looked_at = 0.0
+
+    async def run(self) -> None:
+        """Look after the queue until cancelled."""
+        while True:
+            try:
+                await self._look()
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                self._connected_since = None
+            await asyncio.sleep(_PERIOD_SECONDS)
+
+    async def _look(self) -> None:
+        expired = await self._queue.expire()
+        if expired:
+            logger.info("%d results passed their deadline", expired, extra={"action": "expired"})
+        now = time.monotonic()
+        if self._connected_since is None or now - self._looked_at > _UNBROKEN_SECONDS:
+            self._connected_since = now
+        self._looked_at = now
+        if now - self._connected_since >= self._lease:
+            rescued = await self._queue.rescue(self._lease)
+            if rescued:
+                logger.warning(
+                    "%d results of lost workers were freed", rescued, extra={"action": "rescued"}
+                )

@@ -1,0 +1,152 @@
+"""Which models there are: what Triton serves now, and every model it ever served here.
+
+Each process asks Triton for its repository index every few seconds (Triton notifies nobody). A
+model seen once stays known: unknown names are refused, known ones that are not ready are accepted
+and wait inside their deadline.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.database import Database, is_passing
+from app.errors import ServiceError, UnknownModelError
+from app.prompt import PromptFormat, PromptFormats
+from app.settings import Settings
+from app.triton_client import IndexEntry, TritonClient
+
+logger = logging.getLogger(__name__)
+
+_MISS_REFRESH_SECONDS = 0.5
+
+
+@dataclass(slots=True, frozen=True)
+class Model:
+    """A model as this process knows it. `format` is None where no tokenizer is at hand."""
+
+    name: str
+    version: int | None
+    ready: bool
+    reason: str
+    format: PromptFormat | None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest prompt plus output, in tokens, where known."""
+        return self.format.max_model_len if self.format else None
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether messages can be rendered for it."""
+        return self.format is not None and self.format.has_chat
+
+
+class ModelRegistry:
+    """The models of one process; `run` keeps it fresh."""
+
+    def __init__(self, database: Database, triton: TritonClient, settings: Settings) -> None:
+        self._database = database
+        self._triton = triton
+        self._period = settings.triton_refresh_seconds
+        self._formats = PromptFormats(settings.model_repository)
+        self._models: dict[str, Model] = {}
+        self._stored: dict[str, int | None] = {}
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at = float("-inf")
+        self._on_change: list[Callable[[], None]] = []
+        self.triton_error: str | None = "not asked yet"
+
+    def on_change(self, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever a model's readiness changed."""
+        self._on_change.append(handler)
+
+    def all(self) -> list[Model]:
+        """Every known model, by name."""
+        return [self._models[name] for name in sorted(self._models)]
+
+    def ready(self) -> list[str]:
+        """Names of the models that are ready now."""
+        return [model.name for model in self._models.values() if model.ready]
+
+    def is_ready(self, name: str) -> bool:
+        model = self._models.get(name)
+        return model is not None and model.ready
+
+    async def find(self, name: str) -> Model:
+        """The model of that name. Raises UnknownModelError with the list of known ones."""
+        model = self._models.get(name)
+        if model is None:
+            if asyncio.get_running_loop().time() - self._refreshed_at > _MISS_REFRESH_SECONDS:
+                await self.refresh()  # it may have been loaded a moment ago
+            model = self._models.get(name)
+        if model is None:
+            known = sorted(self._models)
+            raise UnknownModelError(
+                f"There is no model {name!r}. Known models: {', '.join(known) or 'none yet'}.",
+                extra={"known_models": known},
+            )
+        return model
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self._period)
+
+    async def refresh(self) -> None:
+        """Ask Triton once; a Triton that is away leaves its models known but not ready."""
+        async with self._refreshing:
+            before = {model.name: model.ready for model in self._models.values()}
+            try:
+                entries = await self._triton.index()
+                self.triton_error = None
+            except ServiceError as error:
+                entries = []
+                if self.triton_error != error.detail:
+                    logger.warning("%s", error.detail, extra={"action": "triton_away"})
+                self.triton_error = error.detail
+            await self._remember([entry for entry in entries if entry.ready])
+            self._models = await self._merge(entries)
+            self._refreshed_at = asyncio.get_running_loop().time()
+        if before != {model.name: model.ready for model in self._models.values()}:
+            for handler in self._on_change:
+                handler()
+
+    async def _merge(self, entries: list[IndexEntry]) -> dict[str, Model]:
+        """Models of the index that are or were ready, and those known from the database."""
+        by_name = {entry.name: entry for entry in entries}
+        models = {}
+        for name in {entry.name for entry in entries if entry.ready} | set(self._stored):
+            entry = by_name.get(name)
+            is_ready = entry is not None and entry.ready
+            models[name] = Model(
+                name=name,
+                version=entry.version if is_ready and entry else self._stored.get(name),
+                ready=is_ready,
+                reason=(entry.reason if entry else self.triton_error or "not in the repository"),
+                format=await self._formats.get(name),
+            )
+        return models
+
+    async def _remember(self, ready: list[IndexEntry]) -> None:
+        new = {entry.name: entry.version for entry in ready}
+        if self._stored and new.items() <= self._stored.items():
+            return
+        try:
+            rows = await self._database.fetch(
+                """WITH seen AS (
+                     INSERT INTO models (name, version)
+                     SELECT * FROM unnest($1::text[], $2::int[]) ORDER BY 1
+                     ON CONFLICT (name) DO UPDATE SET version = excluded.version
+                     WHERE models.version IS DISTINCT FROM excluded.version
+                     RETURNING name, version)
+                   SELECT name, version FROM models UNION SELECT name, version FROM seen""",
+                list(new),
+                list(new.values()),
+            )
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            return
+        self._stored = {row["name"]: row["version"] for row in rows} | new

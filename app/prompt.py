@@ -1,0 +1,202 @@
+"""Prompts and tokenizers: chat messages to a prompt, and token counts, by the model's own files.
+
+Templates come from the operator's models alone, never from a request. They run off the event loop
+in an immutable sandbox, with time and output bounded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import orjson
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from app.errors import FieldError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+_RENDER_TIMEOUT = 5.0  # seconds
+_MAX_RENDERED = 4_000_000  # characters
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+_POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prompt")
+
+
+@dataclass(slots=True, frozen=True)
+class PromptFormat:
+    """How one model's prompts are made and counted, read from its directory."""
+
+    tokenizer: Tokenizer | None
+    template: jinja2.Template | None
+    special_tokens: dict[str, str]
+    max_model_len: int | None
+
+    @property
+    def has_chat(self) -> bool:
+        return self.template is not None
+
+    async def render(self, messages: list[dict[str, Any]]) -> str:
+        """Messages as one prompt that ends where the assistant begins.
+
+        Raises InvalidRequestError with the template's own words where it refuses the messages.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await asyncio.wait_for(
+                loop.run_in_executor(_POOL, self._render, messages), _RENDER_TIMEOUT
+            )
+        except TimeoutError:
+            raise _invalid_messages(
+                f"the model's chat template took longer than {_RENDER_TIMEOUT:.0f} s"
+            ) from None
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise _invalid_messages(f"the model's chat template refused them: {error}") from error
+
+    async def count_tokens(self, prompt: str) -> int | None:
+        """Tokens of a prompt as the engine counts them, or None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        if len(prompt) < 2_000:
+            return self._count(prompt)
+        return await asyncio.get_running_loop().run_in_executor(_POOL, self._count, prompt)
+
+    def _count(self, prompt: str) -> int:
+        assert self.tokenizer is not None
+        return len(self.tokenizer.encode(prompt).ids)
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        assert self.template is not None
+        pieces, size = [], 0
+        for piece in self._generate(messages):
+            size += len(piece)
+            if size > _MAX_RENDERED:
+                raise ValueError(f"more than {_MAX_RENDERED} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def _generate(self, messages: list[dict[str, Any]]) -> Iterator[str]:
+        assert self.template is not None
+        return self.template.generate(
+            messages=messages, add_generation_prompt=True, **self.special_tokens
+        )
+
+
+class PromptFormats:
+    """The formats of a model repository, read once each; absent files make a model text-only."""
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+        self._formats: dict[str, PromptFormat | None] = {}
+
+    async def get(self, model: str) -> PromptFormat | None:
+        """The model's format, or None where the repository has no such model."""
+        if model not in self._formats:
+            loop = asyncio.get_running_loop()
+            self._formats[model] = await loop.run_in_executor(_POOL, self._read, model)
+        return self._formats[model]
+
+    def _read(self, model: str) -> PromptFormat | None:
+        try:
+            return read_format(self._repository, model)
+        except (OSError, ValueError, TypeError, jinja2.TemplateError) as error:
+            logger.warning(
+                "model %s is text-only: its tokenizer or template cannot be read: %s",
+                model,
+                error,
+                extra={"action": "format_unreadable"},
+            )
+            return None
+
+
+def read_format(repository: Path, model: str) -> PromptFormat | None:
+    """Read tokenizer, chat template and length from a model repository entry."""
+    versions = sorted((repository / model).glob("[0-9]*/model.json"))
+    if not versions:
+        return None
+    engine = orjson.loads(versions[-1].read_bytes())
+    weights = _weights_directory(repository, versions[-1].parent, str(engine.get("model", "")))
+    if weights is None:
+        return PromptFormat(None, None, {}, engine.get("max_model_len"))
+    tokenizer_file = weights / "tokenizer.json"
+    config = _read_json(weights / "tokenizer_config.json")
+    return PromptFormat(
+        tokenizer=Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.exists() else None,
+        template=_template(weights, config),
+        special_tokens=_special_tokens(config),
+        max_model_len=engine.get("max_model_len") or _length(_read_json(weights / "config.json")),
+    )
+
+
+def _weights_directory(repository: Path, version: Path, model: str) -> Path | None:
+    """Where the weights lie: `models/<name>/1` is relative to the folder above the repository."""
+    candidates = [Path(model), version]
+    if model.startswith("models/"):
+        candidates.insert(0, repository / model.removeprefix("models/"))
+    for candidate in candidates:
+        if model and (candidate / "config.json").is_file():
+            return candidate
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    value = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    if not isinstance(value, dict):
+        raise TypeError(f"{path.name} is not a JSON object")
+    return value
+
+
+def _length(config: dict[str, Any]) -> int | None:
+    nested = config.get("text_config", config)
+    return next((int(nested[key]) for key in _LENGTH_KEYS if nested.get(key)), None)
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            tokens[name] = token
+    return tokens
+
+
+def _template(weights: Path, config: dict[str, Any]) -> jinja2.Template | None:
+    file = weights / "chat_template.jinja"
+    source = file.read_text() if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        source = next((item["template"] for item in source if item["name"] == "default"), None)
+    if not source:
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols],
+        autoescape=False,
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    return environment.from_string(source)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode()
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _invalid_messages(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The messages cannot be rendered: {reason}.", errors=[FieldError("messages", reason)]
+    )

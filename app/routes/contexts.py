@@ -1,0 +1,68 @@
+"""/contexts/: save, list, read and delete prompts."""
+
+from fastapi import APIRouter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.routes.common import (
+    TEAM,
+    After,
+    Force,
+    Limit,
+    RawRoute,
+    ServicesOf,
+    describe,
+    page_response,
+    reference,
+    services_of,
+    to_id,
+)
+from app.schemas.native import ContextCreate, ContextRead, context_to_wire
+from app.submission import to_new_context
+from app.wire import json_response, parse
+
+router = APIRouter(tags=["contexts"])
+raw = APIRouter(tags=["contexts"], route_class=RawRoute)
+
+_CREATE = TypeAdapter(ContextCreate)
+_EXAMPLE = {"content": "def fibonacci(n):", "metadata": {"origin": "example"}}
+
+
+@raw.post(
+    "/contexts/",
+    status_code=201,
+    responses={201: {"model": ContextRead}},
+    openapi_extra=describe(body={"schema": reference(ContextCreate), "example": _EXAMPLE}),
+)
+async def create_context(request: Request) -> Response:
+    """Save a prompt: `content`, or chat `messages`."""
+    create = parse(_CREATE, await request.body())
+    context = to_new_context(TEAM, create)
+    services = services_of(request)
+    await services.contexts.create(context)
+    stored = await services.contexts.get(TEAM, context.id)
+    return json_response(context_to_wire(stored), 201, {"Location": f"/contexts/{context.id}"})
+
+
+@router.get("/contexts/", response_model=list[ContextRead])
+async def list_contexts(
+    request: Request, services: ServicesOf, limit: Limit = 50, after: After = None
+) -> Response:
+    """List saved prompts, newest first."""
+    page = await services.contexts.list(TEAM, after, limit)
+    return page_response(request, [context_to_wire(context) for context in page], limit)
+
+
+@router.get("/contexts/{context_id}", response_model=ContextRead)
+async def read_context(context_id: str, services: ServicesOf) -> Response:
+    """Read one saved prompt."""
+    context = await services.contexts.get(TEAM, to_id(context_id, "context"))
+    return json_response(context_to_wire(context))
+
+
+@router.delete("/contexts/{context_id}", status_code=204)
+async def delete_context(context_id: str, services: ServicesOf, force: Force = False) -> Response:
+    """Delete a prompt with its results; 409 while one is pending, unless `force`."""
+    await services.contexts.delete(TEAM, to_id(context_id, "context"), force=force)
+    return Response(status_code=204)

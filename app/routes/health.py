@@ -1,0 +1,26 @@
+"""/health: whether the process runs, and whether it is of use."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.routes.common import ServicesOf
+from app.wire import json_response
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health")
+@router.get("/health/live")
+async def read_liveness() -> Response:
+    """200 as long as the process answers."""
+    return Response()
+
+
+@router.get("/health/ready")
+async def read_readiness(services: ServicesOf) -> Response:
+    """200 when results are accepted; else 503. Triton's state is told, but is not needed."""
+    await services.database.fetch("SELECT 1")
+    error = services.registry.triton_error
+    return json_response(
+        {"database": "ok", "triton": error or "ok", "models_ready": services.registry.ready()}
+    )

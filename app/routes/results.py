@@ -1,0 +1,265 @@
+"""/models/send and /results/: send prompts, read, wait for, cancel and delete results."""
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import asyncpg
+import orjson
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import BodyTooLargeError, FieldError, InvalidRequestError, ServiceError
+from app.results import ResultFilter
+from app.routes.common import (
+    TEAM,
+    After,
+    Force,
+    Limit,
+    Name,
+    RawRoute,
+    ServicesOf,
+    describe,
+    page_response,
+    reference,
+    services_of,
+    to_id,
+)
+from app.schemas.native import (
+    MAX_BULK,
+    AttemptRead,
+    ResultCreate,
+    ResultRead,
+    SendOptions,
+    accepted_to_wire,
+    attempts_to_wire,
+    result_to_wire,
+)
+from app.services import Services
+from app.submission import Accepted, submit, submit_all, submit_context
+from app.wire import json_response, parse
+
+router = APIRouter(tags=["results"])
+raw = APIRouter(tags=["results"], route_class=RawRoute)
+
+_SEND = TypeAdapter(SendOptions)
+_CREATE = TypeAdapter(ResultCreate)
+_NO_OPTIONS = SendOptions()
+_PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
+_CANCEL_WAIT_SECONDS = 2.0
+
+_WAIT_HEADER = {
+    "Prefer": {
+        "schema": {"type": "string", "pattern": r"wait=\d+", "example": "wait=30"},
+        "description": "Hold up to this many seconds; answer 200 if the result is terminal by then.",
+    }
+}
+_WAIT_QUERY = {
+    "wait": {
+        "schema": {"type": "number", "minimum": 0, "maximum": 60, "default": 0},
+        "description": "Hold up to this many seconds until the result is terminal.",
+    },
+    "partial": {
+        "schema": {"type": "boolean", "default": False},
+        "description": "While pending, `result` is the text stored so far.",
+    },
+}
+_SEND_EXAMPLE = {"parameters": {"max_tokens": 40, "temperature": 0}, "deadline_seconds": 600}
+_CREATE_EXAMPLE = {"model": "demo", "content": "def ", "parameters": {"max_tokens": 40}}
+
+
+@raw.get(
+    "/results/{result_id}",
+    responses={200: {"model": ResultRead}},
+    openapi_extra=describe(path={"result_id": "The result's id."}, query=_WAIT_QUERY),
+)
+async def read_result(request: Request) -> Response:
+    """Read a result; with `wait`, once it is terminal or the time is over."""
+    services = services_of(request)
+    result_id = to_id(request.path_params["result_id"], "result")
+    if not request.scope["query_string"]:
+        return _result_response(services, await services.results.get(TEAM, result_id))
+    query = request.query_params
+    seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
+    row = await services.hub.wait_terminal(TEAM, result_id, seconds)
+    if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
+        partial = await services.results.partial_output(TEAM, result_id)
+        return json_response(_to_wire(services, row) | {"result": partial})
+    return _result_response(services, row)
+
+
+@raw.post(
+    "/models/send/{model_name}/{context_id}",
+    status_code=202,
+    responses={202: {"model": ResultRead}, 200: {"model": ResultRead}},
+    openapi_extra=describe(
+        path={"model_name": "A model's name.", "context_id": "A saved context's id."},
+        header=_WAIT_HEADER,
+        body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
+    ),
+)
+async def send_context(request: Request) -> Response:
+    """Send a saved prompt to a model. The answer holds the result's id, committed."""
+    body = await request.body()
+    options = parse(_SEND, body) if body else _NO_OPTIONS
+    path = request.path_params
+    services = services_of(request)
+    accepted = await submit_context(
+        services, TEAM, path["model_name"], to_id(path["context_id"], "context"), options
+    )
+    return await _accepted_response(request, services, accepted)
+
+
+@raw.post(
+    "/results/",
+    status_code=202,
+    responses={202: {"model": ResultRead | list[ResultRead]}, 200: {"model": ResultRead}},
+    openapi_extra=describe(
+        header=_WAIT_HEADER,
+        body={
+            "schema": {
+                "oneOf": [
+                    reference(ResultCreate),
+                    {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
+                ]
+            },
+            "example": _CREATE_EXAMPLE,
+        },
+    ),
+)
+async def create_results(request: Request) -> Response:
+    """Save a prompt and send it in one call; a list of up to 1,000 is one commit.
+
+    A list is answered by a list: each item a Result, or a problem in its place.
+    """
+    body = await request.body()
+    services = services_of(request)
+    if body.lstrip()[:1] == b"[":
+        accepted = await submit_all(services, TEAM, _parse_list(body))
+        return json_response([_bulk_item(item) for item in accepted], 202)
+    return await _accepted_response(
+        request, services, await submit(services, TEAM, parse(_CREATE, body))
+    )
+
+
+@router.get("/results/", response_model=list[ResultRead])
+async def list_results(
+    request: Request,
+    services: ServicesOf,
+    state: Literal["pending", "completed", "failed"] | None = None,
+    model_name: Name = None,
+    context_id: UUID | None = None,
+    error_code: Name = None,
+    retryable: bool | None = None,
+    created_after: datetime | None = None,
+    created_before: datetime | None = None,
+    full: Annotated[bool, Query(description="Do not cut long texts.")] = False,
+    limit: Limit = 50,
+    after: After = None,
+) -> Response:
+    """List results, newest first; long texts are cut at 1,000 characters unless `full`."""
+    narrowed = ResultFilter(
+        state, model_name, context_id, error_code, retryable, created_after, created_before
+    )
+    rows = await services.results.list(TEAM, narrowed, after=after, limit=limit, full=full)
+    return page_response(request, [_to_wire(services, row) for row in rows], limit)
+
+
+@router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])
+async def list_attempts(result_id: str, services: ServicesOf) -> Response:
+    """The attempts of a result: when, where, and how each ended."""
+    row = await services.results.attempts(TEAM, to_id(result_id, "result"))
+    return json_response(attempts_to_wire(row))
+
+
+@router.post("/results/cancel")
+async def cancel_results(
+    services: ServicesOf, context_id: UUID | None = None, model_name: Name = None
+) -> dict[str, int]:
+    """Cancel all pending results of a context, a model, or both; answers how many."""
+    filters = {"context_id": context_id, "model_name": model_name}
+    given = {name: value for name, value in filters.items() if value is not None}
+    if not given:
+        raise InvalidRequestError("Name a context_id, a model_name, or both.")
+    return {"cancelled": await services.queue.cancel(TEAM, **given)}
+
+
+@router.post(
+    "/results/{result_id}/cancel",
+    response_model=ResultRead,
+    responses={202: {"model": ResultRead}},
+)
+async def cancel_result(result_id: str, services: ServicesOf) -> Response:
+    """Cancel a result; idempotent. 200 once it is terminal, 202 while its worker is stopping."""
+    identifier = to_id(result_id, "result")
+    await services.queue.cancel(TEAM, id=identifier)
+    row = await services.hub.wait_terminal(TEAM, identifier, _CANCEL_WAIT_SECONDS)
+    return json_response(_to_wire(services, row), 202 if row["state"] == "pending" else 200)
+
+
+@router.delete("/results/{result_id}", status_code=204)
+async def delete_result(result_id: str, services: ServicesOf, force: Force = False) -> Response:
+    """Delete a result; 409 while it is pending, unless `force`."""
+    await services.results.delete(TEAM, to_id(result_id, "result"), force=force)
+    return Response(status_code=204)
+
+
+async def _accepted_response(request: Request, services: Services, accepted: Accepted) -> Response:
+    result = accepted.result
+    headers = {"Location": f"/results/{result.id}"}
+    wanted = _PREFER_WAIT.search(request.headers.get("prefer", ""))
+    if wanted:
+        seconds = min(float(wanted[1]), services.settings.max_wait_seconds)
+        headers["Preference-Applied"] = f"wait={seconds:.0f}"
+        row = await services.hub.wait_terminal(TEAM, result.id, seconds)
+        status = 202 if row["state"] == "pending" else 200
+        return json_response(_to_wire(services, row), status, headers)
+    return json_response(accepted_to_wire(result, model_ready=accepted.model_ready), 202, headers)
+
+
+def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
+    """Each item by itself: one wrong item does not refuse the others."""
+    try:
+        items = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(
+            f"The body is not valid JSON: {error}.", [FieldError("body", str(error))]
+        ) from error
+    if not 1 <= len(items) <= MAX_BULK:
+        raise BodyTooLargeError(f"A list holds 1 to {MAX_BULK} items; this one {len(items)}.")
+    return [_parse_item(orjson.dumps(item)) for item in items]
+
+
+def _parse_item(body: bytes) -> ResultCreate | ServiceError:
+    try:
+        return parse(_CREATE, body)
+    except InvalidRequestError as error:
+        return error
+
+
+def _bulk_item(item: Accepted | ServiceError) -> dict[str, Any]:
+    if isinstance(item, ServiceError):
+        return item.to_problem()
+    return accepted_to_wire(item.result, model_ready=item.model_ready)
+
+
+def _to_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
+    return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
+
+
+def _result_response(services: Services, row: asyncpg.Record) -> Response:
+    return json_response(_to_wire(services, row))
+
+
+def _to_seconds(text: str, most: float) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= most:
+        message = f"must be a number of seconds from 0 to {most:.0f}"
+        raise InvalidRequestError(f"wait: {message}.", [FieldError("wait", message)])
+    return seconds

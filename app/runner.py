@@ -1,0 +1,162 @@
+"""One attempt of one result against Triton: read the stream, keep the text, tell how it ended."""
+
+import asyncio
+from enum import Enum, auto
+
+from app.errors import CANCELLED, DEADLINE_EXCEEDED, Failure, FailureCode
+from app.job_queue import AttemptEnd, Chunk, Claim, Outcome
+from app.triton_client import (
+    Delta,
+    ModelFailedError,
+    NotTakenError,
+    RefusedError,
+    StreamLostError,
+    TritonClient,
+)
+
+# Before a result goes back to the queue's front: time for Triton to come up again.
+_NOT_TAKEN_PAUSE = 1.0  # seconds
+_LOST_PAUSE = 0.5
+
+
+class StopReason(Enum):
+    """Why an attempt is stopped from outside."""
+
+    CANCELLED = auto()  # the user asked, or deleted the result
+    SHUTDOWN = auto()  # the worker stops: hand the result back
+    NOT_OURS = auto()  # another worker may own it: stop and write nothing
+
+
+class Attempt:
+    """One attempt in progress: what the model has said, and how to stop it."""
+
+    def __init__(self, claim: Claim, triton: TritonClient) -> None:
+        self.claim = claim
+        self.completion_tokens = 0
+        self._triton = triton
+        self._pieces: list[str] = []
+        self._length = 0  # code points in _pieces
+        self._kept_pieces = 0  # how many of them are stored as chunks
+        self._kept_length = 0
+        self._logprobs: list[str] = []
+        self._prompt_tokens: int | None = None
+        self._finish_reason: str | None = None
+        self._model_version: int | None = None
+        self._first_token_seconds: float | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._stop_reason: StopReason | None = None
+
+    def stop(self, reason: StopReason) -> None:
+        """End the generation soon; without effect once it has ended by itself."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+            if self._task is not None:
+                self._task.cancel()
+
+    async def run(self) -> AttemptEnd | None:
+        """Generate to the end; None when the attempt is not ours to write any more."""
+        if self._stop_reason is None:
+            self._task = asyncio.current_task()
+        try:
+            outcome, failure = await self._generate()
+        except asyncio.CancelledError:
+            if self._stop_reason is None:
+                raise
+            outcome, failure = self._stopped(self._stop_reason)
+        finally:
+            self._task = None
+        if self._stop_reason is StopReason.NOT_OURS:
+            return None
+        return self._end(outcome, failure)
+
+    async def _generate(self) -> tuple[Outcome, Failure | None]:
+        if self._stop_reason is not None:
+            return self._stopped(self._stop_reason)
+        claim, started = self.claim, asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(max(0.0, claim.seconds_left)):
+                async for delta in self._triton.generate(
+                    claim.model_name, claim.prompt, claim.parameters
+                ):
+                    if self._first_token_seconds is None and delta.text:
+                        self._first_token_seconds = asyncio.get_running_loop().time() - started
+                    self._add(delta)
+        except TimeoutError:
+            return Outcome.FAILED, DEADLINE_EXCEEDED
+        except RefusedError as error:
+            return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
+        except ModelFailedError as error:
+            return Outcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
+        except NotTakenError as error:
+            return Outcome.RETURNED, _triton_lost(error)
+        except StreamLostError as error:
+            return Outcome.LOST, _triton_lost(error)
+        if self._finish_reason is None:
+            return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
+        return Outcome.COMPLETED, None
+
+    def _add(self, delta: Delta) -> None:
+        if delta.text:
+            self._pieces.append(delta.text)
+            self._length += len(delta.text)
+        if delta.prompt_tokens:
+            self._prompt_tokens = delta.prompt_tokens
+        self.completion_tokens += delta.completion_tokens
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+        if delta.logprobs is not None:
+            self._logprobs.append(delta.logprobs)
+        if delta.model_version is not None:
+            self._model_version = delta.model_version
+
+    def take_chunk(self) -> Chunk | None:
+        """The text since the last call, to be kept in the database."""
+        if self._kept_length == self._length:
+            return None
+        chunk = Chunk(
+            result_id=self.claim.id,
+            attempt=self.claim.attempt,
+            offset=self._kept_length,
+            text="".join(self._pieces[self._kept_pieces :]),
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self.completion_tokens,
+        )
+        self._kept_pieces, self._kept_length = len(self._pieces), self._length
+        return chunk
+
+    def _stopped(self, reason: StopReason) -> tuple[Outcome, Failure | None]:
+        if reason is StopReason.CANCELLED:
+            return Outcome.FAILED, CANCELLED
+        return Outcome.RETURNED, None
+
+    def _end(self, outcome: Outcome, failure: Failure | None) -> AttemptEnd:
+        pauses = {Outcome.RETURNED: _NOT_TAKEN_PAUSE if failure else 0.0, Outcome.LOST: _LOST_PAUSE}
+        return AttemptEnd(
+            result_id=self.claim.id,
+            attempt=self.claim.attempt,
+            outcome=outcome,
+            output="".join(self._pieces),
+            finish_reason=self._finish_reason,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            logprobs=_join_logprobs(self._logprobs),
+            model_version=self._model_version,
+            first_token_seconds=self._first_token_seconds,
+            failure=failure,
+            retry_after_seconds=pauses.get(outcome, 0.0),
+        )
+
+
+def _join_logprobs(deltas: list[str]) -> str | None:
+    """One JSON list out of the lists that came with the deltas."""
+    inner = [delta.strip()[1:-1] for delta in deltas]
+    return "[" + ",".join(part for part in inner if part.strip()) + "]" if deltas else None
+
+
+def _triton_lost(reason: object) -> Failure:
+    return Failure(
+        FailureCode.TRITON_LOST,
+        f"Triton was lost in mid-request, in every attempt allowed ({reason}). Send again; if it "
+        "recurs, look at Triton's log.",
+        True,
+    )

@@ -1,0 +1,1 @@
+"""Wire shapes, one module a dialect: pure functions between the wire and the domain."""

@@ -1,0 +1,273 @@
+"""The native API's wire shapes: requests in, contexts and results out."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+import asyncpg
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from app.contexts import Context
+from app.ids import created_at
+from app.job_queue import NewResult
+from app.schemas.sampling import SamplingParameters
+
+MAX_BULK = 1000
+MAX_METADATA_BYTES = 16_384
+MAX_PROMPT_CHARACTERS = 2_000_000
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
+
+
+class Message(BaseModel):
+    """One chat message."""
+
+    model_config = _STRICT
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+
+
+class _WithMetadata(BaseModel):
+    model_config = _STRICT
+
+    metadata: Metadata = Field(
+        default_factory=dict, description="Kept and returned; at most 16 KiB as JSON."
+    )
+
+    @model_validator(mode="after")
+    def _bounded_metadata(self) -> Self:
+        if self.metadata and len(orjson.dumps(self.metadata)) > MAX_METADATA_BYTES:
+            raise ValueError(f"metadata must not exceed {MAX_METADATA_BYTES} bytes as JSON")
+        return self
+
+
+class ContextCreate(_WithMetadata):
+    """A prompt to save: plain `content` or chat `messages`."""
+
+    content: Prompt | None = None
+    messages: Messages | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.content is None) == (self.messages is None):
+            raise ValueError("give either content or messages")
+        return self
+
+
+class SendOptions(_WithMetadata):
+    """How a context is sent; every member is optional."""
+
+    parameters: SamplingParameters = Field(default_factory=SamplingParameters)
+    priority: Annotated[int, Field(ge=-100, le=0)] = Field(
+        0, description="Below 0 lets other results go first."
+    )
+    deadline_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Fail if not finished by then; default 24 h, at most 7 days."
+    )
+
+
+class ResultCreate(SendOptions):
+    """A prompt and how to send it, in one call."""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    content: Prompt | None = None
+    messages: Messages | None = None
+    context_id: Annotated[UUID, Field(strict=False)] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [self.content, self.messages, self.context_id]
+        if sum(source is not None for source in given) != 1:
+            raise ValueError("give exactly one of content, messages and context_id")
+        return self
+
+
+class ContextRead(BaseModel):
+    """A saved prompt."""
+
+    id: UUID
+    content: str | None
+    messages: list[dict[str, Any]] | None
+    metadata: dict[str, Any]
+    created_at: datetime
+    updated_at: datetime
+
+
+class ErrorRead(BaseModel):
+    """Why a result failed."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+class UsageRead(BaseModel):
+    """Tokens as the engine counted them; null where it told none."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class ResultRead(BaseModel):
+    """A result: `pending`, then `completed` or `failed`, and unchanged from then on."""
+
+    id: UUID
+    context_id: UUID
+    model_name: str
+    model_version: int | None
+    model_ready: bool
+    state: Literal["pending", "completed", "failed"]
+    result: str | None = Field(description="The generated text, without the prompt.")
+    error: ErrorRead | None
+    finish_reason: Literal["stop", "length", "error", "cancelled"] | None
+    parameters: dict[str, Any]
+    usage: UsageRead | None
+    attempt: int
+    cancel_requested_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None
+    first_token_at: datetime | None
+    finished_at: datetime | None
+    metadata: dict[str, Any]
+    logprobs: list[Any] | None = Field(None, description="Only when asked for.")
+
+
+class AttemptRead(BaseModel):
+    """One attempt of a result: when, where and how it ended."""
+
+    attempt: int
+    worker_id: UUID | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    counted: bool = Field(description="Whether it counts towards the attempts allowed.")
+    error: dict[str, str] | None
+
+
+class ModelRead(BaseModel):
+    """A model that Triton serves, or served before."""
+
+    name: str
+    version: int | None
+    ready: bool
+    reason: str | None = Field(description="Triton's words when it is not ready.")
+    chat: bool = Field(description="Whether `messages` are accepted.")
+    max_model_len: int | None = Field(description="Prompt plus output, in tokens; null: unknown.")
+    queued: int
+    running: int
+    tokens_per_second: float
+
+
+def context_to_wire(context: Context) -> dict[str, Any]:
+    """A context as JSON members; it never changes, so both times are its creation."""
+    created = created_at(context.id)
+    return {
+        "id": str(context.id),
+        "content": context.content,
+        "messages": context.messages,
+        "metadata": context.metadata,
+        "created_at": created,
+        "updated_at": created,
+    }
+
+
+def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
+    """A result as JSON members; JSON columns are passed through as they are stored."""
+    created = created_at(row["id"])
+    started, cancelled, finished = (
+        row["started_at"],
+        row["cancel_requested_at"],
+        row["finished_at"],
+    )
+    error = None
+    if row["error_code"] is not None:
+        error = {
+            "code": row["error_code"],
+            "message": row["error_message"],
+            "retryable": row["error_retryable"],
+        }
+    usage = None
+    if row["completion_tokens"] is not None or row["prompt_tokens"] is not None:
+        usage = {
+            "prompt_tokens": row["prompt_tokens"],
+            "completion_tokens": row["completion_tokens"],
+        }
+    wire = {
+        "id": str(row["id"]),
+        "context_id": str(row["context_id"]),
+        "model_name": row["model_name"],
+        "model_version": row["model_version"],
+        "model_ready": model_ready,
+        "state": row["state"],
+        "result": row["output"],
+        "error": error,
+        "finish_reason": row["finish_reason"],
+        "parameters": orjson.Fragment(row["parameters"]),
+        "usage": usage,
+        "attempt": row["attempt"],
+        "cancel_requested_at": cancelled,
+        "created_at": created,
+        "updated_at": finished or max(filter(None, (created, started, cancelled))),
+        "started_at": started,
+        "first_token_at": row["first_token_at"],
+        "finished_at": finished,
+        "metadata": orjson.Fragment(row["metadata"]),
+    }
+    if row["logprobs"] is not None:
+        wire["logprobs"] = orjson.Fragment(row["logprobs"])
+    return wire
+
+
+def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
+    """A result that was just accepted, without reading it back."""
+    created = created_at(result.id)
+    return {
+        "id": str(result.id),
+        "context_id": str(result.context_id),
+        "model_name": result.model_name,
+        "model_version": result.model_version,
+        "model_ready": model_ready,
+        "state": "pending",
+        "result": None,
+        "error": None,
+        "finish_reason": None,
+        "parameters": orjson.Fragment(result.parameters),
+        "usage": None,
+        "attempt": 0,
+        "cancel_requested_at": None,
+        "created_at": created,
+        "updated_at": created,
+        "started_at": None,
+        "first_token_at": None,
+        "finished_at": None,
+        "metadata": orjson.Fragment(result.metadata),
+    }
+
+
+def attempts_to_wire(row: asyncpg.Record) -> list[dict[str, Any]]:
+    """The history of a result's attempts, with the present or last one at the end."""
+    history: list[dict[str, Any]] = orjson.loads(row["attempt_history"])
+    attempt = row["attempt"]
+    if row["worker_id"] is not None and not any(item["attempt"] == attempt for item in history):
+        error = None
+        if row["error_code"] is not None:
+            error = {"code": row["error_code"], "message": row["error_message"]}
+        history.append(
+            {
+                "attempt": attempt,
+                "worker_id": str(row["worker_id"]),
+                "started_at": row["started_at"],
+                "ended_at": row["finished_at"],
+                "counted": row["state"] != "pending",
+                "error": error,
+            }
+        )
+    return history

@@ -1,0 +1,77 @@
+"""The parts that a process of the service is made of, opened and closed together."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from app.contexts import ContextStore
+from app.database import Database
+from app.job_queue import JobQueue
+from app.listener import Listener
+from app.maintenance import Maintenance
+from app.model_registry import ModelRegistry
+from app.queue_depth import QueueDepth
+from app.results import ResultStore
+from app.settings import Settings
+from app.stream_hub import StreamHub
+from app.triton_client import TritonClient
+
+
+@dataclass(slots=True, frozen=True)
+class Services:
+    """Shared by all requests of a process, or by its worker."""
+
+    settings: Settings
+    database: Database
+    triton: TritonClient
+    queue: JobQueue
+    contexts: ContextStore
+    results: ResultStore
+    registry: ModelRegistry
+    depth: QueueDepth
+    listener: Listener
+    hub: StreamHub
+
+
+@contextlib.asynccontextmanager
+async def open_services(settings: Settings, name: str) -> AsyncIterator[Services]:
+    """Open pool, channel and lanes. Background tasks are started by `background`."""
+    async with (
+        Database(settings, f"llm {name}") as database,
+        TritonClient(settings.triton_grpc) as triton,
+    ):
+        queue = JobQueue(database, settings)
+        results = ResultStore(database, queue, settings)
+        listener = Listener(database)
+        yield Services(
+            settings=settings,
+            database=database,
+            triton=triton,
+            queue=queue,
+            contexts=ContextStore(database, queue, settings),
+            results=results,
+            registry=ModelRegistry(database, triton, settings),
+            depth=QueueDepth(database, settings),
+            listener=listener,
+            hub=StreamHub(results, listener, settings.max_waiters),
+        )
+
+
+@contextlib.asynccontextmanager
+async def background(services: Services) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit."""
+    tasks = [
+        asyncio.create_task(work, name=name)
+        for name, work in (
+            ("registry", services.registry.run()),
+            ("listener", services.listener.run()),
+            ("maintenance", Maintenance(services.queue, services.settings).run()),
+        )
+    ]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,198 @@
+"""Every setting once: environment name, unit, default and bound.
+
+Settings are built in `cli` and handed down; nothing reads the environment at import.
+`docs/settings.md` is generated from this file.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+DEFAULT_TEAM = "default"
+
+
+class Settings(BaseSettings):
+    """The service's settings, read from the environment; names and units as in `docs/settings.md`."""
+
+    model_config = SettingsConfigDict(env_prefix="", populate_by_name=True, extra="ignore")
+
+    # --- Database -------------------------------------------------------------------------------
+    database_host: str = Field(
+        alias="LLM_DATABASE_URL",
+        description="PostgreSQL server, as `host` or `host:port`.",
+        min_length=1,
+    )
+    database_user: str = Field(
+        alias="LLM_DATABASE_ADMIN_USER", description="PostgreSQL role.", min_length=1
+    )
+    database_password: SecretStr = Field(
+        alias="LLM_DATABASE_PASSWORD", description="Password of the role."
+    )
+    database_name: str = Field(alias="LLM_DATABASE_DB", description="Database name.", min_length=1)
+    database_pool_size: int = Field(
+        8,
+        alias="LLM_DATABASE_POOL_SIZE",
+        ge=2,
+        le=200,
+        description="Most PostgreSQL connections of one process, besides its listener and heartbeat.",
+    )
+    database_timeout_seconds: float = Field(
+        10.0,
+        alias="LLM_DATABASE_TIMEOUT_SECONDS",
+        gt=0,
+        le=300,
+        description="How long a request waits for a database that is away before it answers 503.",
+    )
+
+    # --- Triton ---------------------------------------------------------------------------------
+    triton_grpc: str = Field(
+        "127.0.0.1:8001",
+        alias="TRITON_GRPC_SERVICE",
+        description="Triton's gRPC address, `host:port`: the one the service speaks to.",
+    )
+    triton_http: str = Field(
+        "127.0.0.1:8000",
+        alias="TRITON_HTTP_SERVICE",
+        description="Triton's HTTP address, `host:port`: checked by `doctor`.",
+    )
+    triton_metrics: str = Field(
+        "127.0.0.1:8002",
+        alias="TRITON_METRICS_SERVICE",
+        description="Triton's metrics address, `host:port`: checked by `doctor`.",
+    )
+    triton_refresh_seconds: float = Field(
+        2.0,
+        alias="LLM_TRITON_REFRESH_SECONDS",
+        gt=0,
+        le=60,
+        description="How often each process asks Triton which models are ready.",
+    )
+    model_repository: Path = Field(
+        Path("models"),
+        alias="LLM_MODEL_REPOSITORY",
+        description="Triton model repository from which tokenizers and chat templates are read.",
+    )
+
+    # --- HTTP -----------------------------------------------------------------------------------
+    host: str = Field("127.0.0.1", alias="LLM_HOST", description="Address the API binds.")
+    port: int = Field(8887, alias="LLM_PORT", ge=0, le=65535, description="Port the API binds.")
+    allow_unauthenticated: bool = Field(
+        False,
+        alias="LLM_ALLOW_UNAUTHENTICATED",
+        description="Permit an API without authentication on an address that is not loopback "
+        "(development behind a container's port map). Told at every start.",
+    )
+    allowed_hosts: Annotated[list[str], NoDecode] = Field(
+        default=["localhost", "127.0.0.1", "[::1]"],
+        alias="LLM_ALLOWED_HOSTS",
+        description="Comma-separated names accepted in the Host header while authentication is "
+        "off (a guard against DNS rebinding).",
+    )
+    max_body_bytes: int = Field(
+        2_000_000,
+        alias="LLM_MAX_BODY_BYTES",
+        ge=1_000,
+        le=100_000_000,
+        description="Largest request body, in bytes; larger ones are answered 413.",
+    )
+    max_wait_seconds: float = Field(
+        60.0,
+        alias="LLM_MAX_WAIT_SECONDS",
+        ge=0,
+        le=600,
+        description="Longest long-poll (`?wait=`, `Prefer: wait=`), in seconds.",
+    )
+    max_waiters: int = Field(
+        10_000,
+        alias="LLM_MAX_WAITERS",
+        ge=1,
+        description="Most long-polls held by one API process; further ones are answered 503.",
+    )
+
+    # --- Results --------------------------------------------------------------------------------
+    default_max_tokens: int = Field(
+        512,
+        alias="LLM_DEFAULT_MAX_TOKENS",
+        ge=1,
+        description="`max_tokens` of a request that names none (less where the model's length "
+        "leaves less).",
+    )
+    max_queued: int = Field(
+        1_000_000,
+        alias="LLM_MAX_QUEUED",
+        ge=1,
+        description="Most unclaimed results in the whole queue; further ones are answered 429.",
+    )
+    max_attempts: int = Field(
+        5,
+        alias="LLM_MAX_ATTEMPTS",
+        ge=1,
+        le=100,
+        description="Attempts that Triton took and lost before a result fails.",
+    )
+    default_deadline_seconds: float = Field(
+        86_400.0,
+        alias="LLM_DEFAULT_DEADLINE_SECONDS",
+        gt=0,
+        description="Deadline of a result that names none, in seconds from its acceptance.",
+    )
+    max_deadline_seconds: float = Field(
+        604_800.0,
+        alias="LLM_MAX_DEADLINE_SECONDS",
+        gt=0,
+        description="Latest deadline a request may ask for, in seconds.",
+    )
+
+    # --- Worker ---------------------------------------------------------------------------------
+    worker_slots: int = Field(
+        256,
+        alias="LLM_WORKER_SLOTS",
+        ge=1,
+        le=10_000,
+        description="Results one worker process runs at the same time.",
+    )
+    lease_seconds: float = Field(
+        15.0,
+        alias="LLM_LEASE_SECONDS",
+        ge=1,
+        le=600,
+        description="How long a worker may be silent before its results are rescued. It renews "
+        "every fifth of it and fences itself at two thirds.",
+    )
+    poll_seconds: float = Field(
+        1.0,
+        alias="LLM_POLL_SECONDS",
+        gt=0,
+        le=60,
+        description="A worker with free slots looks at the queue this often even if no "
+        "notification came.",
+    )
+    flush_seconds: float = Field(
+        0.5,
+        alias="LLM_FLUSH_SECONDS",
+        gt=0,
+        le=10,
+        description="How often a worker writes the text of its running results to the database.",
+    )
+    grace_seconds: float = Field(
+        30.0,
+        alias="LLM_GRACE_SECONDS",
+        ge=0,
+        le=600,
+        description="How long a stopping worker lets its results finish before it hands them back.",
+    )
+
+    def database_address(self) -> tuple[str, int]:
+        """Host and port of PostgreSQL; the port is 5432 unless `LLM_DATABASE_URL` names one."""
+        return split_address(self.database_host, 5432)
+
+
+def split_address(address: str, default_port: int) -> tuple[str, int]:
+    """`host`, `host:port`, `[v6]:port` or any of them with `http://` before it, taken apart."""
+    bare = address.split("://", 1)[-1].rstrip("/")
+    host, separator, port = bare.rpartition(":")
+    if separator and port.isdigit():
+        return host.strip("[]"), int(port)
+    return bare.strip("[]"), default_port

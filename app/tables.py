@@ -1,0 +1,187 @@
+"""The schema: SQLAlchemy metadata that Alembic compares with the database.
+
+Queries are written in SQL where they are used (`job_queue`, `contexts`, ...); this file is what
+they may rely on. Creation times have no column: they are inside the UUIDv7 ids.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB, UUID
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_NOW = text("now()")
+_EMPTY_OBJECT = text("'{}'::jsonb")
+_EMPTY_LIST = text("'[]'::jsonb")
+
+
+def _time(name: str, *, nullable: bool = True) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=nullable)
+
+
+contexts = Table(
+    "contexts",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("team_id", String, nullable=False, server_default="default"),
+    # A prompt is either plain text or a list of chat messages.
+    Column("content", Text),
+    Column("messages", JSONB),
+    Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    CheckConstraint("num_nonnulls(content, messages) = 1", name="one_form"),
+    Index("ix_contexts_team_id_id", "team_id", "id"),
+)
+
+_UNCLAIMED = text("state = 'pending' AND worker_id IS NULL")
+_CLAIMED = text("state = 'pending' AND worker_id IS NOT NULL")
+
+results = Table(
+    "results",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("team_id", String, nullable=False, server_default="default"),
+    Column("kind", String, nullable=False, server_default="generation"),
+    # Results of one request (n choices, k prompts) share a group.
+    Column("group_id", UUID),
+    Column("context_id", UUID, ForeignKey("contexts.id", ondelete="CASCADE"), nullable=False),
+    # --- the request ---
+    Column("model_name", String, nullable=False),
+    Column("model_version", Integer),
+    # The rendered chat prompt; NULL where the context's content is the prompt itself.
+    Column("prompt", Text),
+    Column("parameters", JSONB, nullable=False),
+    Column("priority", SmallInteger, nullable=False, server_default="0"),
+    _time("deadline_at", nullable=False),
+    Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    # --- the state: written by job_queue alone ---
+    Column("state", String, nullable=False, server_default="pending"),
+    _time("not_before"),
+    # No foreign key: the fence must hold even when the workers table was cleaned.
+    Column("worker_id", UUID),
+    # Raised by every claim: with worker_id it names the one attempt that may write.
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    # Attempts that Triton took and lost, and those of them in which the engine died.
+    Column("lost_attempts", SmallInteger, nullable=False, server_default="0"),
+    Column("engine_deaths", SmallInteger, nullable=False, server_default="0"),
+    Column("attempt_history", JSONB, nullable=False, server_default=_EMPTY_LIST),
+    _time("cancel_requested_at"),
+    # Set by a claim, cleared by a release: pending with started_at is running, without is queued.
+    _time("started_at"),
+    _time("first_token_at"),
+    _time("finished_at"),
+    # --- the answer ---
+    Column("output", Text),
+    Column("finish_reason", String),
+    Column("prompt_tokens", Integer),
+    Column("completion_tokens", Integer),
+    Column("logprobs", JSONB),
+    Column("error_code", String),
+    Column("error_message", Text),
+    Column("error_retryable", Boolean),
+    CheckConstraint("state IN ('pending', 'completed', 'failed')", name="state"),
+    CheckConstraint("kind IN ('generation')", name="kind"),
+    CheckConstraint("(state = 'pending') = (finished_at IS NULL)", name="finished"),
+    CheckConstraint("(state = 'failed') = (error_code IS NOT NULL)", name="failed_has_error"),
+    CheckConstraint(
+        "num_nonnulls(error_code, error_message, error_retryable) IN (0, 3)", name="whole_error"
+    ),
+    CheckConstraint("state <> 'completed' OR output IS NOT NULL", name="completed_has_output"),
+    CheckConstraint("jsonb_typeof(parameters) = 'object'", name="parameters_object"),
+    # Lists, newest first, by each filter.
+    Index("ix_results_team_id_id", "team_id", "id"),
+    Index("ix_results_team_id_model_name_id", "team_id", "model_name", "id"),
+    Index("ix_results_context_id_id", "context_id", "id"),
+    Index(
+        "ix_results_team_id_id_pending", "team_id", "id", postgresql_where=text("state = 'pending'")
+    ),
+    Index(
+        "ix_results_team_id_id_failed", "team_id", "id", postgresql_where=text("state = 'failed'")
+    ),
+    Index(
+        "ix_results_team_id_error_code_id",
+        "team_id",
+        "error_code",
+        "id",
+        postgresql_where=text("state = 'failed'"),
+    ),
+    # The queue: claims read only unclaimed rows, rescues only claimed ones.
+    Index(
+        "ix_results_unclaimed",
+        "kind",
+        "model_name",
+        text("priority DESC"),
+        "id",
+        postgresql_where=_UNCLAIMED,
+    ),
+    Index("ix_results_deadline_at_unclaimed", "deadline_at", postgresql_where=_UNCLAIMED),
+    Index("ix_results_worker_id", "worker_id", postgresql_where=_CLAIMED),
+    Index(
+        "ix_results_suspects",
+        "model_name",
+        "id",
+        postgresql_where=text("state = 'pending' AND engine_deaths >= 2"),
+    ),
+)
+
+result_chunks = Table(
+    "result_chunks",
+    metadata,
+    # No foreign key: checking it would lock the result's row at each flush; `finish` and deletes
+    # remove the chunks in the statement that ends the result.
+    Column("result_id", UUID, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    # Unicode code points of the output before this chunk.
+    Column("offset", BigInteger, primary_key=True),
+    Column("text", Text, nullable=False),
+    # Tokens of the whole attempt up to the end of this chunk.
+    Column("prompt_tokens", Integer),
+    Column("completion_tokens", Integer),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("host", String, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    _time("lease_expires_at", nullable=False),
+    # A dead row never renews: a worker that finds itself dead comes back under a new id.
+    _time("dead_at"),
+    # {model: {"running": results, "tokens_per_second": rate}}, renewed with the lease.
+    Column("load", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    Index("ix_workers_alive", "lease_expires_at", postgresql_where=text("dead_at IS NULL")),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("version", Integer),
+    Column("first_seen_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    # A result that was in flight at two engine deaths runs alone: while it is pending, no other
+    # result of the model is claimed.
+    Column("exclusive_result_id", UUID),
+)

@@ -1,0 +1,279 @@
+"""Triton over gRPC: the only importer of tritonclient, and of grpc.
+
+One bidirectional stream per generation, so that cancelling the call reaches the engine and an
+error belongs to one request. Requests and responses are protobuf messages built and read here
+directly: the client library's numpy wrappers cost more than the call (docs/benchmarks.md).
+Tensors: NVIDIA's vLLM backend, https://github.com/triton-inference-server/vllm_backend.
+"""
+
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+import orjson
+from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
+
+from app.errors import NotFoundError, TritonError, TritonUnavailableError
+from app.settings import split_address
+
+_CONTROL_TIMEOUT = 10.0  # seconds for calls that only ask
+_LOAD_TIMEOUT = 600.0  # seconds for a model to load or unload
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Triton's server takes more frequent pings on a silent stream for abuse (its minimum: 300 s).
+    ("grpc.keepalive_time_ms", 301_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+# Errors then end the stream with a gRPC status, instead of a text inside a response.
+_METADATA = (("triton_grpc_error", "true"),)
+
+
+class GenerationError(Exception):
+    """The base of all ways in which a generation can end without its last token."""
+
+
+class NotTakenError(GenerationError):
+    """Triton could not be reached, or its model is not ready: nothing ran."""
+
+
+class StreamLostError(GenerationError):
+    """Triton had taken the request, then the stream broke: the server or its engine died."""
+
+
+class RefusedError(GenerationError):
+    """The model refused the request itself."""
+
+
+class ModelFailedError(GenerationError):
+    """The model reported an error while it ran the request."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one response of the stream adds. Token counts are those of this response alone."""
+
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: str | None
+    model_version: int | None
+
+
+@dataclass(slots=True, frozen=True)
+class IndexEntry:
+    """One model of Triton's repository index."""
+
+    name: str
+    version: int | None
+    ready: bool
+    reason: str
+
+
+def _input(name: str, datatype: str) -> pb.ModelInferRequest.InferInputTensor:
+    return pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[1])
+
+
+def _output(name: str) -> pb.ModelInferRequest.InferRequestedOutputTensor:
+    return pb.ModelInferRequest.InferRequestedOutputTensor(name=name)
+
+
+_TRUE, _FALSE = b"\x01", b"\x00"
+_FLAGS = (
+    "stream",
+    "exclude_input_in_output",
+    "return_finish_reason",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "return_logprobs",
+)
+_INPUTS = [
+    _input("text_input", "BYTES"),
+    _input("sampling_parameters", "BYTES"),
+    *(_input(name, "BOOL") for name in _FLAGS),
+]
+_OUTPUTS = [
+    _output(name)
+    for name in ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
+]
+_LOGPROBS = _output("logprobs")
+_ALL_TRUE = [_TRUE] * len(_FLAGS)
+
+
+def _bytes_tensor(value: bytes) -> bytes:
+    """One element of a BYTES tensor: its length as 4 little-endian bytes, then itself."""
+    return struct.pack("<I", len(value)) + value
+
+
+def build_request(model: str, prompt: str, parameters: dict[str, Any]) -> pb.ModelInferRequest:
+    """The message that asks `model` to continue `prompt`, streamed and without its echo."""
+    wants_logprobs = parameters.get("logprobs") is not None
+    return pb.ModelInferRequest(
+        model_name=model,
+        inputs=_INPUTS,
+        outputs=[*_OUTPUTS, _LOGPROBS] if wants_logprobs else _OUTPUTS,
+        raw_input_contents=[
+            _bytes_tensor(prompt.encode()),
+            _bytes_tensor(orjson.dumps(parameters)),
+            *_ALL_TRUE[1:],
+            _TRUE if wants_logprobs else _FALSE,
+        ],
+    )
+
+
+def read_response(response: pb.ModelInferResponse) -> Delta:
+    """Read one response; text that PostgreSQL cannot hold is replaced before it is counted."""
+    tensors = {
+        output.name: content
+        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+    text = _first_text(tensors.get("text_output"))
+    finish_reason = _first_text(tensors.get("finish_reason"))
+    return Delta(
+        text=text.replace("\x00", "\ufffd") if "\x00" in text else text,
+        finish_reason=finish_reason if finish_reason not in ("", "None", "null") else None,
+        prompt_tokens=_first_count(tensors.get("num_input_tokens")),
+        completion_tokens=_first_count(tensors.get("num_output_tokens")),
+        logprobs=_logprobs(tensors.get("logprobs")),
+        model_version=int(response.model_version) if response.model_version else None,
+    )
+
+
+def _first_text(content: bytes | None) -> str:
+    if not content:
+        return ""
+    (length,) = struct.unpack_from("<I", content)
+    return content[4 : 4 + length].decode("utf-8", errors="replace")
+
+
+def _first_count(content: bytes | None) -> int:
+    return int.from_bytes(content[:4], "little") if content else 0
+
+
+def _logprobs(content: bytes | None) -> str | None:
+    text = _first_text(content)
+    return text if text not in ("", "null") else None
+
+
+class TritonClient:
+    """A channel to one Triton server. Use it inside `async with`."""
+
+    def __init__(self, address: str) -> None:
+        host, port = split_address(address, 8001)
+        self.address = f"{host}:{port}"
+
+    async def __aenter__(self) -> "TritonClient":
+        self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self, model: str, prompt: str, parameters: dict[str, Any]
+    ) -> AsyncIterator[Delta]:
+        """Stream a generation. Closing the iterator cancels the call, which aborts the engine.
+
+        Raises a GenerationError: which one decides whether the attempt counts.
+        """
+        request = build_request(model, prompt, parameters)
+        call = self._stub.ModelStreamInfer(iter([request]), metadata=_METADATA)
+        taken = False
+        try:
+            async for response in call:
+                taken = True
+                if response.error_message:
+                    raise ModelFailedError(response.error_message)
+                yield read_response(response.infer_response)
+        except grpc.aio.AioRpcError as error:
+            raise _to_generation_error(error, taken) from error
+        finally:
+            call.cancel()
+
+    async def index(self) -> list[IndexEntry]:
+        """Every model in Triton's repositories; the highest version where there are several."""
+        answer = await self._ask(self._stub.RepositoryIndex, pb.RepositoryIndexRequest())
+        entries: dict[str, IndexEntry] = {}
+        for model in answer.models:
+            entry = IndexEntry(
+                name=model.name,
+                version=int(model.version) if model.version else None,
+                ready=model.state == "READY",
+                reason=model.reason,
+            )
+            known = entries.get(entry.name)
+            if known is None or (entry.ready, entry.version or 0) > (
+                known.ready,
+                known.version or 0,
+            ):
+                entries[entry.name] = entry
+        return list(entries.values())
+
+    async def config(self, model: str) -> Any:
+        """The model's configuration (a ModelConfig message)."""
+        answer = await self._ask(self._stub.ModelConfig, pb.ModelConfigRequest(name=model))
+        return answer.config
+
+    async def is_live(self) -> bool:
+        """Whether the server answers at all."""
+        try:
+            answer = await self._ask(self._stub.ServerLive, pb.ServerLiveRequest())
+        except (TritonUnavailableError, TritonError):
+            return False
+        return bool(answer.live)
+
+    async def load(self, model: str) -> None:
+        """Load a model. Raises NotFoundError or TritonError with Triton's reason."""
+        await self._ask(
+            self._stub.RepositoryModelLoad,
+            pb.RepositoryModelLoadRequest(model_name=model),
+            _LOAD_TIMEOUT,
+        )
+
+    async def unload(self, model: str) -> None:
+        """Unload a model."""
+        await self._ask(
+            self._stub.RepositoryModelUnload,
+            pb.RepositoryModelUnloadRequest(model_name=model),
+            _LOAD_TIMEOUT,
+        )
+
+    async def _ask(self, method: Any, message: Any, seconds: float = _CONTROL_TIMEOUT) -> Any:
+        try:
+            return await method(message, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            detail = error.details() or error.code().name
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise TritonUnavailableError(
+                    f"Triton at {self.address} does not answer ({detail}).",
+                    headers={"Retry-After": "5"},
+                ) from error
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFoundError(detail) from error
+            raise TritonError(detail) from error
+
+
+def _to_generation_error(error: grpc.aio.AioRpcError, taken: bool) -> GenerationError:
+    code, detail = error.code(), error.details() or error.code().name
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return RefusedError(detail)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return NotTakenError(detail)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return StreamLostError(detail) if taken else NotTakenError(detail)
+    return ModelFailedError(detail)

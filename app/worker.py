@@ -1,0 +1,371 @@
+"""The worker: claim, generate, flush, end; heartbeat, self-fencing and graceful stop.
+
+A worker lives under an id whose lease it renews. When it could not renew in time it stops its
+streams, writes nothing more under that id and comes back under a new one.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from app.database import SERVER_DOWN, Database, is_passing
+from app.errors import DatabaseUnavailableError
+from app.group_commit import Lane
+from app.ids import new_id
+from app.job_queue import AttemptEnd, Claim, JobQueue, Outcome
+from app.listener import CANCELLED, ENQUEUED, Listener
+from app.model_registry import ModelRegistry
+from app.runner import Attempt, StopReason
+from app.settings import Settings
+from app.triton_client import TritonClient
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS_PER_LEASE = 5
+_FENCE_SHARE = 2 / 3  # of the lease: then nobody else can have taken the results yet
+_STOP_SECONDS = 5.0  # for the last writes after the grace period
+_FOREVER = 1e9  # seconds: an ended attempt is written whenever the database is back, or fenced
+
+_REGISTER = """
+INSERT INTO workers (id, host, pid, lease_expires_at)
+VALUES ($1, $2, $3, now() + make_interval(secs => $4)) ON CONFLICT (id) DO NOTHING
+"""
+
+_RENEW = """
+UPDATE workers SET lease_expires_at = now() + make_interval(secs => $2), load = $3::jsonb
+WHERE id = $1 AND dead_at IS NULL RETURNING true
+"""
+
+
+class FencedError(Exception):
+    """This worker's id may have been declared dead: nothing may be written under it."""
+
+
+class Worker:
+    """Runs results until `stop` is called. One instance per process."""
+
+    def __init__(
+        self,
+        database: Database,
+        queue: JobQueue,
+        triton: TritonClient,
+        registry: ModelRegistry,
+        listener: Listener,
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._triton = triton
+        self._registry = registry
+        self._settings = settings
+        self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._check = asyncio.Event()
+        self._id: UUID = new_id()
+        self._ending: Lane[AttemptEnd, bool]
+        self._running: dict[UUID, Attempt] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._renewed_at = 0.0
+        self._unknown: set[UUID] = set()
+        self._generated: Counter[str] = Counter()
+        listener.subscribe(ENQUEUED, lambda _: self._wake.set())
+        listener.subscribe(CANCELLED, self._on_cancelled)
+        registry.on_change(self._wake.set)
+
+    def stop(self) -> None:
+        """Stop claiming, let running results finish within the grace period, then hand back."""
+        self._stopping.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Live under one id after another until stopped."""
+        while not self._stopping.is_set():
+            await self._live()
+
+    async def _live(self) -> None:
+        if not await self._register():
+            return
+        side_tasks = [
+            asyncio.create_task(task, name=f"worker {name}")
+            for name, task in (
+                ("heartbeat", self._heartbeat()),
+                ("fence", self._watch_fence()),
+                ("flush", self._flush()),
+            )
+        ]
+        claiming = asyncio.create_task(self._claim_until_stopped(), name="worker claim")
+        try:
+            done, _ = await asyncio.wait(
+                [claiming, *side_tasks], return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()  # a dead side task ends this life, and unless fenced the process
+            await self._finish_within_grace(side_tasks)
+        except FencedError as error:
+            logger.warning(
+                "fenced: %s; %d streams stopped",
+                error,
+                len(self._running),
+                extra=self._extra("fence"),
+            )
+        finally:
+            await _cancel_all([claiming, *side_tasks])
+            await self._abandon()
+
+    async def _register(self) -> bool:
+        """Take a new id; waits for the database. False when stopped meanwhile."""
+        self._id = new_id()
+        host, pid, lease = socket.gethostname(), os.getpid(), self._settings.lease_seconds
+        while not self._stopping.is_set():
+            self._renewed_at = time.monotonic()
+            try:
+                await self._database.fetch(_REGISTER, self._id, host, pid, lease)
+            except DatabaseUnavailableError as error:
+                logger.warning("waiting for the database: %s", error, extra=self._extra("wait"))
+                continue
+            self._ending = self._queue.ending_lane(self._id, retry_seconds=_FOREVER)
+            logger.info("worker ready", extra=self._extra("ready"))
+            return True
+        return False
+
+    # --- claim and run --------------------------------------------------------------------------
+
+    async def _claim_until_stopped(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            asked = self._free_slots()
+            claimed = await self._claim(asked) if asked else 0
+            if asked and claimed >= sum(asked.values()):
+                continue  # there may be more
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
+            except TimeoutError:
+                await self._claim_suspects()
+
+    def _free_slots(self) -> dict[str, int]:
+        """The free slots, shared between the ready models."""
+        free = self._settings.worker_slots - len(self._running)
+        models = self._registry.ready()
+        if free <= 0 or not models:
+            return {}
+        # The models that run least here are served first when there are fewer slots than models.
+        running = Counter(attempt.claim.model_name for attempt in self._running.values())
+        models.sort(key=lambda name: running[name])
+        share, rest = divmod(free, len(models))
+        slots = {name: share + (place < rest) for place, name in enumerate(models)}
+        return {name: count for name, count in slots.items() if count}
+
+    async def _claim(self, asked: dict[str, int]) -> int:
+        try:
+            claims = await self._queue.claim(self._id, asked)
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
+            return 0
+        return self._start(claims)
+
+    async def _claim_suspects(self) -> None:
+        models = self._registry.ready()
+        if not models:
+            return
+        try:
+            self._start(await self._queue.claim_suspects(self._id, models))
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
+
+    def _start(self, claims: list[Claim]) -> int:
+        for claim in claims:
+            attempt = Attempt(claim, self._triton)
+            self._running[claim.id] = attempt
+            task = asyncio.create_task(self._run(attempt), name=f"result {claim.id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return len(claims)
+
+    async def _run(self, attempt: Attempt) -> None:
+        claim = attempt.claim
+        try:
+            end = await attempt.run()
+            self._generated[claim.model_name] += attempt.completion_tokens
+            if end is not None:
+                ours = await self._ending.submit(end)
+                if not ours:
+                    logger.info(
+                        "result %s was decided elsewhere", claim.id, extra=self._extra("not_ours")
+                    )
+        finally:
+            if self._running.get(claim.id) is attempt:
+                del self._running[claim.id]
+            self._wake.set()
+        if claim.is_suspect:
+            await self._claim_suspects()
+
+    async def _flush(self) -> None:
+        """Keep the text of running results in the database, all of them in one statement."""
+        while True:
+            await asyncio.sleep(self._settings.flush_seconds)
+            chunks = [
+                chunk for attempt in self._running.values() if (chunk := attempt.take_chunk())
+            ]
+            while chunks:
+                try:
+                    await self._queue.append(self._id, chunks)
+                    break
+                except DatabaseUnavailableError as error:
+                    logger.info("flush waits: %s", error, extra=self._extra("flush_waits"))
+
+    # --- lease ----------------------------------------------------------------------------------
+
+    async def _heartbeat(self) -> None:
+        """Renew the lease on a connection of its own, and ask what is still ours."""
+        period = self._settings.lease_seconds / _RENEWALS_PER_LEASE
+        connection: asyncpg.Connection | None = None
+        try:
+            while True:
+                asked_at = time.monotonic()
+                try:
+                    if connection is None or connection.is_closed():
+                        connection = await self._database.connect()
+                    await self._renew(connection, asked_at, period)
+                    await self._check_owned()
+                except Exception as error:
+                    if not is_passing(error):
+                        raise
+                    if isinstance(error, SERVER_DOWN):
+                        # A server that says it is down grants our lease to nobody, and rescuers
+                        # wait a full lease after it came up: the fence counts from here.
+                        self._renewed_at = asked_at
+                    if connection is not None:
+                        connection.terminate()
+                        connection = None
+                    logger.info("no renewal: %s", error, extra=self._extra("no_renewal"))
+                await self._pause(period if connection else min(period, 0.5))
+        finally:
+            if connection is not None:
+                connection.terminate()
+
+    async def _renew(self, connection: asyncpg.Connection, asked_at: float, period: float) -> None:
+        alive = await connection.fetchval(
+            _RENEW, self._id, self._settings.lease_seconds, self._load(period), timeout=period * 2
+        )
+        if not alive:
+            raise FencedError("declared dead by another process")
+        self._renewed_at = asked_at
+
+    def _load(self, period: float) -> str:
+        running = Counter(attempt.claim.model_name for attempt in self._running.values())
+        generated, self._generated = self._generated, Counter()
+        return orjson.dumps(
+            {
+                model: {
+                    "running": running[model],
+                    "tokens_per_second": round(generated[model] / period, 1),
+                }
+                for model in running.keys() | generated.keys()
+            }
+        ).decode()
+
+    async def _pause(self, seconds: float) -> None:
+        self._check.clear()
+        try:
+            await asyncio.wait_for(self._check.wait(), seconds)
+        except TimeoutError:
+            return
+
+    async def _check_owned(self) -> None:
+        """Stop attempts that were cancelled or taken from us; hand back rows we do not run."""
+        before = {identifier: self._running[identifier] for identifier in self._running}
+        owned = await self._queue.owned(self._id)
+        for identifier, attempt in before.items():
+            number, is_cancelled = owned.get(identifier, (0, False))
+            if is_cancelled:
+                attempt.stop(StopReason.CANCELLED)
+            elif number != attempt.claim.attempt and self._running.get(identifier) is attempt:
+                attempt.stop(StopReason.CANCELLED)  # ended or deleted: its write will find no row
+        # A claim whose answer was lost with its connection; seen twice, so not one under way.
+        unknown = {identifier for identifier in owned if identifier not in self._running}
+        for identifier in unknown & self._unknown:
+            end = AttemptEnd(identifier, owned[identifier][0], Outcome.RETURNED)
+            await self._ending.submit(end)
+        self._unknown = unknown
+
+    async def _watch_fence(self) -> None:
+        """Raise FencedError when the lease was not renewed in time, by our own monotonic clock."""
+        patience = self._settings.lease_seconds * _FENCE_SHARE
+        while (remaining := self._renewed_at + patience - time.monotonic()) > 0:
+            await asyncio.sleep(remaining)
+        raise FencedError(f"no renewal for {patience:.1f} s")
+
+    def _on_cancelled(self, payload: str) -> None:
+        if not payload:
+            self._check.set()
+            return
+        for digits in payload.split(","):
+            attempt = self._running.get(UUID(hex=digits))
+            if attempt is not None:
+                attempt.stop(StopReason.CANCELLED)
+
+    # --- stop -----------------------------------------------------------------------------------
+
+    async def _finish_within_grace(self, side_tasks: list[asyncio.Task[None]]) -> None:
+        """Let results finish, hand back the rest; the lease is renewed meanwhile."""
+        logger.info(
+            "stopping: %d results are running", len(self._running), extra=self._extra("stopping")
+        )
+        await _wait_for_all(self._tasks, self._settings.grace_seconds, side_tasks)
+        for attempt in self._running.values():
+            attempt.stop(StopReason.SHUTDOWN)
+        await _wait_for_all(self._tasks, _STOP_SECONDS, side_tasks)
+
+    async def _abandon(self) -> None:
+        """End this id: stop what still runs without a word, and hand its rows back."""
+        for attempt in self._running.values():
+            attempt.stop(StopReason.NOT_OURS)
+        await _cancel_all(self._tasks)
+        self._running.clear()
+        try:
+            await self._queue.retire(self._id)
+        except DatabaseUnavailableError:
+            logger.warning(
+                "the database is away: results are freed when the lease runs out",
+                extra=self._extra("retire_failed"),
+            )
+
+    def _extra(self, action: str) -> dict[str, str]:
+        return {"action": action, "worker_id": str(self._id)}
+
+
+async def _wait_for_all(
+    tasks: set[asyncio.Task[None]], seconds: float, side_tasks: list[asyncio.Task[None]]
+) -> None:
+    """Wait for all tasks, for a time; a side task that dies meanwhile raises."""
+    everything = asyncio.ensure_future(asyncio.wait(tasks)) if tasks else None
+    if everything is None:
+        return
+    try:
+        await asyncio.wait(
+            [everything, *side_tasks], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        everything.cancel()
+    for task in side_tasks:
+        if task.done():
+            task.result()
+
+
+async def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)

@@ -1,0 +1,360 @@
+"""A scripted stand-in for a language model, behind the vLLM backend's tensors.
+
+The text is a pure function of the prompt, `seed` and the length: one word per chunk, one chunk
+per token, the words unlike those of any other prompt, some of them outside ASCII. A longer
+script begins with the shorter one. `max_tokens` (default 16) is the number of chunks, `stop`,
+`include_stop_str_in_output`, `ignore_eos`, `logprobs` and `seed` mean what they mean to vLLM;
+other sampling parameters are accepted and change nothing.
+
+One directive anywhere in the prompt changes the script, for tests and demonstrations:
+
+    {{chunks=20 delay_ms=10 fail_at=5}}
+
+    chunks=N          the script ends by itself after N chunks (finish_reason "stop"; "length" when
+                      max_tokens cuts it earlier). Ignored under ignore_eos.
+    text=WORDS ...    say this, a word per chunk, instead of invented words; takes the rest of the
+                      directive. Ends by itself like chunks.
+    delay_ms=X        wait X milliseconds before each chunk
+    first_delay_ms=X  wait X milliseconds more before the first one
+    fail_at=K         fail with INTERNAL after K chunks
+    lost_at=K         fail with UNAVAILABLE after K chunks, as the vLLM backend does when its
+                      engine died, without anything being dead
+    crash_at=K        kill this process (Triton's stub) after K chunks: kill -9
+    refuse            refuse the request with INVALID_ARG at once
+    nul               the first chunk starts with a NUL character
+
+Unknown words in a directive, and values that are no number, are refused with INVALID_ARG.
+"""
+
+import hashlib
+import heapq
+import itertools
+import json
+import os
+import re
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+DEFAULT_MAX_TOKENS = 16
+MAX_CHUNKS = 100_000
+SPEAKERS = 4  # threads that send chunks; more bring nothing on 2 cores
+# A script without delays gives way to the others after this many chunks.
+CHUNKS_PER_STEP = 16
+# Asking Triton whether a request was cancelled is a round trip to its process, so all requests
+# together ask at most 1 / POLL_SHARE times a second, and one of them every POLL_INTERVAL seconds.
+POLL_INTERVAL = 0.05
+POLL_SHARE = 0.001
+WORDS = (
+    "amber basil cedar délta ember fjørd garnet hazel indigo jasper krill lumen maple naïve onyx "
+    "pearl quartz river sable topaz umber vesper willow xenon yarrow zephyr 漢字 Ωmega 🙂 привет"
+    " slate thyme"
+).split()
+assert len(WORDS) == 32
+DIRECTIVE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class RefusedError(ValueError):
+    """The request itself is wrong; the message names what."""
+
+
+@dataclass(slots=True)
+class Script:
+    """What one request will be told."""
+
+    chunks: list[str]
+    finish_reason: str = "stop"
+    delay: float = 0.0  # seconds before each chunk
+    first_delay: float = 0.0  # seconds more before the first
+    fault: str = ""  # one of "fail_at", "lost_at", "crash_at"
+    fault_at: int = -1  # number of chunks before the fault; -1: none
+
+
+def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
+    """Raises RefusedError for a directive or a sampling parameter that makes no sense."""
+    directive = read_directive(prompt)
+    if "refuse" in directive:
+        raise RefusedError("the script refuses this prompt")
+    max_tokens = whole_number("max_tokens", sampling.get("max_tokens"), least=1)
+    if "text" in directive:
+        words = directive["text"].split()
+        length = min(len(words), directive.get("chunks", MAX_CHUNKS))
+    else:
+        length = directive.get("chunks")
+        words = []
+    if length is None or sampling.get("ignore_eos"):
+        length = max_tokens if max_tokens is not None else DEFAULT_MAX_TOKENS
+        finish_reason = "length"
+    else:
+        finish_reason = "stop" if max_tokens is None or length <= max_tokens else "length"
+        length = length if max_tokens is None else min(length, max_tokens)
+    if length > MAX_CHUNKS:
+        raise RefusedError(f"at most {MAX_CHUNKS} chunks, not {length}")
+    words = words[:length]
+    words += invent_words(f"{sampling.get('seed')}\0{prompt}", length)[len(words) :]
+    chunks = [word if index == 0 else " " + word for index, word in enumerate(words)]
+    if "nul" in directive and chunks:
+        chunks[0] = "\0" + chunks[0]
+    script = Script(chunks, finish_reason)
+    script.delay = directive.get("delay_ms", 0.0) / 1000
+    script.first_delay = directive.get("first_delay_ms", 0.0) / 1000
+    cut_at_stop(script, sampling)
+    for fault in ("fail_at", "lost_at", "crash_at"):
+        if directive.get(fault, len(script.chunks) + 1) <= len(script.chunks):
+            script.fault, script.fault_at = fault, directive[fault]
+    return script
+
+
+def read_directive(prompt: str) -> dict[str, Any]:
+    match = DIRECTIVE.search(prompt)
+    if match is None:
+        return {}
+    words, has_text, text = match[1].partition("text=")
+    directive: dict[str, Any] = {"text": text} if has_text else {}
+    for word in words.split():
+        key, _, value = word.partition("=")
+        if key in ("refuse", "nul") and not value:
+            directive[key] = True
+        elif key in ("delay_ms", "first_delay_ms"):
+            directive[key] = float_at_least_zero(key, value)
+        elif key in ("chunks", "fail_at", "lost_at", "crash_at"):
+            directive[key] = whole_number(key, value, least=0)
+        else:
+            raise RefusedError(f"the directive has no {word!r}")
+    return directive
+
+
+def whole_number(name: str, value: Any, least: int) -> int | None:
+    """None stays None; digits in a string are accepted, as Triton's vLLM backend does."""
+    if value is None:
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise RefusedError(f"{name} must be a whole number, not {value!r}") from None
+    if number < least:
+        raise RefusedError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def float_at_least_zero(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise RefusedError(f"{name} must be a number >= 0, not {value!r}")
+    return number
+
+
+def invent_words(key: str, count: int) -> list[str]:
+    """A word and 24 bits per chunk from an extendable hash: the first words do not depend on
+    how many are asked for."""
+    digest = hashlib.shake_128(key.encode("utf-8", "surrogatepass")).digest(4 * count)
+    return [
+        f"{WORDS[digest[i] % 32]}-{digest[i + 1 : i + 4].hex()}" for i in range(0, 4 * count, 4)
+    ]
+
+
+def cut_at_stop(script: Script, sampling: dict[str, Any]) -> None:
+    stops = sampling.get("stop") or []
+    stops = [stops] if isinstance(stops, str) else stops
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise RefusedError("stop must be a string or a list of strings, none of them empty")
+    text = "".join(script.chunks)
+    # As in vLLM the stop string that is complete first wins.
+    ends = [(text.index(stop) + len(stop), len(stop)) for stop in stops if stop in text]
+    if not ends:
+        return
+    end, length = min(ends)
+    if not sampling.get("include_stop_str_in_output"):
+        end -= length
+    script.finish_reason = "stop"
+    kept: list[str] = []
+    for chunk in script.chunks:
+        kept.append(chunk[:end])
+        end -= len(chunk)
+        if end <= 0:
+            break
+    script.chunks = kept
+
+
+class Generation:
+    """One request under way: its script, how far it is, and what it wants to hear."""
+
+    def __init__(self, request: Any) -> None:
+        self.sender = request.get_response_sender()
+        inputs = {tensor.name(): tensor.as_numpy().flat[0] for tensor in request.inputs()}
+        prompt = inputs["text_input"].decode("utf-8", "replace")
+        sampling = read_sampling(inputs.get("sampling_parameters", b"{}"))
+        self.script = write_script(prompt, sampling)
+        self.stream = bool(inputs.get("stream", False))
+        # NVIDIA's default: streams never echo the prompt, whole answers do.
+        exclude_input = bool(inputs.get("exclude_input_in_output", self.stream))
+        if self.stream and not exclude_input:
+            raise RefusedError("exclude_input_in_output cannot be false when streaming")
+        self.echo = "" if exclude_input else prompt
+        self.wanted = frozenset(name for name, value in inputs.items() if value is np.True_)
+        self.input_tokens = len(prompt.split())
+        self.has_logprobs = sampling.get("logprobs") is not None
+        self.sent = 0  # chunks told so far
+        self.due = time.monotonic() + self.script.first_delay + self.script.delay
+        self.next_poll = time.monotonic() + POLL_INTERVAL
+
+    def response(self, start: int, end: int, finish_reason: str) -> Any:
+        """The chunks from start up to end as one response."""
+        chunks = self.script.chunks[start:end]
+        text = self.echo + "".join(chunks)
+        tensors = [strings("text_output", text)]
+        if "return_finish_reason" in self.wanted:
+            tensors.append(strings("finish_reason", finish_reason))
+        if "return_num_input_tokens" in self.wanted:
+            count = np.array([self.input_tokens], dtype=np.uint32)
+            tensors.append(pb_utils.Tensor("num_input_tokens", count))
+        if "return_num_output_tokens" in self.wanted:
+            count = np.array([end - start], dtype=np.uint32)
+            tensors.append(pb_utils.Tensor("num_output_tokens", count))
+        if "return_logprobs" in self.wanted:
+            tensors.append(strings("logprobs", self.logprobs(chunks)))
+        if "return_cumulative_logprob" in self.wanted:
+            total = np.array([-0.5 * end], dtype=np.float32)
+            tensors.append(pb_utils.Tensor("cumulative_logprob", total))
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def logprobs(self, chunks: list[str]) -> str:
+        if not self.has_logprobs:
+            return "null"
+        return json.dumps(
+            [
+                {len(chunk): {"logprob": -0.5, "rank": 1, "decoded_token": chunk}}
+                for chunk in chunks
+            ]
+        )
+
+    def advance(self) -> bool:
+        """Tell the next chunk; True when the request is over."""
+        script = self.script
+        if self.sent == script.fault_at:
+            self.fault()
+            return True
+        last = self.sent >= len(script.chunks) - 1 and script.fault_at < 0
+        self.sent += 1
+        if self.stream:
+            reason = script.finish_reason if last else "None"
+            response = self.response(self.sent - 1, min(self.sent, len(script.chunks)), reason)
+            self.sender.send(response, flags=FINAL if last else 0)
+        elif last:
+            response = self.response(0, len(script.chunks), script.finish_reason)
+            self.sender.send(response, flags=FINAL)
+        return last
+
+    def fault(self) -> None:
+        if self.script.fault == "crash_at":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.script.fault == "lost_at":
+            message = f"the script lost its engine after {self.sent} chunks"
+            send_error(self.sender, message, pb_utils.TritonError.UNAVAILABLE)
+        else:
+            message = f"the script failed after {self.sent} chunks"
+            send_error(self.sender, message, pb_utils.TritonError.INTERNAL)
+
+
+def read_sampling(encoded: bytes) -> dict[str, Any]:
+    try:
+        sampling = json.loads(encoded)
+    except ValueError as error:
+        raise RefusedError(f"sampling_parameters is not JSON: {error}") from None
+    if not isinstance(sampling, dict):
+        raise RefusedError("sampling_parameters must be a JSON object")
+    if whole_number("n", sampling.get("n", 1), least=1) != 1:
+        raise RefusedError("n must be 1")
+    return sampling
+
+
+def strings(name: str, value: str) -> Any:
+    return pb_utils.Tensor(name, np.array([value.encode()], dtype=np.object_))
+
+
+def send_error(sender: Any, message: str, code: int) -> None:
+    error = pb_utils.TritonError(message, code)
+    sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+
+
+class TritonPythonModel:
+    """Entry points of Triton's Python backend.
+
+    execute() only reads the request: all that is to be said waits in a heap, by its time, for a
+    few threads. Each send is a round trip to Triton's process without the interpreter lock, so
+    these overlap with one another and with the next execute().
+    """
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self.heap: list[tuple[float, int, Generation]] = []  # by time of the next step
+        self.numbers = itertools.count()  # breaks ties of the heap
+        self.changed = threading.Condition()
+        self.stopping = False
+        self.speakers = [
+            threading.Thread(target=self.speak, name=f"speaker-{number}")
+            for number in range(SPEAKERS)
+        ]
+        for speaker in self.speakers:
+            speaker.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            try:
+                self.schedule(Generation(request))
+            except RefusedError as error:
+                sender = request.get_response_sender()
+                send_error(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+
+    def schedule(self, generation: Generation) -> None:
+        at = min(generation.due, generation.next_poll)
+        with self.changed:
+            heapq.heappush(self.heap, (at, next(self.numbers), generation))
+            self.changed.notify()
+
+    def speak(self) -> None:
+        while (generation := self.next_generation()) is not None:
+            if not self.step(generation):
+                self.schedule(generation)
+
+    def next_generation(self) -> Generation | None:
+        """Wait for the next one whose time has come; None when the model is unloaded."""
+        with self.changed:
+            while not self.stopping:
+                wait = self.heap[0][0] - time.monotonic() if self.heap else None
+                if wait is not None and wait <= 0:
+                    return heapq.heappop(self.heap)[2]
+                self.changed.wait(wait)
+        return None
+
+    def step(self, generation: Generation) -> bool:
+        """Say what is due and look at the cancellation; True when the request is over."""
+        now = time.monotonic()
+        if generation.next_poll <= now:
+            if generation.sender.is_cancelled():
+                code = pb_utils.TritonError.CANCELLED
+                send_error(generation.sender, "the request was cancelled", code)
+                return True
+            generation.next_poll = now + max(POLL_INTERVAL, POLL_SHARE * len(self.heap))
+        for _ in range(CHUNKS_PER_STEP):
+            if generation.due > now:
+                break
+            generation.due += generation.script.delay
+            if generation.advance():
+                return True
+        return False
+
+    def finalize(self) -> None:
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+        for speaker in self.speakers:
+            speaker.join()
