@@ -7,6 +7,7 @@ from app.errors import CANCELLED, DEADLINE_EXCEEDED, Failure, FailureCode
 from app.job_queue import AttemptEnd, Chunk, Claim, Outcome
 from app.triton_client import (
     Delta,
+    ModelDeadError,
     ModelFailedError,
     NotTakenError,
     RefusedError,
@@ -24,6 +25,7 @@ class StopReason(Enum):
 
     CANCELLED = auto()  # the user asked, or deleted the result
     SHUTDOWN = auto()  # the worker stops: hand the result back
+    MODEL_DIED = auto()  # Triton keeps the stream open, but nothing will come any more
     NOT_OURS = auto()  # another worker may own it: stop and write nothing
 
 
@@ -45,6 +47,9 @@ class Attempt:
         self._first_token_seconds: float | None = None
         self._task: asyncio.Task[object] | None = None
         self._stop_reason: StopReason | None = None
+        self.model_is_dead = False  # Triton said so when it was asked to take this attempt
+        self.heard_at = asyncio.get_running_loop().time()  # of the last response, or the start
+        self.has_answered = False
 
     def stop(self, reason: StopReason) -> None:
         """End the generation soon; without effect once it has ended by itself."""
@@ -78,8 +83,10 @@ class Attempt:
                 async for delta in self._triton.generate(
                     claim.model_name, claim.prompt, claim.parameters
                 ):
+                    self.heard_at = asyncio.get_running_loop().time()
+                    self.has_answered = True
                     if self._first_token_seconds is None and delta.text:
-                        self._first_token_seconds = asyncio.get_running_loop().time() - started
+                        self._first_token_seconds = self.heard_at - started
                     self._add(delta)
         except TimeoutError:
             return Outcome.FAILED, DEADLINE_EXCEEDED
@@ -88,6 +95,7 @@ class Attempt:
         except ModelFailedError as error:
             return Outcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
         except NotTakenError as error:
+            self.model_is_dead = isinstance(error, ModelDeadError)
             return Outcome.RETURNED, _triton_lost(error)
         except StreamLostError as error:
             return Outcome.LOST, _triton_lost(error)
@@ -127,6 +135,8 @@ class Attempt:
     def _stopped(self, reason: StopReason) -> tuple[Outcome, Failure | None]:
         if reason is StopReason.CANCELLED:
             return Outcome.FAILED, CANCELLED
+        if reason is StopReason.MODEL_DIED:
+            return Outcome.LOST, _triton_lost("the model's process died")
         return Outcome.RETURNED, None
 
     def _end(self, outcome: Outcome, failure: Failure | None) -> AttemptEnd:

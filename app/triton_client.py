@@ -6,8 +6,9 @@ directly: the client library's numpy wrappers cost more than the call (docs/benc
 Tensors: NVIDIA's vLLM backend, https://github.com/triton-inference-server/vllm_backend.
 """
 
+import re
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -45,8 +46,16 @@ class NotTakenError(GenerationError):
     """Triton could not be reached, or its model is not ready: nothing ran."""
 
 
+class ModelDeadError(NotTakenError):
+    """The model's process is gone although Triton calls it ready.
+
+    Triton leaves the streams that were open to it hanging for ever: whoever holds some must stop
+    them (measured with Triton 2.51).
+    """
+
+
 class StreamLostError(GenerationError):
-    """Triton had taken the request, then the stream broke: the server or its engine died."""
+    """Triton may have taken the request, then the stream broke: the server or its engine died."""
 
 
 class RefusedError(GenerationError):
@@ -186,22 +195,21 @@ class TritonClient:
 
     async def generate(
         self, model: str, prompt: str, parameters: dict[str, Any]
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Stream a generation. Closing the iterator cancels the call, which aborts the engine.
 
         Raises a GenerationError: which one decides whether the attempt counts.
         """
         request = build_request(model, prompt, parameters)
         call = self._stub.ModelStreamInfer(iter([request]), metadata=_METADATA)
-        taken = False
         try:
             async for response in call:
-                taken = True
                 if response.error_message:
-                    raise ModelFailedError(response.error_message)
+                    raise _to_generation_error(grpc.StatusCode.INTERNAL, response.error_message)
                 yield read_response(response.infer_response)
         except grpc.aio.AioRpcError as error:
-            raise _to_generation_error(error, taken) from error
+            code = error.code()
+            raise _to_generation_error(code, error.details() or code.name) from error
         finally:
             call.cancel()
 
@@ -268,12 +276,21 @@ class TritonClient:
             raise TritonError(detail) from error
 
 
-def _to_generation_error(error: grpc.aio.AioRpcError, taken: bool) -> GenerationError:
-    code, detail = error.code(), error.details() or error.code().name
+# Triton's and gRPC's own words; their status codes alone do not tell these cases apart.
+_NOT_CONNECTED = re.compile(r"failed to connect|resolution failed|Connection refused")
+_NOT_SERVED = re.compile(r"unknown model|not at ready state|is not ready")
+_DEAD = re.compile(r"Stub process .* is not healthy")
+
+
+def _to_generation_error(code: grpc.StatusCode, detail: str) -> GenerationError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return RefusedError(detail)
-    if code is grpc.StatusCode.NOT_FOUND:
+    if _DEAD.search(detail):
+        return ModelDeadError(detail)
+    if _NOT_SERVED.search(detail):
         return NotTakenError(detail)
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return StreamLostError(detail) if taken else NotTakenError(detail)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
+        # A request that kills its engine before the first token must count as an attempt: only
+        # a connection that never was is known to have taken nothing.
+        return NotTakenError(detail) if _NOT_CONNECTED.search(detail) else StreamLostError(detail)
     return ModelFailedError(detail)

@@ -1,4 +1,4 @@
-"""The worker: claim, generate, flush, end; heartbeat, self-fencing and graceful stop.
+"""The worker: claim, generate, flush, end; graceful stop.
 
 A worker lives under an id whose lease it renews. When it could not renew in time it stops its
 streams, writes nothing more under that id and comes back under a new one.
@@ -6,47 +6,29 @@ streams, writes nothing more under that id and comes back under a new one.
 
 import asyncio
 import logging
-import os
-import socket
-import time
 from collections import Counter
 from collections.abc import Iterable
 from uuid import UUID
 
-import asyncpg
 import orjson
 
-from app.database import SERVER_DOWN, Database, is_passing
+from app.database import Database, is_passing
 from app.errors import DatabaseUnavailableError
 from app.group_commit import Lane
-from app.ids import new_id
 from app.job_queue import AttemptEnd, Claim, JobQueue, Outcome
+from app.lease import FencedError, Lease
 from app.listener import CANCELLED, ENQUEUED, Listener
 from app.model_registry import ModelRegistry
+from app.model_trust import ModelTrust
 from app.runner import Attempt, StopReason
 from app.settings import Settings
 from app.triton_client import TritonClient
 
 logger = logging.getLogger(__name__)
 
-_RENEWALS_PER_LEASE = 5
-_FENCE_SHARE = 2 / 3  # of the lease: then nobody else can have taken the results yet
+_SILENCE_CHECK_SECONDS = 2.0
 _STOP_SECONDS = 5.0  # for the last writes after the grace period
 _FOREVER = 1e9  # seconds: an ended attempt is written whenever the database is back, or fenced
-
-_REGISTER = """
-INSERT INTO workers (id, host, pid, lease_expires_at)
-VALUES ($1, $2, $3, now() + make_interval(secs => $4)) ON CONFLICT (id) DO NOTHING
-"""
-
-_RENEW = """
-UPDATE workers SET lease_expires_at = now() + make_interval(secs => $2), load = $3::jsonb
-WHERE id = $1 AND dead_at IS NULL RETURNING true
-"""
-
-
-class FencedError(Exception):
-    """This worker's id may have been declared dead: nothing may be written under it."""
 
 
 class Worker:
@@ -68,12 +50,11 @@ class Worker:
         self._settings = settings
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
-        self._check = asyncio.Event()
-        self._id: UUID = new_id()
+        self._trust = ModelTrust(triton)
+        self._lease: Lease
         self._ending: Lane[AttemptEnd, bool]
         self._running: dict[UUID, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._renewed_at = 0.0
         self._unknown: set[UUID] = set()
         self._generated: Counter[str] = Counter()
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
@@ -96,9 +77,10 @@ class Worker:
         side_tasks = [
             asyncio.create_task(task, name=f"worker {name}")
             for name, task in (
-                ("heartbeat", self._heartbeat()),
-                ("fence", self._watch_fence()),
+                ("heartbeat", self._lease.keep(self._load, self._check_owned)),
+                ("fence", self._lease.watch_fence()),
                 ("flush", self._flush()),
+                ("silence", self._watch_silence()),
             )
         ]
         claiming = asyncio.create_task(self._claim_until_stopped(), name="worker claim")
@@ -122,16 +104,14 @@ class Worker:
 
     async def _register(self) -> bool:
         """Take a new id; waits for the database. False when stopped meanwhile."""
-        self._id = new_id()
-        host, pid, lease = socket.gethostname(), os.getpid(), self._settings.lease_seconds
+        self._lease = Lease(self._database, self._settings.lease_seconds)
         while not self._stopping.is_set():
-            self._renewed_at = time.monotonic()
             try:
-                await self._database.fetch(_REGISTER, self._id, host, pid, lease)
+                await self._lease.register()
             except DatabaseUnavailableError as error:
                 logger.warning("waiting for the database: %s", error, extra=self._extra("wait"))
                 continue
-            self._ending = self._queue.ending_lane(self._id, retry_seconds=_FOREVER)
+            self._ending = self._queue.ending_lane(self._lease.id, retry_seconds=_FOREVER)
             logger.info("worker ready", extra=self._extra("ready"))
             return True
         return False
@@ -161,11 +141,11 @@ class Worker:
         models.sort(key=lambda name: running[name])
         share, rest = divmod(free, len(models))
         slots = {name: share + (place < rest) for place, name in enumerate(models)}
-        return {name: count for name, count in slots.items() if count}
+        return self._trust.restrict(slots, self._running.values())
 
     async def _claim(self, asked: dict[str, int]) -> int:
         try:
-            claims = await self._queue.claim(self._id, asked)
+            claims = await self._queue.claim(self._lease.id, asked)
         except Exception as error:
             if not is_passing(error):
                 raise
@@ -174,11 +154,11 @@ class Worker:
         return self._start(claims)
 
     async def _claim_suspects(self) -> None:
-        models = self._registry.ready()
+        models = list(self._free_slots())
         if not models:
             return
         try:
-            self._start(await self._queue.claim_suspects(self._id, models))
+            self._start(await self._queue.claim_suspects(self._lease.id, models))
         except Exception as error:
             if not is_passing(error):
                 raise
@@ -199,6 +179,7 @@ class Worker:
             end = await attempt.run()
             self._generated[claim.model_name] += attempt.completion_tokens
             if end is not None:
+                self._judge_model(attempt, end)
                 ours = await self._ending.submit(end)
                 if not ours:
                     logger.info(
@@ -211,6 +192,26 @@ class Worker:
         if claim.is_suspect:
             await self._claim_suspects()
 
+    def _judge_model(self, attempt: Attempt, end: AttemptEnd) -> None:
+        model = attempt.claim.model_name
+        if not self._stopping.is_set():
+            self._trust.judge(model, end)
+        if attempt.model_is_dead:
+            self._stop_all_of(model)
+
+    def _stop_all_of(self, model: str) -> None:
+        """Stop the streams of a model whose process died: Triton would let them hang."""
+        for attempt in self._running.values():
+            if attempt.claim.model_name == model:
+                attempt.stop(StopReason.MODEL_DIED)
+
+    async def _watch_silence(self) -> None:
+        while True:
+            await asyncio.sleep(_SILENCE_CHECK_SECONDS)
+            for model in await self._trust.find_dead(list(self._running.values())):
+                logger.warning("model %s is dead", model, extra=self._extra("model_dead"))
+                self._stop_all_of(model)
+
     async def _flush(self) -> None:
         """Keep the text of running results in the database, all of them in one statement."""
         while True:
@@ -220,73 +221,31 @@ class Worker:
             ]
             while chunks:
                 try:
-                    await self._queue.append(self._id, chunks)
+                    await self._queue.append(self._lease.id, chunks)
                     break
                 except DatabaseUnavailableError as error:
                     logger.info("flush waits: %s", error, extra=self._extra("flush_waits"))
 
-    # --- lease ----------------------------------------------------------------------------------
+    # --- heartbeat ------------------------------------------------------------------------------
 
-    async def _heartbeat(self) -> None:
-        """Renew the lease on a connection of its own, and ask what is still ours."""
-        period = self._settings.lease_seconds / _RENEWALS_PER_LEASE
-        connection: asyncpg.Connection | None = None
-        try:
-            while True:
-                asked_at = time.monotonic()
-                try:
-                    if connection is None or connection.is_closed():
-                        connection = await self._database.connect()
-                    await self._renew(connection, asked_at, period)
-                    await self._check_owned()
-                except Exception as error:
-                    if not is_passing(error):
-                        raise
-                    if isinstance(error, SERVER_DOWN):
-                        # A server that says it is down grants our lease to nobody, and rescuers
-                        # wait a full lease after it came up: the fence counts from here.
-                        self._renewed_at = asked_at
-                    if connection is not None:
-                        connection.terminate()
-                        connection = None
-                    logger.info("no renewal: %s", error, extra=self._extra("no_renewal"))
-                await self._pause(period if connection else min(period, 0.5))
-        finally:
-            if connection is not None:
-                connection.terminate()
-
-    async def _renew(self, connection: asyncpg.Connection, asked_at: float, period: float) -> None:
-        alive = await connection.fetchval(
-            _RENEW, self._id, self._settings.lease_seconds, self._load(period), timeout=period * 2
-        )
-        if not alive:
-            raise FencedError("declared dead by another process")
-        self._renewed_at = asked_at
-
-    def _load(self, period: float) -> str:
+    def _load(self) -> str:
+        """What this worker does by model, as JSON, since the last call."""
         running = Counter(attempt.claim.model_name for attempt in self._running.values())
         generated, self._generated = self._generated, Counter()
         return orjson.dumps(
             {
                 model: {
                     "running": running[model],
-                    "tokens_per_second": round(generated[model] / period, 1),
+                    "tokens_per_second": round(generated[model] / self._lease.period, 1),
                 }
                 for model in running.keys() | generated.keys()
             }
         ).decode()
 
-    async def _pause(self, seconds: float) -> None:
-        self._check.clear()
-        try:
-            await asyncio.wait_for(self._check.wait(), seconds)
-        except TimeoutError:
-            return
-
     async def _check_owned(self) -> None:
         """Stop attempts that were cancelled or taken from us; hand back rows we do not run."""
         before = {identifier: self._running[identifier] for identifier in self._running}
-        owned = await self._queue.owned(self._id)
+        owned = await self._queue.owned(self._lease.id)
         for identifier, attempt in before.items():
             number, is_cancelled = owned.get(identifier, (0, False))
             if is_cancelled:
@@ -300,16 +259,9 @@ class Worker:
             await self._ending.submit(end)
         self._unknown = unknown
 
-    async def _watch_fence(self) -> None:
-        """Raise FencedError when the lease was not renewed in time, by our own monotonic clock."""
-        patience = self._settings.lease_seconds * _FENCE_SHARE
-        while (remaining := self._renewed_at + patience - time.monotonic()) > 0:
-            await asyncio.sleep(remaining)
-        raise FencedError(f"no renewal for {patience:.1f} s")
-
     def _on_cancelled(self, payload: str) -> None:
         if not payload:
-            self._check.set()
+            self._lease.hurry()
             return
         for digits in payload.split(","):
             attempt = self._running.get(UUID(hex=digits))
@@ -335,7 +287,7 @@ class Worker:
         await _cancel_all(self._tasks)
         self._running.clear()
         try:
-            await self._queue.retire(self._id)
+            await self._queue.retire(self._lease.id)
         except DatabaseUnavailableError:
             logger.warning(
                 "the database is away: results are freed when the lease runs out",
@@ -343,7 +295,7 @@ class Worker:
             )
 
     def _extra(self, action: str) -> dict[str, str]:
-        return {"action": action, "worker_id": str(self._id)}
+        return {"action": action, "worker_id": str(self._lease.id)}
 
 
 async def _wait_for_all(

@@ -29,6 +29,7 @@ NOBODY = 65_534
 # Crash recovery after a kill replays the log since the last checkpoint: seconds, not minutes.
 START_SECONDS = 300.0
 STOP_SECONDS = 20.0
+POLL_SECONDS = 0.05
 MAX_CONNECTIONS = 200
 # Either lets `nobody` pass closed folders; the first, without the right to write in them.
 _CAPABILITIES = {"dac_read_search": 2, "dac_override": 1}
@@ -144,7 +145,7 @@ class EmbeddedPostgres:
                         f"PostgreSQL process {process.pid} of an earlier run still uses "
                         f"{self._cluster}: stop it with `kill -INT {process.pid}`."
                     )
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(POLL_SECONDS)
         pid_file.unlink(missing_ok=True)
 
     async def _await_ready(
@@ -163,7 +164,7 @@ class EmbeddedPostgres:
                 pass
             else:
                 return
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(POLL_SECONDS)
         raise StartError(f"PostgreSQL was not ready in {START_SECONDS:.0f} s: see {self.log_file}")
 
     async def _ensure_database(self) -> None:

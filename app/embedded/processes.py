@@ -98,19 +98,28 @@ def _open_log(log_file: Path) -> BinaryIO:
 
 async def wait_exit(process: subprocess.Popen[bytes]) -> int:
     """Wait for the end of a child and return its status, negative for a signal."""
-    if process.poll() is None:
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        descriptor = os.pidfd_open(process.pid)
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-    status = process.wait()
+    while process.poll() is None:
+        await any_exit([process.pid], None)
     _spawned.pop(process.pid, None)
-    return status
+    return process.wait()
+
+
+async def any_exit(pids: Iterable[int], seconds: float | None) -> None:
+    """Return when one of these processes has ended, or after so many seconds."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    with contextlib.ExitStack() as descriptors:
+        for pid in pids:
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            descriptors.callback(os.close, descriptor)
+            loop.add_reader(descriptor, ended.set)
+            descriptors.callback(loop.remove_reader, descriptor)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await ended.wait()
 
 
 async def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, grace: float) -> None:

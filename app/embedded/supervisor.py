@@ -43,20 +43,14 @@ class Supervisor:
         self._parts: list[Part] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, *parts: Part) -> None:
-        """Start parts side by side and keep them running from then on.
-
-        They stop in the reverse order. Raises the first `StartError`.
-        """
+    async def start(self, part: Part) -> None:
+        """Start a part and keep it running from then on; raises `StartError` the first time."""
         if not self._tasks:
             self._tasks.append(asyncio.create_task(self._reap(), name="reap orphans"))
-        self._parts += parts
-        try:
-            async with asyncio.TaskGroup() as group:
-                for part in parts:
-                    group.create_task(self._start(part))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        self._parts.append(part)
+        async with self._progress.step(part.name) as step:
+            await part.start(step.tell)
+        self._tasks.append(asyncio.create_task(self._keep(part), name=f"keep {part.name}"))
 
     async def wait(self) -> None:
         """Wait for ever; ends only with the error of a task that should not have ended."""
@@ -72,11 +66,6 @@ class Supervisor:
                 step.tell("stopping")
                 await part.stop()
         processes.reap_orphans(grace=0)
-
-    async def _start(self, part: Part) -> None:
-        async with self._progress.step(part.name) as step:
-            await part.start(step.tell)
-        self._tasks.append(asyncio.create_task(self._keep(part), name=f"keep {part.name}"))
 
     async def _keep(self, part: Part) -> None:
         delay = FIRST_DELAY

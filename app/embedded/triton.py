@@ -5,7 +5,6 @@ token per model.
 """
 
 import asyncio
-import hashlib
 import shutil
 import signal
 import subprocess
@@ -27,7 +26,9 @@ PROBE_INTERVAL = 5.0
 PROBE_SECONDS = 60.0
 # So many control calls in a row without an answer (10 s each) mean a server that hangs.
 MAX_SILENCE = 3
-EXIT_SECONDS = 15
+# serve.sh gives the server 10 s to end its models.
+EXIT_SECONDS = 20
+ENGINE_DEATH_SECONDS = 0.5
 _TRITON = Path(__file__).parents[2] / "triton"
 
 
@@ -44,8 +45,6 @@ class EmbeddedTriton:
         self._work = work.absolute()
         self._repository = self._work / "models"
         self._ports = {"http": 0, "grpc": 0, "metrics": 0}
-        # Names our regions, so that those a killed server left can be told from others'.
-        self._region = f"llm_{hashlib.sha256(bytes(self._work)).hexdigest()[:12]}_"
         self._process: subprocess.Popen[bytes] | None = None
 
     def address(self, protocol: str) -> str:
@@ -65,51 +64,50 @@ class EmbeddedTriton:
 
     async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
         """Bring server and models up, whatever part of them is down; raises `StartError`."""
-        try:
-            await self._mend(tell)
-        except (TritonError, TritonUnavailableError) as error:
-            # A server whose model cannot be unloaded or loaded gets one fresh start.
-            first = str(error)
-        else:
+        if (
+            self._process is not None
+            and self._process.poll() is None
+            and await self._is_mended(tell)
+        ):
             return
-        tell("starting again")
-        await self.stop()
+        # Also when only a model's process died: streams of its requests hang until the server ends.
+        if self._process is not None:
+            await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
+        await self._start_server(tell)
         try:
-            await self._mend(tell)
-        except (TritonError, TritonUnavailableError) as error:
-            reason = " ".join((str(error) or first).split())[:400]
+            async with TritonClient(self.address("grpc")) as client:
+                await self._load(client, tell)
+        except (TritonError, TritonUnavailableError, NotFoundError) as error:
+            await self.stop()
+            reason = " ".join(str(error).split())[:400]
             raise StartError(f"Triton: {reason} (log: {self.log_file})") from error
 
     async def wait(self) -> str:
         """Return when the server has ended or a model does not answer, with the reason."""
         if self._process is None:
             return "is not running"
-        ended = asyncio.create_task(processes.wait_exit(self._process))
         silence = 0
-        try:
-            async with TritonClient(self.address("grpc")) as client:
-                while True:
-                    await asyncio.wait({ended}, timeout=PROBE_INTERVAL)
-                    if ended.done():
-                        return processes.describe_status(ended.result())
-                    try:
-                        reason = await self._ailment(client)
-                    except TritonUnavailableError:
-                        silence += 1
-                        reason = "does not answer" if silence >= MAX_SILENCE else ""
-                    else:
-                        silence = 0
-                    if reason and not ended.done():
-                        return reason
-        finally:
-            ended.cancel()
+        async with TritonClient(self.address("grpc")) as client:
+            while True:
+                family = [process.pid for process in processes.descendants(self._process.pid)]
+                await processes.any_exit([self._process.pid, *family], PROBE_INTERVAL)
+                if self._process.poll() is not None:
+                    return processes.describe_status(await processes.wait_exit(self._process))
+                try:
+                    reason = await self._ailment(client)
+                except TritonUnavailableError:
+                    silence += 1
+                    reason = "does not answer" if silence >= MAX_SILENCE else ""
+                else:
+                    silence = 0
+                if reason and self._process.poll() is None:
+                    return reason
 
     async def stop(self) -> None:
-        """End the server and everything it started, and remove its shared memory."""
+        """End the server and everything it started."""
         if self._process is not None:
-            await processes.stop(self._process, signal.SIGTERM, EXIT_SECONDS + 5)
+            await processes.stop(self._process, signal.SIGTERM, EXIT_SECONDS)
             self._process = None
-        _remove_regions(self._region)
 
     async def probe(self, client: TritonClient, model: str) -> str:
         """Generate one token; what is wrong with the model, or "" if nothing seems to be."""
@@ -125,33 +123,35 @@ class EmbeddedTriton:
         return ""
 
     async def _ailment(self, client: TritonClient) -> str:
-        ready = {entry.name for entry in await client.index() if entry.ready}
         for model in self.models:
-            if model not in ready:
+            if not await self._is_ready(client, model):
                 return f"{model} is not loaded"
             if reason := await self.probe(client, model):
                 return reason
         return ""
 
-    async def _mend(self, tell: Callable[[str], None]) -> None:
-        if self._process is None or self._process.poll() is not None:
-            await self.stop()
-            await self._start_server(tell)
-        async with TritonClient(self.address("grpc")) as client:
-            index = {entry.name: entry for entry in await client.index()}
-            for model in self.models:
-                if model in index and index[model].ready:
-                    if not await self.probe(client, model):
-                        continue
-                    tell(f"unloading {model}")
-                    await client.unload(model)
+    async def _is_ready(self, client: TritonClient, model: str) -> bool:
+        return any(entry.name == model and entry.ready for entry in await client.index())
+
+    async def _is_mended(self, tell: Callable[[str], None]) -> bool:
+        """Load what a backend unloaded because its engine died; whether all is well then."""
+        # A backend needs a moment to see that its engine died, and to say so.
+        await asyncio.sleep(ENGINE_DEATH_SECONDS)
+        try:
+            async with TritonClient(self.address("grpc")) as client:
+                await self._load(client, tell)
+        except (TritonError, TritonUnavailableError, NotFoundError):
+            return False
+        return True
+
+    async def _load(self, client: TritonClient, tell: Callable[[str], None]) -> None:
+        """Load the models that are not; raises TritonError when one does not answer then."""
+        for model in self.models:
+            if not await self._is_ready(client, model):
                 tell(f"loading {model}")
-                try:
-                    await client.load(model)
-                except NotFoundError as error:
-                    raise TritonError(str(error)) from error
-                if reason := await self.probe(client, model):
-                    raise TritonError(reason)
+                await client.load(model)
+            if reason := await self.probe(client, model):
+                raise TritonError(reason)
 
     async def _start_server(self, tell: Callable[[str], None]) -> None:
         tell("starting the server")
@@ -190,9 +190,6 @@ class EmbeddedTriton:
         options = [
             f"--model-repository={self._repository}",
             "--model-control-mode=explicit",
-            f"--exit-timeout-secs={EXIT_SECONDS}",
-            f"--backend-config=python,shm-region-prefix-name={self._region}",
-            f"--backend-config=vllm,shm-region-prefix-name={self._region}",
         ]
         for protocol, port in self._ports.items():
             options += [f"--{protocol}-address={HOST}", f"--{protocol}-port={port}"]
@@ -201,8 +198,3 @@ class EmbeddedTriton:
     def _choose_ports(self) -> None:
         for protocol, port in self._ports.items():
             self._ports[protocol] = port or processes.free_port()
-
-
-def _remove_regions(prefix: str) -> None:
-    for region in Path("/dev/shm").glob(f"{prefix}*"):  # noqa: S108 - Triton's choice
-        region.unlink(missing_ok=True)

@@ -1,14 +1,16 @@
 """`python -m app up`: everything on this machine, from nothing to a ready line, until Ctrl-C."""
 
 import asyncio
+import logging
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from app.embedded import preflight, processes
 from app.embedded.postgres import EmbeddedPostgres
@@ -39,6 +41,8 @@ class UpOptions:
 
 async def up(options: UpOptions) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; the process's exit status."""
+    # Its lines about our own readiness checks belong in no terminal.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     stopping = _stop_on_signals()
     async with Progress(sys.stdout) as progress:
         try:
@@ -77,22 +81,38 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
 
 async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress) -> list[str]:
     """Start all parts, the model beside the API and the worker; the names of the models."""
-    data, logs = options.data, options.data / "logs"
+    data = options.data.absolute()
+    logs = data / "logs"
     models = _models(options)
     postgres = EmbeddedPostgres(data / "postgres", logs / "postgres.log")
     triton = EmbeddedTriton(options.triton_venv, data / "triton", models, logs / "triton.log")
-    await supervisor.start(postgres)
-    environment = _environment(options, {**postgres.environment, **triton.environment})
-    async with progress.step("Schema", done="is up to date"):
-        await migrate(environment, logs / "migrate.log")
-    grace = float(environment["LLM_GRACE_SECONDS"]) + 5
-    ready_url = f"{_url(options)}/health/ready"
-    api = ServicePart(
-        "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
-    )
-    worker = ServicePart("Worker", "worker", environment, logs / "worker.log", grace=grace)
-    await supervisor.start(triton, api, worker)
+
+    async def start_service() -> None:
+        await supervisor.start(postgres)
+        environment = _environment(options, {**postgres.environment, **triton.environment})
+        async with progress.step("Schema", done="is up to date"):
+            await migrate(environment, logs / "migrate.log")
+        grace = float(environment["LLM_GRACE_SECONDS"]) + 5
+        ready_url = f"{_url(options)}/health/ready"
+        api = ServicePart(
+            "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
+        )
+        worker = ServicePart("Worker", "worker", environment, logs / "worker.log", grace=grace)
+        await _together(supervisor.start(api), supervisor.start(worker))
+
+    # The API takes work before the model is loaded.
+    await _together(supervisor.start(triton), start_service())
     return list(models)
+
+
+async def _together(*starts: Coroutine[Any, Any, None]) -> None:
+    """Run them side by side; the first error cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in starts:
+                group.create_task(start)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def _models(options: UpOptions) -> Mapping[str, Path]:

@@ -1,0 +1,106 @@
+# Two commands: `make run` (everything, on this machine) and `make test`. `make help` tells the rest.
+#
+#   PORT=8887            port of the API on 127.0.0.1; every other port is picked free
+#   DATA=.data           data directory: database, logs; several runs need a PORT and a DATA each
+#   LIGHT=1              a scripted model instead of vLLM: small install, ready in seconds
+#   MODEL=...            Hugging Face id or local directory of another model to serve
+#   QUANTIZATION=...     quantization of MODEL, as vLLM names it
+#   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
+#   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
+#   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PORT ?= 8887
+DATA ?= .data
+PYTHON ?=
+TRITON_PYTHON ?=
+
+# The installer runs on any Python 3 and looks for one that fits.
+install := app/embedded/install.py
+venv_python := .venv/bin/python
+
+# An environment is complete when its stamp is there: it is written last, and dropped here when the
+# environment's Python is gone. An interrupted install is begun anew.
+$(shell $(venv_python) -I -c '' 2>/dev/null || rm -f .venv/.service .venv/.dev)
+$(shell .venv-triton/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton/.light .venv-triton/.cpu)
+
+service := .venv/.service
+dev := .venv/.dev
+triton := $(if $(LIGHT),.venv-triton/.light,.venv-triton/.cpu)
+
+##@ Use
+
+.PHONY: run
+run: $(service) $(triton) ## Start everything on 127.0.0.1:PORT; Ctrl-C stops it (LIGHT=1: without vLLM)
+	@exec setpriv --pdeathsig TERM -- $(venv_python) -m app up --port "$(PORT)" --data "$(DATA)" \
+		$(if $(LIGHT),--light) $(if $(MODEL),--model "$(MODEL)") \
+		$(if $(QUANTIZATION),--quantization "$(QUANTIZATION)") \
+		$(if $(MAX_MODEL_LEN),--max-model-len "$(MAX_MODEL_LEN)")
+
+.PHONY: migrate
+migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* up to date
+	$(venv_python) -m app migrate
+
+##@ Check
+
+.PHONY: test
+test: $(dev) .venv-triton/.cpu ## Run every test (unit, integration, end to end, chaos)
+	.venv/bin/pytest -q --durations=15 $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(dev) ## ruff, mypy --strict, import-linter
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+.PHONY: format
+format: $(dev) ## Rewrite the code as `make lint` wants it
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+.PHONY: bench
+bench: $(dev) .venv-triton/.cpu ## Measure, side by side with the baseline (bench/, docs/benchmarks.md)
+	$(venv_python) -m bench $(BENCH_ARGS)
+
+##@ Maintain
+
+.PHONY: requirements
+requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1: to the newest versions)
+	for name in requirements requirements-uv requirements-embedded requirements-dev; do \
+		.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+			--no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) \
+			--output-file $$name.txt $$name.in || exit 1; \
+	done
+
+.PHONY: clean
+clean: ## Remove both environments and the tools' caches (data directories stay)
+	rm -rf .venv .venv-triton .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+.PHONY: help
+help: ## Show this
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@printf '\nVariables\n'
+	@sed -n 's/^#   \([A-Z_]*=.*\)/  \1/p' $(MAKEFILE_LIST)
+
+# --- Environments ----------------------------------------------------------------------------------
+
+.venv/.service: requirements.txt requirements-embedded.txt requirements-uv.txt
+	@python3 -I $(install) service .venv --python "$(PYTHON)"
+	@touch $@
+
+.venv/.dev: requirements-dev.txt .venv/.service
+	@python3 -I $(install) dev .venv --python "$(PYTHON)"
+	@touch $@
+
+.venv-triton/.light: triton/requirements-light.txt | .venv/.service
+	@$(venv_python) -I $(install) light .venv-triton --python "$(TRITON_PYTHON)"
+	@touch $@
+
+# The full set holds the light one.
+.venv-triton/.cpu: triton/requirements-cpu.txt triton/requirements-torch.txt | .venv/.service
+	@$(venv_python) -I $(install) cpu .venv-triton --python "$(TRITON_PYTHON)"
+	@touch .venv-triton/.light $@

@@ -1,0 +1,159 @@
+"""Fixtures: a real PostgreSQL with a fresh database per test, a real Triton, the service.
+
+Servers are started once a session. Each test has a database of its own, copied from a migrated
+template, so that LISTEN/NOTIFY and SKIP LOCKED meet real commits.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+from alembic import command
+from alembic.config import Config
+from fastapi import FastAPI
+
+from app.embedded.triton import EmbeddedTriton
+from app.main import create_app
+from app.services import Services
+from app.settings import Settings
+from tests.postgres import PostgresServer, start_postgres
+
+ROOT = Path(__file__).resolve().parent.parent
+TRITON_VENV = ROOT / ".venv-triton"
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """PostgreSQL for the session: a container where Docker has the image, else the embedded one."""
+    with start_postgres(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def template(postgres_server: PostgresServer) -> str:
+    """The name of a database migrated to the newest schema, to copy from."""
+    name = "test_template"
+    asyncio.run(postgres_server.execute(f"CREATE DATABASE {name}"))
+    migrate(make_settings(postgres_server, name))
+    return name
+
+
+@pytest.fixture
+async def database_name(postgres_server: PostgresServer, template: str) -> AsyncIterator[str]:
+    """A database of the test's own."""
+    name = f"test_{secrets.token_hex(6)}"
+    await postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield name
+    await postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+    """A real tritonserver with the scripted model."""
+    directory = tmp_path_factory.mktemp("triton")
+    models = {"scripted": ROOT / "triton" / "models" / "scripted"}
+    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+def settings(
+    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton
+) -> Settings:
+    """Settings of a service on the test's database, with times short enough for tests."""
+    return make_settings(postgres_server, database_name, triton)
+
+
+@dataclass
+class Service:
+    """A running service: its client, and its parts for tests that look inside."""
+
+    client: httpx.AsyncClient
+    services: Services
+    app: FastAPI
+
+
+@pytest.fixture
+async def service(settings: Settings) -> AsyncIterator[Service]:
+    """API and worker in this process."""
+    async with run_service(settings, with_worker=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def api(settings: Settings) -> AsyncIterator[Service]:
+    """An API without a worker: what is enqueued stays."""
+    async with run_service(settings, with_worker=False) as running:
+        yield running
+
+
+@pytest.fixture
+async def connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of the test's own to its database."""
+    connection = await connect(settings)
+    yield connection
+    await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def run_service(settings: Settings, *, with_worker: bool) -> AsyncIterator[Service]:
+    """Run the app's lifespan, and a client that speaks to it without a socket."""
+    app = create_app(settings, with_worker=with_worker)
+    async with app.router.lifespan_context(app):
+        services: Services = app.state.services
+        await services.registry.refresh()
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=90
+        ) as client:
+            yield Service(client, services, app)
+
+
+def make_settings(
+    server: PostgresServer, database: str, triton: EmbeddedTriton | None = None, **changes: object
+) -> Settings:
+    """Settings by their field names; `changes` overrides any."""
+    values: dict[str, object] = {
+        "database_host": f"{server.host}:{server.port}",
+        "database_user": server.user,
+        "database_password": server.password,
+        "database_name": database,
+        "database_pool_size": 4,
+        "triton_refresh_seconds": 0.5,
+        "model_repository": ROOT / "triton" / "models",
+        "lease_seconds": 3.0,
+        "poll_seconds": 0.2,
+        "grace_seconds": 5.0,
+    }
+    if triton is not None:
+        values["triton_grpc"] = triton.address("grpc")
+    return Settings.model_validate(values | changes)
+
+
+def migrate(settings: Settings, revision: str = "head", *, down: bool = False) -> None:
+    """Run migrations; must not be called inside an event loop."""
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "db"))
+    config.attributes["settings"] = settings
+    (command.downgrade if down else command.upgrade)(config, revision)
+
+
+async def connect(settings: Settings) -> asyncpg.Connection:
+    """Connect to a service's database."""
+    host, port = settings.database_address()
+    connection: asyncpg.Connection = await asyncpg.connect(
+        host=host,
+        port=port,
+        user=settings.database_user,
+        password=settings.database_password.get_secret_value(),
+        database=settings.database_name,
+    )
+    return connection

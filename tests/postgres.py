@@ -1,0 +1,90 @@
+"""The PostgreSQL of a test session: testcontainers where Docker has an image, else embedded."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from app.embedded.postgres import DATABASE, HOST, USER, EmbeddedPostgres
+
+IMAGE = "postgres:18"
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """Where a server answers, and who may create databases on it."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    maintenance_database: str
+
+    async def execute(self, statement: str) -> None:
+        """Run a statement outside any test's database."""
+        connection = await asyncpg.connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            database=self.maintenance_database,
+        )
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+@contextlib.contextmanager
+def start_postgres(directory: Path) -> Iterator[PostgresServer]:
+    """A server for as long as the context lasts."""
+    start = _container if _has_image() else _embedded
+    with start(directory) as server:
+        yield server
+
+
+def _has_image() -> bool:
+    """Whether a Docker engine answers and has the image already: nothing is pulled."""
+    if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
+        return False  # the client would leak a socket to find out
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=5)
+    except DockerException:
+        return False
+    with contextlib.closing(client):
+        try:
+            client.images.get(IMAGE)
+        except DockerException:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _container(_directory: Path) -> Iterator[PostgresServer]:
+    from testcontainers.community.postgres import PostgresContainer
+
+    with PostgresContainer(IMAGE, driver=None) as container:
+        yield PostgresServer(
+            container.get_container_host_ip(),
+            int(container.get_exposed_port(5432)),
+            container.username,
+            container.password,
+            container.dbname,
+        )
+
+
+@contextlib.contextmanager
+def _embedded(directory: Path) -> Iterator[PostgresServer]:
+    server = EmbeddedPostgres(directory / "data", directory / "postgres.log", durable=False)
+    asyncio.run(server.start())
+    try:
+        yield PostgresServer(HOST, server.port, USER, server.password, DATABASE)
+    finally:
+        asyncio.run(server.stop())
