@@ -72,10 +72,12 @@ class Lane(Generic[T, R]):
             self._runner = asyncio.create_task(self._run(), name=f"lane {self._statement.__name__}")
         return await group.answer
 
-    async def drain(self) -> None:
-        """Wait until nothing is waiting or under way."""
-        while self._runner is not None:
-            await asyncio.shield(self._runner)
+    async def close(self) -> None:
+        """Send nothing more: what is waiting is dropped, what is under way may be committed."""
+        self._waiting.clear()
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
 
     async def _run(self) -> None:
         # The test for emptiness and the mark "idle" stand in one step of the loop: a group that

@@ -20,12 +20,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from app.errors import FieldError, InvalidRequestError
+from app.model_repository import model_length
 
 logger = logging.getLogger(__name__)
 
 _RENDER_TIMEOUT = 5.0  # seconds
 _MAX_RENDERED = 4_000_000  # characters
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 _POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prompt")
 
@@ -131,7 +131,8 @@ def read_format(repository: Path, model: str) -> PromptFormat | None:
         tokenizer=Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.exists() else None,
         template=_template(weights, config),
         special_tokens=_special_tokens(config),
-        max_model_len=engine.get("max_model_len") or _length(_read_json(weights / "config.json")),
+        max_model_len=engine.get("max_model_len")
+        or model_length(_read_json(weights / "config.json")),
     )
 
 
@@ -151,11 +152,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{path.name} is not a JSON object")
     return value
-
-
-def _length(config: dict[str, Any]) -> int | None:
-    nested = config.get("text_config", config)
-    return next((int(nested[key]) for key in _LENGTH_KEYS if nested.get(key)), None)
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

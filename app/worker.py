@@ -5,6 +5,7 @@ streams, writes nothing more under that id and comes back under a new one.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable
@@ -119,16 +120,19 @@ class Worker:
     # --- claim and run --------------------------------------------------------------------------
 
     async def _claim_until_stopped(self) -> None:
+        loop = asyncio.get_running_loop()
+        suspects_at = loop.time()
         while not self._stopping.is_set():
             self._wake.clear()
+            if loop.time() >= suspects_at:
+                await self._claim_suspects()
+                suspects_at = loop.time() + self._settings.poll_seconds
             asked = self._free_slots()
             claimed = await self._claim(asked) if asked else 0
             if asked and claimed >= sum(asked.values()):
                 continue  # there may be more
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
-            except TimeoutError:
-                await self._claim_suspects()
 
     def _free_slots(self) -> dict[str, int]:
         """The free slots, shared between the ready models."""
@@ -285,6 +289,7 @@ class Worker:
         for attempt in self._running.values():
             attempt.stop(StopReason.NOT_OURS)
         await _cancel_all(self._tasks)
+        await self._ending.close()
         self._running.clear()
         try:
             await self._queue.retire(self._lease.id)

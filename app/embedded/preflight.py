@@ -84,3 +84,14 @@ def _available_memory() -> int:
         if limit_file.exists() and (limit := limit_file.read_text().strip()).isdigit():
             available = min(available, int(limit))
     return available
+
+
+def check_weights(weights: Path) -> None:
+    """Raise `StartError` when a model's weights would not fit into the memory left for them."""
+    needed = ENGINE_MEMORY + sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    available = _available_memory()
+    if available < needed:
+        raise StartError(
+            f"Too little memory for {weights.name}: {available // MIB} MiB available, "
+            f"{needed // MIB} MiB needed: choose a smaller model with MODEL=."
+        )

@@ -13,12 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from app.embedded import preflight, processes
+from app.embedded.fetch import fetch
 from app.embedded.postgres import EmbeddedPostgres
 from app.embedded.processes import StartError
 from app.embedded.progress import Progress
 from app.embedded.service import ServicePart, migrate
 from app.embedded.supervisor import Supervisor
 from app.embedded.triton import EmbeddedTriton
+from app.model_repository import (
+    ModelRepositoryError,
+    ModelSource,
+    parse_source,
+    write_entry,
+)
 
 HOST = "127.0.0.1"
 # Running results may finish this long after Ctrl-C; then they are handed back to the queue.
@@ -83,7 +90,7 @@ async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress)
     """Start all parts, the model beside the API and the worker; the names of the models."""
     data = options.data.absolute()
     logs = data / "logs"
-    models = _models(options)
+    models = await _prepare_models(options, progress)
     postgres = EmbeddedPostgres(data / "postgres", logs / "postgres.log")
     triton = EmbeddedTriton(options.triton_venv, data / "triton", models, logs / "triton.log")
 
@@ -115,11 +122,39 @@ async def _together(*starts: Coroutine[Any, Any, None]) -> None:
         raise errors.exceptions[0] from None
 
 
-def _models(options: UpOptions) -> Mapping[str, Path]:
+async def _prepare_models(options: UpOptions, progress: Progress) -> Mapping[str, Path]:
     """The models to serve, by name, each a directory as of a Triton model repository."""
+    if options.model is None:
+        if options.light:
+            return {"scripted": _REPOSITORY / "triton" / "models" / "scripted"}
+        return {"demo": _REPOSITORY / "models" / "demo"}
     if options.light:
-        return {"scripted": _REPOSITORY / "triton" / "models" / "scripted"}
-    return {"demo": _REPOSITORY / "models" / "demo"}
+        raise StartError("MODEL needs vLLM, and LIGHT=1 leaves it out: give one of them.")
+    try:
+        return await _prepare_entry(options, parse_source(options.model), progress)
+    except ModelRepositoryError as error:
+        raise StartError(str(error)) from error
+
+
+async def _prepare_entry(
+    options: UpOptions, source: ModelSource, progress: Progress
+) -> Mapping[str, Path]:
+    """Write the entry of the model that MODEL names, after its download where it needs one."""
+    data = options.data.absolute()
+    weights = source.directory or data / "weights" / source.repository_id.replace("/", "--")
+    if source.directory is None:
+        async with progress.step(source.repository_id, done="is downloaded") as step:
+            log_file = data / "logs" / "download.log"
+            await fetch(source, options.triton_venv, weights, log_file, step.tell)
+    entry = data / "models" / source.name
+    write_entry(
+        entry,
+        weights,
+        quantization=options.quantization,
+        max_model_len=options.max_model_len,
+    )
+    preflight.check_weights(weights)
+    return {source.name: entry}
 
 
 def _environment(options: UpOptions, parts: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,161 @@
+"""The vLLM engine of one model: its arguments, its event loop, its processes.
+
+vLLM runs its engine in a process of its own (and workers below that). They must never outlive
+this one, however it ends: the kernel kills the engine with us (die_with_parent.sh), and vLLM's
+workers watch their engine.
+"""
+
+import asyncio
+import json
+import multiprocessing.spawn
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.torch_utils import get_dtype_size
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor import Executor
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+# Room of the CPU's key-value cache when model.json names none: this many sequences of full
+# length, within these bytes, and never more than a quarter of the memory that is free.
+CPU_CACHE_SEQUENCES = 32
+CPU_CACHE_BYTES = (16 << 20, 4 << 30)
+BLOCK_TOKENS = 128  # vLLM's block size on a CPU; every sequence fills whole blocks
+
+
+def pin_gpus(kind: str, device_id: str, parameters: dict[str, str]) -> None:
+    """Give a GPU instance the devices that config.pbtxt names; without a GPU nothing to do."""
+    devices = parameters.get("GPU_DEVICE_IDS") if kind == "MODEL" else None
+    if kind == "GPU":
+        devices = device_id
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices
+
+
+class SchedulerLoad(StatLoggerBase):
+    """Keeps the last number of running requests that vLLM's scheduler reported."""
+
+    running = 0
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        pass
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **more: Any) -> None:
+        if scheduler_stats is not None:
+            self.running = scheduler_stats.num_running_reqs
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class EngineHost:
+    """Owns the engine and the thread with the event loop it lives on."""
+
+    engine: AsyncLLM
+
+    def __init__(self, model_dir: str) -> None:
+        """Returns when the engine is ready; raises its own error when it cannot start."""
+        arguments = json.loads((Path(model_dir) / "model.json").read_text())
+        self.lora_paths: dict[str, str] = {}
+        if str(arguments.get("enable_lora", False)).lower() == "true":
+            arguments["enable_lora"] = True
+            self.lora_paths = json.loads((Path(model_dir) / "multi_lora.json").read_text())
+        self.config = make_config(arguments)
+        self.log_requests = bool(arguments.get("enable_log_requests", False))
+        self.load = SchedulerLoad(self.config)
+        self.loop = asyncio.new_event_loop()
+        # The engine process dies with the thread that started it, so that thread is this one,
+        # which runs until close().
+        self.thread = threading.Thread(target=self.run_loop, name="vllm-loop")
+        self.thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self.start_engine(), self.loop).result()
+        except BaseException:
+            self.stop_loop()
+            raise
+
+    @property
+    def max_model_len(self) -> int:
+        return self.config.model_config.max_model_len
+
+    @property
+    def is_dead(self) -> bool:
+        return self.engine.errored
+
+    def run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    async def start_engine(self) -> None:
+        spawn_children_that_die_with_us()
+        self.engine = AsyncLLM(
+            vllm_config=self.config,
+            executor_class=Executor.get_class(self.config),
+            log_stats=False,
+            log_requests=self.log_requests,
+            stat_loggers=[lambda config, index: self.load],
+        )
+
+    def close(self) -> None:
+        # vLLM first asks its processes and waits; there is nothing left to save in them.
+        for process in psutil.Process().children(recursive=True):
+            process.kill()
+        self.engine.shutdown(timeout=0)
+        self.stop_loop()
+
+    def stop_loop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+def make_config(arguments: dict[str, Any]) -> VllmConfig:
+    """Every key of model.json is an argument of vLLM's engine; raises on an unknown one."""
+    if current_platform.is_cpu():
+        arguments = {"enforce_eager": True} | arguments
+        if "distributed_executor_backend" not in arguments and is_single_process(arguments):
+            # The worker inside the engine's process: a third of memory and start time less.
+            # This variable is vLLM's way to say that OMP_NUM_THREADS is set outside.
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            arguments["distributed_executor_backend"] = "uni"
+    config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if current_platform.is_cpu() and not config.cache_config.kv_cache_memory_bytes:
+        config.cache_config.kv_cache_memory_bytes = choose_cache_bytes(config)
+    return config
+
+
+def is_single_process(arguments: dict[str, Any]) -> bool:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return all(int(arguments.get(size, 1)) == 1 for size in sizes)
+
+
+def choose_cache_bytes(config: VllmConfig) -> int:
+    model, parallel = config.model_config, config.parallel_config
+    token_bytes = (
+        2
+        * model.get_num_layers(parallel)
+        * model.get_num_kv_heads(parallel)
+        * model.get_head_size()
+        * get_dtype_size(model.dtype)
+    )
+    blocks = -(-model.max_model_len // BLOCK_TOKENS)
+    sequences = min(CPU_CACHE_SEQUENCES, config.scheduler_config.max_num_seqs)
+    wanted = token_bytes * blocks * BLOCK_TOKENS * sequences
+    least, most = CPU_CACHE_BYTES
+    return max(least, min(wanted, most, psutil.virtual_memory().available // 4))
+
+
+def spawn_children_that_die_with_us() -> None:
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    os.environ["LLM_ENGINE_PYTHON"] = sys.executable
+    os.environ["LLM_ENGINE_PARENT"] = str(os.getpid())
+    wrapper = Path(__file__).with_name("die_with_parent.sh")
+    multiprocessing.spawn.set_executable(str(wrapper))

@@ -1,0 +1,198 @@
+"""One generation request: Triton's tensors to vLLM's parameters, and vLLM's outputs back."""
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from PIL import Image, UnidentifiedImageError
+from pydantic import TypeAdapter, ValidationError
+from vllm.exceptions import VLLMClientError
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+_SAMPLING = TypeAdapter(SamplingParams)
+# Fields of SamplingParams that are no request's business.
+_INTERNAL = {"output_kind", "skip_clone", "output_text_buffer_length", "detokenize"}
+_ALLOWED = {name for name in SamplingParams.__struct_fields__ if name[0] != "_"} - _INTERNAL
+_RETURN_FLAGS = (
+    "return_finish_reason",
+    "return_cumulative_logprob",
+    "return_logprobs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+# JSON has no infinity; vLLM's own server writes impossible tokens this way.
+_LEAST_LOGPROB = -9999.0
+
+
+class RefusedError(ValueError):
+    """The request itself is wrong; the message names the tensor or the parameter."""
+
+
+@dataclass
+class GenerationRequest:
+    """What a client asked for. Built inside execute(): Triton's tensors are not valid later."""
+
+    prompt: str
+    images: list[Image.Image]
+    sampling: SamplingParams
+    lora_name: str | None
+    stream: bool
+    echo: bool  # the prompt precedes the output
+    wanted: frozenset[str]  # the return_* inputs that are true
+
+
+def read_request(triton_request: Any) -> GenerationRequest:
+    """Raises RefusedError."""
+    inputs = {tensor.name(): tensor.as_numpy().reshape(-1) for tensor in triton_request.inputs()}
+    if "embedding_request" in inputs:
+        raise RefusedError("embedding_request is not supported by this backend")
+    stream = bool(inputs["stream"][0]) if "stream" in inputs else False
+    exclude = inputs.get("exclude_input_in_output")
+    # NVIDIA's default: streams never echo the prompt, whole answers do.
+    echo = not (stream if exclude is None else bool(exclude[0]))
+    if stream and echo:
+        raise RefusedError("exclude_input_in_output cannot be false when stream is true")
+    encoded = inputs["sampling_parameters"][0] if "sampling_parameters" in inputs else b"{}"
+    sampling, lora_name = read_sampling(encoded)
+    sampling.output_kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    return GenerationRequest(
+        prompt=decode("text_input", inputs["text_input"][0]),
+        images=[read_image(encoded) for encoded in inputs.get("image", ())],
+        sampling=sampling,
+        lora_name=lora_name,
+        stream=stream,
+        echo=echo,
+        wanted=frozenset(name for name in _RETURN_FLAGS if name in inputs and inputs[name][0]),
+    )
+
+
+def decode(name: str, encoded: bytes) -> str:
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError as error:
+        raise RefusedError(f"{name} is not UTF-8: {error}") from None
+
+
+def read_image(encoded: bytes) -> Image.Image:
+    try:
+        return Image.open(BytesIO(base64.b64decode(encoded, validate=True))).convert("RGB")
+    except (binascii.Error, UnidentifiedImageError, OSError) as error:
+        raise RefusedError(f"image is not a base64-encoded image: {error}") from None
+
+
+def read_sampling(encoded: bytes) -> tuple[SamplingParams, str | None]:
+    """vLLM's parameters and the LoRA name. Values may be strings ("0.7"), as old clients send
+    them; structured_outputs may be JSON text. Null means the default."""
+    try:
+        given = json.loads(encoded)
+    except ValueError as error:
+        raise RefusedError(f"sampling_parameters is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise RefusedError("sampling_parameters must be a JSON object")
+    given = {name: value for name, value in given.items() if value is not None}
+    lora_name = given.pop("lora_name", None)
+    if unknown := sorted(given.keys() - _ALLOWED):
+        raise RefusedError(f"unknown sampling parameter: {', '.join(unknown)}")
+    structured = given.get("structured_outputs")
+    if isinstance(structured, str):
+        try:
+            given["structured_outputs"] = json.loads(structured)
+        except ValueError as error:
+            raise RefusedError(f"structured_outputs is not JSON: {error}") from None
+    try:
+        sampling = _SAMPLING.validate_python(given)
+    except ValidationError as error:
+        raise RefusedError(explain(error)) from None
+    except VLLMClientError as error:
+        raise RefusedError(str(error)) from None
+    if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
+        raise RefusedError(f"seed must fit in 64 bits, got {sampling.seed}")
+    return sampling, lora_name
+
+
+def explain(error: ValidationError) -> str:
+    """One line per wrong parameter. Each problem's location is (pydantic's alternative,
+    parameter, ...); the first alternative only says that a dict is no SamplingParams."""
+    lines = {}
+    for problem in error.errors(include_url=False):
+        if len(problem["loc"]) > 1:
+            name = problem["loc"][1]
+            lines.setdefault(name, f"{name}: {problem['msg']}, got {problem['input']!r:.100}")
+    return "; ".join(lines.values()) or str(error)
+
+
+@dataclass
+class ResponseBuilder:
+    """Turns vLLM's outputs of one request into Triton responses of n entries each."""
+
+    request: GenerationRequest
+    input_tokens: int
+    finish_reasons: list[str] = field(init=False)
+    cumulative: list[float] = field(init=False)
+    output_tokens: int = 0  # of all responses so far
+
+    def __post_init__(self) -> None:
+        count = self.request.sampling.n
+        self.finish_reasons = ["None"] * count  # NVIDIA's word for "not yet"
+        self.cumulative = [float("nan")] * count
+        self.prefix = self.request.prompt if self.request.echo else ""
+
+    def build(self, output: RequestOutput) -> Any:
+        count = self.request.sampling.n
+        texts, tokens = [self.prefix] * count, [0] * count
+        logprobs = ["null" if self.request.sampling.logprobs is None else "[]"] * count
+        self.prefix = ""
+        for part in output.outputs:
+            texts[part.index] += part.text
+            tokens[part.index] = len(part.token_ids)
+            self.output_tokens += len(part.token_ids)
+            if part.finish_reason is not None:
+                self.finish_reasons[part.index] = part.finish_reason
+            if part.cumulative_logprob is not None:
+                self.cumulative[part.index] = part.cumulative_logprob
+            if part.logprobs is not None and "return_logprobs" in self.request.wanted:
+                logprobs[part.index] = encode_logprobs(part)
+        wanted = self.request.wanted
+        tensors = [strings("text_output", texts)]
+        if "return_finish_reason" in wanted:
+            tensors.append(strings("finish_reason", self.finish_reasons))
+        if "return_cumulative_logprob" in wanted:
+            tensors.append(numbers("cumulative_logprob", self.cumulative, np.float32))
+        if "return_logprobs" in wanted:
+            tensors.append(strings("logprobs", logprobs))
+        if "return_num_input_tokens" in wanted:
+            tensors.append(numbers("num_input_tokens", [self.input_tokens], np.uint32))
+        if "return_num_output_tokens" in wanted:
+            tensors.append(numbers("num_output_tokens", tokens, np.uint32))
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def encode_logprobs(part: CompletionOutput) -> str:
+    return json.dumps(
+        [
+            {
+                token_id: {
+                    "logprob": max(entry.logprob, _LEAST_LOGPROB),
+                    "rank": entry.rank,
+                    "decoded_token": entry.decoded_token,
+                }
+                for token_id, entry in position.items()
+            }
+            for position in part.logprobs
+        ]
+    )
+
+
+def strings(name: str, values: list[str]) -> Any:
+    encoded = [value.encode("utf-8", "replace") for value in values]
+    return pb_utils.Tensor(name, np.array(encoded, dtype=np.object_))
+
+
+def numbers(name: str, values: list[Any], dtype: type) -> Any:
+    return pb_utils.Tensor(name, np.array(values, dtype=dtype))

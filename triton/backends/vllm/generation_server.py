@@ -1,0 +1,166 @@
+"""Runs the requests of one model: submits, answers, cancels, counts, and tells of a dead engine."""
+
+import asyncio
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from engine_host import EngineHost
+from generation_request import (
+    GenerationRequest,
+    RefusedError,
+    ResponseBuilder,
+    read_request,
+)
+from server_metrics import ServerMetrics
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.lora.request import LoRARequest
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine.exceptions import EngineDeadError
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+# Each send is a round trip to Triton's process, made without the interpreter lock.
+SENDERS = 4
+# Seconds between two looks at cancellations, metrics and the engine. A look at one request's
+# cancellation is a round trip too, so with many of them the pulse slows down.
+PULSE = 0.1
+PULSE_PER_REQUEST = 0.001
+
+
+class GenerationServer:
+    """Requests come in on Triton's thread; everything else happens on the engine's loop."""
+
+    def __init__(self, host: EngineHost, model_name: str, model_version: str) -> None:
+        self.host = host
+        self.model_name = model_name
+        self.lora_ids = {name: number for number, name in enumerate(host.lora_paths, start=1)}
+        self.numbers = itertools.count(1)
+        self.live: dict[asyncio.Task[None], Any] = {}  # request under way -> response sender
+        self.senders = ThreadPoolExecutor(SENDERS, thread_name_prefix="sender")
+        self.metrics = ServerMetrics(model_name, model_version)
+        self.pulse = asyncio.run_coroutine_threadsafe(self.beat(), host.loop)
+
+    def submit(self, triton_request: Any) -> None:
+        sender = triton_request.get_response_sender()
+        try:
+            request = read_request(triton_request)
+            if request.lora_name is not None and request.lora_name not in self.lora_ids:
+                known = ", ".join(self.lora_ids) or "none"
+                raise RefusedError(f"unknown lora_name {request.lora_name!r}; known: {known}")
+        except RefusedError as error:
+            send_error(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+            return
+        self.host.loop.call_soon_threadsafe(self.start, request, sender)
+
+    def start(self, request: GenerationRequest, sender: Any) -> None:
+        task = self.host.loop.create_task(self.answer(request, sender))
+        self.live[task] = sender
+        task.add_done_callback(self.live.pop)
+
+    async def answer(self, request: GenerationRequest, sender: Any) -> None:
+        """Exactly one final response leaves here, whatever happens."""
+        error = None
+        try:
+            if await self.generate(request, sender):
+                return
+            error = ("the request was cancelled", pb_utils.TritonError.CANCELLED)
+        except (RefusedError, VLLMClientError) as failure:
+            error = (str(failure), pb_utils.TritonError.INVALID_ARG)
+        except EngineDeadError:
+            message = f"the engine of model {self.model_name} died"
+            error = (message, pb_utils.TritonError.UNAVAILABLE)
+        except GracefulHTTPError as failure:
+            error = (str(failure), pb_utils.TritonError.UNAVAILABLE)
+        except Exception as failure:
+            cause = failure.__cause__ or failure
+            message = f"{type(cause).__name__}: {cause}"
+            pb_utils.Logger.log_error(f"request of model {self.model_name} failed: {message}")
+            error = (message, pb_utils.TritonError.INTERNAL)
+        await self.in_thread(send_error, sender, *error)
+
+    async def generate(self, request: GenerationRequest, sender: Any) -> bool:
+        """False when the client cancelled. Awaiting each send is the backpressure: meanwhile
+        vLLM joins further tokens into the next output."""
+        outputs = None
+        try:
+            prompt, input_tokens = await self.render(request)
+            self.metrics.prompt_tokens += input_tokens
+            builder = ResponseBuilder(request, input_tokens)
+            lora = None
+            if (name := request.lora_name) is not None:
+                lora = LoRARequest(name, self.lora_ids[name], self.host.lora_paths[name])
+            request_id = f"{self.model_name}-{next(self.numbers)}"
+            outputs = self.host.engine.generate(
+                prompt, request.sampling, request_id, prompt_text=request.prompt, lora_request=lora
+            )
+            finished = False
+            async for output in outputs:
+                before = builder.output_tokens
+                response = builder.build(output)
+                self.metrics.generation_tokens += builder.output_tokens - before
+                finished = output.finished
+                await self.in_thread(sender.send, response, FINAL if finished else 0)
+            if not finished:
+                await self.in_thread(sender.send, None, FINAL)
+        except asyncio.CancelledError:
+            return False
+        finally:
+            if outputs is not None:
+                await outputs.aclose()  # a cancelled one aborts in the engine
+        return True
+
+    async def render(self, request: GenerationRequest) -> tuple[Any, int]:
+        """The tokenized prompt and its length; raises RefusedError when it does not fit."""
+        prompt: dict[str, Any] = {"prompt": request.prompt}
+        if request.images:
+            prompt["multi_modal_data"] = {"image": request.images}
+        engine, limit = self.host.engine, self.host.max_model_len
+        parsed = parse_model_prompt(self.host.config.model_config, prompt)
+        (rendered,) = await engine.renderer.render_cmpl_async([parsed])
+        length = len(rendered["prompt_token_ids"])
+        wanted = request.sampling.max_tokens or 1
+        if length + wanted > limit:
+            raise RefusedError(
+                f"the prompt of {length} tokens and max_tokens={wanted} together exceed the "
+                f"model's length of {limit} tokens"
+            )
+        return rendered, length
+
+    async def in_thread(self, function: Any, *args: Any) -> Any:
+        """Run a call to Triton in a sender thread; it is completed even under cancellation, so
+        that responses keep their order."""
+        call = self.host.loop.run_in_executor(self.senders, function, *args)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise
+
+    async def beat(self) -> None:
+        while not self.host.is_dead:
+            requests = list(self.live.items())
+            cancelled = await self.in_thread(
+                lambda senders: [sender.is_cancelled() for sender in senders],
+                [sender for _, sender in requests],
+            )
+            for (task, _), is_cancelled in zip(requests, cancelled, strict=True):
+                if is_cancelled:
+                    task.cancel()
+            running = min(self.host.load.running, len(self.live))
+            await self.in_thread(self.metrics.publish, running, len(self.live) - running)
+            await asyncio.sleep(PULSE + PULSE_PER_REQUEST * len(self.live))
+        pb_utils.Logger.log_error(f"the engine of model {self.model_name} died: unloading it")
+        # Needs --model-control-mode=explicit; answers before the unloading is done.
+        await self.in_thread(pb_utils.unload_model, self.model_name)
+
+    def close(self) -> None:
+        """Triton has no request of ours under way any more."""
+        self.pulse.cancel()
+        self.senders.shutdown()
+        self.metrics.close()
+
+
+def send_error(sender: Any, message: str, code: int) -> None:
+    error = pb_utils.TritonError(message, code)
+    sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)

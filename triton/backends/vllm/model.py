@@ -1,0 +1,89 @@
+"""Triton backend for current vLLM, input- and output-compatible with NVIDIA's vLLM backend.
+
+Loaded by Triton's Python backend for every model whose config.pbtxt says `backend: "vllm"`; the
+engine's arguments are read from the model's `model.json`. The same model folder works under
+NVIDIA's container. Its differences on purpose:
+
+- A request that is wrong is refused with INVALID_ARG and a message that names the parameter;
+  an error never carries a text_output.
+- prompt tokens + max_tokens beyond the model's length are refused instead of cut.
+- A dead engine always ends its requests with UNAVAILABLE and makes the model not ready.
+- With n > 1 every response of a stream has all n outputs, the unchanged ones empty.
+
+This module imports nothing heavy: Triton also loads it in a short-lived process that only
+completes the model's configuration.
+"""
+
+import json
+import locale
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+# name, type, dims; all but the first are optional.
+INPUTS = (
+    ("text_input", "TYPE_STRING", [1]),
+    ("image", "TYPE_STRING", [-1]),
+    ("stream", "TYPE_BOOL", [1]),
+    ("sampling_parameters", "TYPE_STRING", [1]),
+    ("exclude_input_in_output", "TYPE_BOOL", [1]),
+    ("return_finish_reason", "TYPE_BOOL", [1]),
+    ("return_cumulative_logprob", "TYPE_BOOL", [1]),
+    ("return_logprobs", "TYPE_BOOL", [1]),
+    ("return_num_input_tokens", "TYPE_BOOL", [1]),
+    ("return_num_output_tokens", "TYPE_BOOL", [1]),
+    ("embedding_request", "TYPE_STRING", [1]),
+)
+OUTPUTS = (
+    ("text_output", "TYPE_STRING", [-1]),
+    ("finish_reason", "TYPE_STRING", [-1]),
+    ("cumulative_logprob", "TYPE_FP32", [-1]),
+    ("logprobs", "TYPE_STRING", [-1]),
+    ("num_input_tokens", "TYPE_UINT32", [1]),
+    ("num_output_tokens", "TYPE_UINT32", [-1]),
+)
+
+
+class TritonPythonModel:
+    """Entry points of Triton's Python backend; the work is done by a GenerationServer."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        given = config.as_dict()
+        inputs = {tensor["name"] for tensor in given["input"]}
+        outputs = {tensor["name"] for tensor in given["output"]}
+        for name, data_type, dims in INPUTS:
+            if name not in inputs:
+                tensor = {"name": name, "data_type": data_type, "dims": dims}
+                config.add_input(tensor | {"optional": name != "text_input"})
+        for name, data_type, dims in OUTPUTS:
+            if name not in outputs:
+                config.add_output({"name": name, "data_type": data_type, "dims": dims})
+        # One request has many responses, and vLLM does the batching.
+        config.set_model_transaction_policy({"decoupled": True})
+        config.set_max_batch_size(0)
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Blocks until the engine can serve; raises what keeps it from starting."""
+        # Triton's interpreter is in the C locale whatever the environment says, and torch and
+        # transformers read UTF-8 files in the locale's encoding: before their import.
+        locale.setlocale(locale.LC_ALL, "C.UTF-8")
+        from engine_host import EngineHost, pin_gpus
+        from generation_server import GenerationServer
+
+        config = json.loads(args["model_config"])
+        parameters = {
+            key: value["string_value"] for key, value in config.get("parameters", {}).items()
+        }
+        pin_gpus(args["model_instance_kind"], args["model_instance_device_id"], parameters)
+        self.host = EngineHost(pb_utils.get_model_dir())
+        self.server = GenerationServer(self.host, args["model_name"], args["model_version"])
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self.server.submit(request)
+
+    def finalize(self) -> None:
+        self.server.close()
+        self.host.close()
