@@ -15,7 +15,6 @@ from alembic import command
 from alembic.config import Config
 from pydantic import ValidationError
 
-from app.embedded.up import UpOptions, up
 from app.main import create_app
 from app.services import background, open_services
 from app.settings import Settings
@@ -84,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(options: argparse.Namespace) -> int:
+    # What only `up` needs (requirements-embedded.txt) is not in the container image.
+    from app.embedded.up import UpOptions, up
+
     return asyncio.run(
         up(
             UpOptions(

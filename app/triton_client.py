@@ -34,9 +34,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
-# Errors then end the stream with a gRPC status, instead of a text inside a response.
-_METADATA = (("triton_grpc_error", "true"),)
-
 
 class GenerationError(Exception):
     """The base of all ways in which a generation can end without its last token."""
@@ -201,15 +198,14 @@ class TritonClient:
         Raises a GenerationError: which one decides whether the attempt counts.
         """
         request = build_request(model, prompt, parameters)
-        call = self._stub.ModelStreamInfer(iter([request]), metadata=_METADATA)
+        call = self._stub.ModelStreamInfer(iter([request]))
         try:
             async for response in call:
                 if response.error_message:
-                    raise _to_generation_error(grpc.StatusCode.INTERNAL, response.error_message)
+                    raise _to_model_error(response.error_message)
                 yield read_response(response.infer_response)
         except grpc.aio.AioRpcError as error:
-            code = error.code()
-            raise _to_generation_error(code, error.details() or code.name) from error
+            raise _to_stream_error(error) from error
         finally:
             call.cancel()
 
@@ -276,21 +272,32 @@ class TritonClient:
             raise TritonError(detail) from error
 
 
-# Triton's and gRPC's own words; their status codes alone do not tell these cases apart.
-_NOT_CONNECTED = re.compile(r"failed to connect|resolution failed|Connection refused")
-_NOT_SERVED = re.compile(r"unknown model|not at ready state|is not ready")
+# A failed stream's cause comes as text: the header that asks Triton 2.51 for status codes
+# (`triton_grpc_error`) makes it crash under load. Our backends put the code's name first;
+# the rest are Triton's and gRPC's own words.
+_CODED = re.compile(r"(INVALID_ARG|UNAVAILABLE): (.*)", re.DOTALL)
+_NOT_SERVED = re.compile(r"unknown model|not at ready state|is not ready|no available versions")
 _DEAD = re.compile(r"Stub process .* is not healthy")
+_NOT_CONNECTED = re.compile(r"failed to connect|resolution failed|Connection refused")
 
 
-def _to_generation_error(code: grpc.StatusCode, detail: str) -> GenerationError:
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return RefusedError(detail)
-    if _DEAD.search(detail):
-        return ModelDeadError(detail)
-    if _NOT_SERVED.search(detail):
-        return NotTakenError(detail)
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
-        # A request that kills its engine before the first token must count as an attempt: only
-        # a connection that never was is known to have taken nothing.
-        return NotTakenError(detail) if _NOT_CONNECTED.search(detail) else StreamLostError(detail)
-    return ModelFailedError(detail)
+def _to_model_error(message: str) -> GenerationError:
+    """What an error message inside a response means."""
+    coded = _CODED.match(message)
+    if coded:
+        return RefusedError(coded[2]) if coded[1] == "INVALID_ARG" else StreamLostError(coded[2])
+    if _DEAD.search(message):
+        return ModelDeadError(message)
+    if _NOT_SERVED.search(message):
+        return NotTakenError(message)
+    return ModelFailedError(message.removeprefix("INTERNAL: "))
+
+
+def _to_stream_error(error: grpc.aio.AioRpcError) -> GenerationError:
+    """What the end of a stream by gRPC itself means.
+
+    A request that kills its engine before the first token must count as an attempt: only a
+    connection that never was is known to have taken nothing.
+    """
+    detail = error.details() or error.code().name
+    return NotTakenError(detail) if _NOT_CONNECTED.search(detail) else StreamLostError(detail)

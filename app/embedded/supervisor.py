@@ -74,7 +74,7 @@ class Supervisor:
             reason = await part.wait()
             if time.monotonic() - since > HEALTHY_SECONDS:
                 delay = FIRST_DELAY
-            self._progress.line(f"{part.name} {reason}: restarting it")
+            self._progress.line(f"{part.name} {reason}; restarting it")
             while True:
                 await asyncio.sleep(delay)
                 delay = min(delay * 3, MAX_DELAY)

@@ -119,13 +119,13 @@ class EmbeddedTriton:
         except (RefusedError, TimeoutError):
             return ""
         except GenerationError as error:
-            return f"{model} fails: {error}"
+            return f"cannot generate with model {model} ({error})"
         return ""
 
     async def _ailment(self, client: TritonClient) -> str:
         for model in self.models:
             if not await self._is_ready(client, model):
-                return f"{model} is not loaded"
+                return f"has lost model {model}"
             if reason := await self.probe(client, model):
                 return reason
         return ""

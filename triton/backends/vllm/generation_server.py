@@ -49,7 +49,7 @@ class GenerationServer:
                 known = ", ".join(self.lora_ids) or "none"
                 raise RefusedError(f"unknown lora_name {request.lora_name!r}; known: {known}")
         except RefusedError as error:
-            send_error(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+            send_error(sender, str(error), "INVALID_ARG")
             return
         self.host.loop.call_soon_threadsafe(self.start, request, sender)
 
@@ -64,19 +64,19 @@ class GenerationServer:
         try:
             if await self.generate(request, sender):
                 return
-            error = ("the request was cancelled", pb_utils.TritonError.CANCELLED)
+            error = ("the request was cancelled", "CANCELLED")
         except (RefusedError, VLLMClientError) as failure:
-            error = (str(failure), pb_utils.TritonError.INVALID_ARG)
+            error = (str(failure), "INVALID_ARG")
         except EngineDeadError:
             message = f"the engine of model {self.model_name} died"
-            error = (message, pb_utils.TritonError.UNAVAILABLE)
+            error = (message, "UNAVAILABLE")
         except GracefulHTTPError as failure:
-            error = (str(failure), pb_utils.TritonError.UNAVAILABLE)
+            error = (str(failure), "UNAVAILABLE")
         except Exception as failure:
             cause = failure.__cause__ or failure
             message = f"{type(cause).__name__}: {cause}"
             pb_utils.Logger.log_error(f"request of model {self.model_name} failed: {message}")
-            error = (message, pb_utils.TritonError.INTERNAL)
+            error = (message, "INTERNAL")
         await self.in_thread(send_error, sender, *error)
 
     async def generate(self, request: GenerationRequest, sender: Any) -> bool:
@@ -161,6 +161,8 @@ class GenerationServer:
         self.metrics.close()
 
 
-def send_error(sender: Any, message: str, code: int) -> None:
-    error = pb_utils.TritonError(message, code)
+def send_error(sender: Any, message: str, code: str) -> None:
+    # A stream's errors arrive as text alone (asked for status codes, Triton 2.51 crashes under
+    # load), so the code's name goes first.
+    error = pb_utils.TritonError(f"{code}: {message}", getattr(pb_utils.TritonError, code))
     sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)

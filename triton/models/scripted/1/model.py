@@ -231,10 +231,7 @@ class Generation:
         if not self.has_logprobs:
             return "null"
         return json.dumps(
-            [
-                {len(chunk): {"logprob": -0.5, "rank": 1, "decoded_token": chunk}}
-                for chunk in chunks
-            ]
+            [{len(chunk): {"logprob": -0.5, "rank": 1, "decoded_token": chunk}} for chunk in chunks]
         )
 
     def advance(self) -> bool:
@@ -259,10 +256,10 @@ class Generation:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.script.fault == "lost_at":
             message = f"the script lost its engine after {self.sent} chunks"
-            send_error(self.sender, message, pb_utils.TritonError.UNAVAILABLE)
+            send_error(self.sender, message, "UNAVAILABLE")
         else:
             message = f"the script failed after {self.sent} chunks"
-            send_error(self.sender, message, pb_utils.TritonError.INTERNAL)
+            send_error(self.sender, message, "INTERNAL")
 
 
 def read_sampling(encoded: bytes) -> dict[str, Any]:
@@ -281,8 +278,10 @@ def strings(name: str, value: str) -> Any:
     return pb_utils.Tensor(name, np.array([value.encode()], dtype=np.object_))
 
 
-def send_error(sender: Any, message: str, code: int) -> None:
-    error = pb_utils.TritonError(message, code)
+def send_error(sender: Any, message: str, code: str) -> None:
+    # A stream's errors arrive as text alone (asked for status codes, Triton 2.51 crashes under
+    # load), so the code's name goes first.
+    error = pb_utils.TritonError(f"{code}: {message}", getattr(pb_utils.TritonError, code))
     sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
 
@@ -312,7 +311,7 @@ class TritonPythonModel:
                 self.schedule(Generation(request))
             except RefusedError as error:
                 sender = request.get_response_sender()
-                send_error(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+                send_error(sender, str(error), "INVALID_ARG")
 
     def schedule(self, generation: Generation) -> None:
         at = min(generation.due, generation.next_poll)
@@ -340,7 +339,7 @@ class TritonPythonModel:
         now = time.monotonic()
         if generation.next_poll <= now:
             if generation.sender.is_cancelled():
-                code = pb_utils.TritonError.CANCELLED
+                code = "CANCELLED"
                 send_error(generation.sender, "the request was cancelled", code)
                 return True
             generation.next_poll = now + max(POLL_INTERVAL, POLL_SHARE * len(self.heap))

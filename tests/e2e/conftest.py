@@ -1,0 +1,39 @@
+"""A real vLLM engine behind a real Triton, once a session."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from app.embedded.triton import EmbeddedTriton
+from app.settings import Settings
+from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service
+from tests.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def vllm_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+    """Triton with the demo model on vLLM's CPU engine: about 20 seconds to start."""
+    directory = tmp_path_factory.mktemp("vllm")
+    models = {"demo": ROOT / "models" / "demo"}
+    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+def vllm_settings(
+    postgres_server: PostgresServer, database_name: str, vllm_triton: EmbeddedTriton
+) -> Settings:
+    """Settings of a service in front of the vLLM engine."""
+    return make_settings(
+        postgres_server, database_name, vllm_triton, model_repository=ROOT / "models"
+    )
+
+
+@pytest.fixture
+async def vllm_service(vllm_settings: Settings) -> AsyncIterator[Service]:
+    """API and worker in this process, in front of the vLLM engine."""
+    async with run_service(vllm_settings, with_worker=True) as running:
+        yield running
