@@ -19,7 +19,7 @@ from app import __version__, wire
 from app.door import Door
 from app.errors import ServiceError
 from app.routes import contexts, health, models, results
-from app.schemas.native import ContextCreate, ResultCreate, SendOptions
+from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.services import background, open_services
 from app.settings import Settings
 from app.worker import Worker
@@ -32,8 +32,15 @@ Save a prompt (a *context*), send it to a model and have a *result* id at once. 
 `pending`, then `completed` or `failed`, whatever process dies in between. Errors are RFC 9457
 problems."""
 
-# Schemas of bodies that only raw routes take: FastAPI does not see them.
-_RAW_BODIES = (ContextCreate, ResultCreate, SendOptions)
+# Schemas that FastAPI does not see: bodies of raw routes, and problems.
+_MORE_SCHEMAS = (ContextCreate, ResultCreate, SendOptions, ProblemRead)
+
+_PROBLEM = {
+    "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
+    "content": {
+        wire.PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}}
+    },
+}
 
 
 def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
@@ -87,17 +94,24 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas that raw routes refer to."""
+    """The OpenAPI document, with the schemas that raw routes refer to and our problems."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, definitions = models_json_schema(
-            [(model, "validation") for model in _RAW_BODIES],
+            [(model, "validation") for model in _MORE_SCHEMAS],
             ref_template="#/components/schemas/{model}",
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions["$defs"])
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                # FastAPI documents its own 422 body, which is not ours.
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = _PROBLEM
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
         app.openapi_schema = document
     return app.openapi_schema
 

@@ -81,12 +81,19 @@ class ModelRegistry:
                 await self.refresh()  # it may have been loaded a moment ago
             model = self._models.get(name)
         if model is None:
-            known = sorted(self._models)
-            raise UnknownModelError(
-                f"There is no model {name!r}. Known models: {', '.join(known) or 'none yet'}.",
-                extra={"known_models": known},
-            )
+            raise _unknown(name, sorted(self._models))
         return model
+
+    async def load(self, name: str) -> None:
+        """Have Triton load a model of its repository, known or new.
+
+        Raises UnknownModelError with the list of those it has, TritonError with Triton's reason.
+        """
+        listed = {entry.name for entry in await self._triton.index()}
+        if name not in listed:
+            raise _unknown(name, sorted(listed))
+        await self._triton.load(name)
+        await self.refresh()
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -150,3 +157,10 @@ class ModelRegistry:
                 raise
             return
         self._stored = {row["name"]: row["version"] for row in rows} | new
+
+
+def _unknown(name: str, known: list[str]) -> UnknownModelError:
+    return UnknownModelError(
+        f"There is no model {name[:64]!r}. Known models: {', '.join(known) or 'none yet'}.",
+        extra={"known_models": known},
+    )

@@ -47,6 +47,7 @@ class Attempt:
         self._first_token_seconds: float | None = None
         self._task: asyncio.Task[object] | None = None
         self._stop_reason: StopReason | None = None
+        self._is_over = False
         self.model_is_dead = False  # Triton said so when it was asked to take this attempt
         self.heard_at = asyncio.get_running_loop().time()  # of the last response, or the start
         self.has_answered = False
@@ -70,6 +71,7 @@ class Attempt:
             outcome, failure = self._stopped(self._stop_reason)
         finally:
             self._task = None
+            self._is_over = True
         if self._stop_reason is StopReason.NOT_OURS:
             return None
         return self._end(outcome, failure)
@@ -118,8 +120,8 @@ class Attempt:
             self._model_version = delta.model_version
 
     def take_chunk(self) -> Chunk | None:
-        """The text since the last call, to be kept in the database."""
-        if self._kept_length == self._length:
+        """The text since the last call, to be kept in the database; none once it has ended."""
+        if self._is_over or self._kept_length == self._length:
             return None
         chunk = Chunk(
             result_id=self.claim.id,

@@ -150,9 +150,13 @@ async def _new_result(
             "deadline_seconds",
             f"must be at most {settings.max_deadline_seconds:.0f} (LLM_MAX_DEADLINE_SECONDS)",
         )
-    max_tokens = await _max_tokens(
-        model, text, options.parameters.max_tokens, settings.default_max_tokens
-    )
+    parameters = options.parameters
+    max_tokens = await _max_tokens(model, text, parameters.max_tokens, settings.default_max_tokens)
+    if (parameters.min_tokens or 0) > max_tokens:
+        raise _invalid(
+            "parameters.min_tokens",
+            f"{parameters.min_tokens} exceeds max_tokens, which is {max_tokens} unless it is given",
+        )
     result = NewResult(
         id=new_id(),
         team_id=team_id,
@@ -160,7 +164,7 @@ async def _new_result(
         model_name=model.name,
         model_version=model.version,
         prompt=prompt,
-        parameters=_json(options.parameters.to_stored(max_tokens)),
+        parameters=_json(parameters.to_stored(max_tokens)),
         priority=options.priority,
         deadline_seconds=deadline,
         metadata=_json(options.metadata) if options.metadata else "{}",

@@ -16,7 +16,7 @@ import orjson
 from app.database import Database, is_passing
 from app.errors import DatabaseUnavailableError
 from app.group_commit import Lane
-from app.job_queue import AttemptEnd, Claim, JobQueue, Outcome
+from app.job_queue import AttemptEnd, Chunk, Claim, JobQueue, Outcome
 from app.lease import FencedError, Lease
 from app.listener import CANCELLED, ENQUEUED, Listener
 from app.model_registry import ModelRegistry
@@ -57,6 +57,8 @@ class Worker:
         self._running: dict[UUID, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unknown: set[UUID] = set()
+        self._nothing_is_flushed = asyncio.Event()
+        self._nothing_is_flushed.set()
         self._generated: Counter[str] = Counter()
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
@@ -184,6 +186,8 @@ class Worker:
             self._generated[claim.model_name] += attempt.completion_tokens
             if end is not None:
                 self._judge_model(attempt, end)
+                # The end removes the chunks that it sees: not one that is just being written.
+                await self._nothing_is_flushed.wait()
                 ours = await self._ending.submit(end)
                 if not ours:
                     logger.info(
@@ -223,12 +227,19 @@ class Worker:
             chunks = [
                 chunk for attempt in self._running.values() if (chunk := attempt.take_chunk())
             ]
-            while chunks:
+            if chunks:
+                self._nothing_is_flushed.clear()
                 try:
-                    await self._queue.append(self._lease.id, chunks)
-                    break
-                except DatabaseUnavailableError as error:
-                    logger.info("flush waits: %s", error, extra=self._extra("flush_waits"))
+                    await self._append(chunks)
+                finally:
+                    self._nothing_is_flushed.set()
+
+    async def _append(self, chunks: list[Chunk]) -> None:
+        while True:
+            try:
+                return await self._queue.append(self._lease.id, chunks)
+            except DatabaseUnavailableError as error:
+                logger.info("flush waits: %s", error, extra=self._extra("flush_waits"))
 
     # --- heartbeat ------------------------------------------------------------------------------
 

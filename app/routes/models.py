@@ -34,8 +34,7 @@ async def read_model(name: str, services: ServicesOf) -> Response:
 @router.post("/models/{name}/load", response_model=ModelRead)
 async def load_model(name: str, services: ServicesOf) -> Response:
     """Have Triton load a model of its repository; answers when it is loaded."""
-    await services.triton.load(name)
-    await services.registry.refresh()
+    await services.registry.load(name)
     return await read_model(name, services)
 
 

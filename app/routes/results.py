@@ -183,7 +183,8 @@ async def cancel_results(
     filters = {"context_id": context_id, "model_name": model_name}
     given = {name: value for name, value in filters.items() if value is not None}
     if not given:
-        raise InvalidRequestError("Name a context_id, a model_name, or both.")
+        message = "name a context_id, a model_name, or both"
+        raise InvalidRequestError(f"{message.capitalize()}.", [FieldError("query", message)])
     return {"cancelled": await services.queue.cancel(TEAM, **given)}
 
 
@@ -228,8 +229,10 @@ def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
         raise InvalidRequestError(
             f"The body is not valid JSON: {error}.", [FieldError("body", str(error))]
         ) from error
-    if not 1 <= len(items) <= MAX_BULK:
-        raise BodyTooLargeError(f"A list holds 1 to {MAX_BULK} items; this one {len(items)}.")
+    if not items:
+        raise InvalidRequestError("The list is empty.", [FieldError("body", "is an empty list")])
+    if len(items) > MAX_BULK:
+        raise BodyTooLargeError(f"A list holds at most {MAX_BULK} items; this one {len(items)}.")
     return [_parse_item(orjson.dumps(item)) for item in items]
 
 

@@ -1,12 +1,13 @@
 """The native API's wire shapes: requests in, contexts and results out."""
 
+import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 import asyncpg
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from app.contexts import Context
 from app.ids import created_at
@@ -42,11 +43,17 @@ class _WithMetadata(BaseModel):
         default_factory=dict, description="Kept and returned; at most 16 KiB as JSON."
     )
 
-    @model_validator(mode="after")
-    def _bounded_metadata(self) -> Self:
-        if self.metadata and len(orjson.dumps(self.metadata)) > MAX_METADATA_BYTES:
-            raise ValueError(f"metadata must not exceed {MAX_METADATA_BYTES} bytes as JSON")
-        return self
+    @field_validator("metadata")
+    @classmethod
+    def _bounded_metadata(cls, metadata: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        try:
+            json.dumps(metadata, allow_nan=False)  # orjson would write null
+            size = len(orjson.dumps(metadata))
+        except (ValueError, TypeError) as error:
+            raise ValueError("numbers must be finite, and integers must fit 64 bits") from error
+        if size > MAX_METADATA_BYTES:
+            raise ValueError(f"must not exceed {MAX_METADATA_BYTES} bytes as JSON")
+        return metadata
 
 
 class ContextCreate(_WithMetadata):
@@ -164,6 +171,24 @@ class ModelRead(BaseModel):
     queued: int
     running: int
     tokens_per_second: float
+
+
+class FieldProblem(BaseModel):
+    """One wrong field of a request."""
+
+    field: str
+    message: str
+
+
+class ProblemRead(BaseModel):
+    """Why a request was not answered as asked (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str = Field(description="For people: what to change.")
+    code: str = Field(description="For programs: stable, listed in docs/errors.md.")
+    errors: list[FieldProblem] = Field(default_factory=list)
 
 
 def context_to_wire(context: Context) -> dict[str, Any]:

@@ -6,13 +6,22 @@ error. Defaults are the engine's own; only what a request names is sent on, plus
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 _INT64 = 2**63
 MAX_TOKENS = 1_000_000
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
+# One text is a list of one: a wrong one is then reported under its own name, not a union's.
+StopTexts = Annotated[
+    list[StopText],
+    Field(max_length=16),
+    BeforeValidator(
+        lambda given: [given] if isinstance(given, str) else given,
+        json_schema_input_type=StopText | Annotated[list[StopText], Field(max_length=16)],
+    ),
+]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -49,7 +58,7 @@ class SamplingParameters(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = (
         Field(None, description="Above 1 disfavours repetition of prompt and output.")
     )
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = Field(
+    stop: StopTexts | None = Field(
         None, description="Text(s) that end the generation; not part of the result."
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = Field(
