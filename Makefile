@@ -74,6 +74,11 @@ requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1:
 			--output-file $$name.txt $$name.in || exit 1; \
 	done
 
+.PHONY: docs-settings
+docs-settings: $(service) ## Rewrite docs/settings.md from app/settings.py
+	$(venv_python) -m docs.generate_settings > docs/settings.md.new
+	mv docs/settings.md.new docs/settings.md
+
 .PHONY: clean
 clean: ## Remove both environments and the tools' caches (data directories stay)
 	rm -rf .venv .venv-triton .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -5,6 +5,8 @@ rebinding is stopped by the Host allow-list, cross-site requests by Origin and b
 bodies are JSON (which a page of another site cannot send unasked). There is no CORS.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import BodyTooLargeError, ForbiddenOriginError, MediaTypeError, ServiceError
 from app.wire import JSON, problem_response
 
+_DISCARD_SECONDS = 5.0
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -55,12 +58,16 @@ class Door:
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
+            if b"expect" not in headers:  # one who asks first has sent nothing yet
+                await _discard(receive)
             raise self._too_large()
         body = bytearray()
         while True:
             message = await receive()
             body += message.get("body", b"")
             if len(body) > self._max_body_bytes:
+                if message.get("more_body"):
+                    await _discard(receive)
                 raise self._too_large()
             if not message.get("more_body"):
                 break
@@ -75,6 +82,14 @@ class Door:
             f"A body may have at most {self._max_body_bytes} bytes (LLM_MAX_BODY_BYTES).",
             headers={"Connection": "close"},
         )
+
+
+async def _discard(receive: Receive) -> None:
+    """Take the rest of a body, for a time: a client still sending would not read the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def _host_name(value: str) -> str:

@@ -45,6 +45,10 @@ def created_at(identifier: UUID) -> datetime:
 
 
 def lowest_id(moment: datetime) -> UUID:
-    """The smallest UUIDv7 of that millisecond: time filters are ranges of ids."""
-    milliseconds = max(0, int(moment.timestamp() * 1000))
+    """The smallest UUIDv7 of that millisecond: time filters are ranges of ids.
+
+    A time without a zone is UTC.
+    """
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    milliseconds = max(0, int(aware.timestamp() * 1000))
     return UUID(int=(milliseconds & ((1 << 48) - 1)) << 80 | 0x7 << 76 | 0b10 << 62)

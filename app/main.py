@@ -19,6 +19,7 @@ from app import __version__, wire
 from app.door import Door
 from app.errors import ServiceError
 from app.routes import contexts, health, models, results
+from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.services import background, open_services
 from app.settings import Settings
@@ -78,7 +79,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        # Nobody configures it, and to find that out costs a look at the environment per request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    app.add_middleware(RawRoutes, routes=[*results.raw.routes, *contexts.raw.routes])
     app.add_middleware(
         Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
     )

@@ -7,10 +7,18 @@ Settings are built in `cli` and handed down; nothing reads the environment at im
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_TEAM = "default"
+
+
+def _split_at_commas(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+# The environment holds it as text between commas, not as JSON.
+_Names = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
 
 
 class Settings(BaseSettings):
@@ -84,7 +92,7 @@ class Settings(BaseSettings):
         description="Permit an API without authentication on an address that is not loopback "
         "(development behind a container's port map). Told at every start.",
     )
-    allowed_hosts: Annotated[list[str], NoDecode] = Field(
+    allowed_hosts: _Names = Field(
         default=["localhost", "127.0.0.1", "[::1]"],
         alias="LLM_ALLOWED_HOSTS",
         description="Comma-separated names accepted in the Host header while authentication is "

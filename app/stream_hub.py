@@ -58,7 +58,8 @@ class StreamHub:
             if row["state"] != "pending" or remaining <= 0:
                 return row
             try:
-                await asyncio.wait_for(event.wait(), remaining)
+                async with asyncio.timeout(remaining):
+                    await event.wait()
             except TimeoutError:
                 return await self._results.get(team_id, result_id)
 

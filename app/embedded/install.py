@@ -127,20 +127,23 @@ class Uv:
         """`python` is that of the environment which holds pip and uv."""
         self._command = [str(python.with_name("uv")), "pip", "install", "--python", str(venv)]
         # pip takes the best of all indexes; with hashes demanded that is safe.
-        self._environment = {"UV_INDEX_STRATEGY": "unsafe-best-match", **os.environ}
-        listed = output_of([str(python), "-m", "pip", "config", "list"])
-        for line in listed.splitlines():
+        self.environment = {"UV_INDEX_STRATEGY": "unsafe-best-match", **os.environ}
+        configured = {}
+        for line in output_of([str(python), "-m", "pip", "config", "list"]).splitlines():
             key, _, value = line.partition("=")
-            variable, separator = self._SETTINGS.get(key.rpartition(".")[2], ("", ""))
-            if variable:
-                text = str(ast.literal_eval(value))
-                joined = separator.join(text.split()) if separator else text
-                self._environment.setdefault(variable, joined)
+            section, _, name = key.rpartition(".")
+            configured[section, name] = str(ast.literal_eval(value))
+        # The last of pip's sections first, as it wins.
+        for section in (":env:", "install", "global"):
+            for name, (variable, separator) in self._SETTINGS.items():
+                if value := configured.get((section, name), ""):
+                    joined = separator.join(value.split()) if separator else value
+                    self.environment.setdefault(variable, joined)
 
     def install(self, arguments: Sequence[str]) -> None:
         """Install, with uv's own progress in a terminal; raises InstallError."""
         quiet = [] if sys.stderr.isatty() else ["--quiet"]
-        run([*self._command, *quiet, *arguments], self._environment)
+        run([*self._command, *quiet, *arguments], self.environment)
 
     def try_install(self, arguments: Sequence[str]) -> bool:
         """Install without a word; whether it worked."""
@@ -149,7 +152,7 @@ class Uv:
                 [*self._command, *arguments],
                 check=False,
                 capture_output=True,
-                env=self._environment,
+                env=self.environment,
             )
         return tried.returncode == 0
 

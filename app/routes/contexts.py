@@ -10,7 +10,6 @@ from app.routes.common import (
     After,
     Force,
     Limit,
-    RawRoute,
     ServicesOf,
     describe,
     page_response,
@@ -23,7 +22,7 @@ from app.submission import to_new_context
 from app.wire import json_response, parse
 
 router = APIRouter(tags=["contexts"])
-raw = APIRouter(tags=["contexts"], route_class=RawRoute)
+raw = APIRouter(tags=["contexts"])
 
 _CREATE = TypeAdapter(ContextCreate)
 _EXAMPLE = {"content": "def fibonacci(n):", "metadata": {"origin": "example"}}

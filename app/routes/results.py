@@ -1,5 +1,6 @@
 """/models/send and /results/: send prompts, read, wait for, cancel and delete results."""
 
+import contextlib
 import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -12,7 +13,14 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import BodyTooLargeError, FieldError, InvalidRequestError, ServiceError
+from app.errors import (
+    BodyTooLargeError,
+    DatabaseUnavailableError,
+    FieldError,
+    InvalidRequestError,
+    ServiceError,
+    TooManyWaitersError,
+)
 from app.results import ResultFilter
 from app.routes.common import (
     TEAM,
@@ -20,7 +28,6 @@ from app.routes.common import (
     Force,
     Limit,
     Name,
-    RawRoute,
     ServicesOf,
     describe,
     page_response,
@@ -43,7 +50,7 @@ from app.submission import Accepted, submit, submit_all, submit_context
 from app.wire import json_response, parse
 
 router = APIRouter(tags=["results"])
-raw = APIRouter(tags=["results"], route_class=RawRoute)
+raw = APIRouter(tags=["results"])
 
 _SEND = TypeAdapter(SendOptions)
 _CREATE = TypeAdapter(ResultCreate)
@@ -214,10 +221,12 @@ async def _accepted_response(request: Request, services: Services, accepted: Acc
     wanted = _PREFER_WAIT.search(request.headers.get("prefer", ""))
     if wanted:
         seconds = min(float(wanted[1]), services.settings.max_wait_seconds)
-        headers["Preference-Applied"] = f"wait={seconds:.0f}"
-        row = await services.hub.wait_terminal(TEAM, result.id, seconds)
-        status = 202 if row["state"] == "pending" else 200
-        return json_response(_to_wire(services, row), status, headers)
+        # The result is committed: an error of the waiting must not hide its id.
+        with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
+            row = await services.hub.wait_terminal(TEAM, result.id, seconds)
+            headers["Preference-Applied"] = f"wait={seconds:.0f}"
+            status = 202 if row["state"] == "pending" else 200
+            return json_response(_to_wire(services, row), status, headers)
     return json_response(accepted_to_wire(result, model_ready=accepted.model_ready), 202, headers)
 
 
