@@ -12,7 +12,7 @@ FROM python:3.11.15-slim-bookworm
 ENV PATH=/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin llm
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin llm
 WORKDIR /srv
 COPY --from=environment /venv /venv
 COPY db db

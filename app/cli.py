@@ -1,4 +1,8 @@
-"""The command line: `python -m app COMMAND`. Each command is a process of the service."""
+"""The command line: `python -m app COMMAND`. Each command is a process of the service.
+
+A command imports what it runs by itself: the processes stay small and start at once, and a
+container needs no package of the embedded servers.
+"""
 
 import argparse
 import asyncio
@@ -9,16 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
-import uvloop
-from alembic import command
-from alembic.config import Config
 from pydantic import ValidationError
 
-from app.main import create_app
-from app.services import background, open_services
 from app.settings import Settings
-from app.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +80,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(options: argparse.Namespace) -> int:
-    # What only `up` needs (requirements-embedded.txt) is not in the container image.
     from app.embedded.up import UpOptions, up
 
     return asyncio.run(
@@ -101,6 +97,10 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    import uvicorn
+
+    from app.main import create_app
+
     settings = Settings()
     if not _is_loopback(settings.host):
         if not settings.allow_unauthenticated:
@@ -133,13 +133,17 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _worker(_options: argparse.Namespace) -> int:
-    settings = Settings()
-    uvloop.run(_run_worker(settings))
+    import uvloop
+
+    uvloop.run(_run_worker(Settings()))
     return 0
 
 
 async def _run_worker(settings: Settings) -> None:
     """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
+    from app.services import background, open_services
+    from app.worker import Worker
+
     async with open_services(settings, "worker") as services:
         worker = Worker(
             services.database,
@@ -163,6 +167,9 @@ async def _run_worker(settings: Settings) -> None:
 
 
 def _migrate(_options: argparse.Namespace) -> int:
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(_ROOT / "db"))
     config.attributes["settings"] = Settings()

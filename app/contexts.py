@@ -97,8 +97,10 @@ class ContextStore:
                 )
                 if not found:
                     raise context_not_found(context_id)
+                # And these keep their worker from storing more text of them.
                 pending = await connection.fetch(
-                    "SELECT id FROM results WHERE context_id = $1 AND state = 'pending'",
+                    "SELECT id FROM results WHERE context_id = $1 AND state = 'pending'"
+                    " ORDER BY id FOR UPDATE",
                     context_id,
                 )
                 if pending and not force:

@@ -1,6 +1,6 @@
 """Connections to PostgreSQL: one pool a process, every limit explicit, every wait bounded.
 
-Hot and cold statements alike go through asyncpg; SQLAlchemy serves the schema and Alembic.
+Hot and cold statements alike go through asyncpg; SQLAlchemy serves Alembic alone (db/env.py).
 """
 
 import asyncio
@@ -9,9 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
 
 from app.errors import DatabaseUnavailableError
 from app.settings import Settings
@@ -168,19 +165,3 @@ class Retry:
 
 async def _keep(_: Connection) -> None:
     """No reset between borrowers."""
-
-
-def make_migration_engine(settings: Settings) -> AsyncEngine:
-    """An engine without a pool for Alembic."""
-    host, port = settings.database_address()
-    url = URL.create(
-        "postgresql+asyncpg",
-        username=settings.database_user,
-        password=settings.database_password.get_secret_value(),
-        host=host,
-        port=port,
-        database=settings.database_name,
-    )
-    return create_async_engine(
-        url, poolclass=NullPool, connect_args={"server_settings": {"lock_timeout": "60s"}}
-    )

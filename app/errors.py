@@ -51,6 +51,11 @@ ENGINE_CRASHED = Failure(
     "itself seems to crash it: change the prompt or the parameters.",
     False,
 )
+INTERNAL_ERROR = Failure(
+    FailureCode.INTERNAL_ERROR,
+    "A bug in the service ended this result; its worker's log has the details. Send again once.",
+    True,
+)
 
 
 @dataclass(frozen=True, slots=True)

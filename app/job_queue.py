@@ -151,9 +151,10 @@ WITH context_input AS (
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.metadata::jsonb, i.group_id
   FROM input i
+  -- The lock: one that is being deleted is waited for, and then missing.
   WHERE i.has_new_context OR EXISTS (
     SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
-      AND (i.prompt IS NOT NULL OR c.content IS NOT NULL))
+      AND (i.prompt IS NOT NULL OR c.content IS NOT NULL) FOR KEY SHARE)
   ON CONFLICT (id) DO NOTHING
   RETURNING id, model_name
 )
@@ -303,7 +304,11 @@ ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
 
 # The rows of dead workers ($1), whose text survives in the chunks. $2: whether the attempts count.
 _RELEASE = f"""
-WITH judged AS (
+WITH picked AS MATERIALIZED (
+  -- In no order: ordered by id, the planner walks all results in the hope of a common owner.
+  SELECT id FROM results
+  WHERE worker_id = ANY($1::uuid[]) AND state = 'pending' LIMIT {MAX_BATCH}
+), judged AS (
   SELECT r.id, r.attempt, $2::bool AS lost, false AS engine_died,
     CASE
       WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
@@ -320,9 +325,9 @@ WITH judged AS (
     NULL::float8 AS first_token_seconds, 0::float8 AS retry_after_seconds,
     CASE WHEN $2::bool THEN {_failure_sql(WORKER_LOST)[0]} END AS error_code,
     'The worker stopped renewing its lease.' AS error_message, true AS error_retryable
-  FROM results r
+  FROM picked p JOIN results r ON r.id = p.id
   WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
-  ORDER BY r.id LIMIT {MAX_BATCH} FOR UPDATE OF r
+  ORDER BY r.id FOR UPDATE OF r
 ), ended AS ({_CONCLUDE}), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
 )
@@ -367,7 +372,9 @@ WITH ended AS (
 SELECT count(*) AS ended, {_notify_ids(ENDED)} FROM ended
 """
 
-_TELL_STOPPED = f"SELECT {_notify_ids(CANCELLED_CHANNEL)} FROM unnest($1::uuid[]) AS i(id)"
+_TELL_STOPPED = f"""
+SELECT {_notify_ids(CANCELLED_CHANNEL)}, {_notify_ids(ENDED)} FROM unnest($1::uuid[]) AS i(id)
+"""
 
 _STILL_OURS = """
 SELECT id, attempt, cancel_requested_at IS NOT NULL AS is_cancelled FROM results
@@ -467,7 +474,7 @@ class JobQueue:
                 return total
 
     async def tell_stopped(self, ids: Sequence[UUID]) -> None:
-        """Tell the workers that results of these ids are gone: stop their streams."""
+        """Tell workers and waiters that results of these ids are gone."""
         for start in range(0, len(ids), MAX_BATCH):
             await self._database.fetch(_TELL_STOPPED, list(ids[start : start + MAX_BATCH]))
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 import asyncpg
@@ -14,8 +15,11 @@ from app.ids import lowest_id
 from app.job_queue import JobQueue
 from app.settings import Settings
 
+State = Literal["pending", "completed", "failed"]
+
 _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
+_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 _COLUMNS = """id, team_id, context_id, model_name, model_version, state, {output} AS output,
   error_code, error_message, error_retryable, finish_reason, parameters, prompt_tokens,
@@ -40,7 +44,7 @@ SELECT attempt_history, attempt, state, worker_id, started_at, finished_at, erro
 class ResultFilter:
     """What a list is narrowed to; None leaves a condition out."""
 
-    state: str | None = None
+    state: State | None = None
     model_name: str | None = None
     context_id: UUID | None = None
     error_code: str | None = None
@@ -87,34 +91,32 @@ class ResultStore:
 
         Texts are cut after 1,000 characters unless `full`.
         """
-        conditions = ["team_id = $1"]
-        arguments: list[object] = [team_id]
-
-        def add(condition: str, value: object) -> None:
-            if value is not None:
-                arguments.append(value)
-                conditions.append(condition.format(f"${len(arguments)}"))
-
-        add("id < {}", after)
-        # Literal, so that the planner may use the partial indexes.
-        if narrowed.state is not None:
-            conditions.append(
-                {"pending": "state = 'pending'", "failed": "state = 'failed'"}.get(
-                    narrowed.state, "state = 'completed'"
-                )
-            )
-        elif narrowed.error_code is not None or narrowed.retryable is not None:
-            conditions.append("state = 'failed'")
-        add("model_name = {}", narrowed.model_name)
-        add("context_id = {}", narrowed.context_id)
-        add("error_code = {}", narrowed.error_code)
-        add("error_retryable = {}", narrowed.retryable)
-        add("id >= {}", narrowed.created_after and lowest_id(narrowed.created_after))
-        add("id < {}", narrowed.created_before and lowest_id(narrowed.created_before))
+        state = narrowed.state
+        if narrowed.error_code is not None or narrowed.retryable is not None:
+            if state not in (None, "failed"):
+                return []  # only failed results have an error
+            state = "failed"
+        key, filters = _split(team_id, narrowed, state)
+        low = lowest_id(narrowed.created_after) if narrowed.created_after else _LOWEST
+        high = lowest_id(narrowed.created_before) if narrowed.created_before else _HIGHEST
+        arguments = [*key.values(), low, min(high, after or _HIGHEST), *filters.values()]
+        columns, count = ", ".join(key), len(key)
+        values = ", ".join(f"${place}" for place in range(1, count + 1))
+        # Rows, not equalities: only the one index that begins with these columns has this order.
+        # A generic plan otherwise walks down all ids, in the hope of a common value.
+        conditions = [
+            f"({columns}, id) >= ({values}, ${count + 1})",
+            f"({columns}, id) < ({values}, ${count + 2})",
+            *(f"{name} = ${place}" for place, name in enumerate(filters, count + 3)),
+        ]
+        if state is not None:
+            # Literal, so that the planner may use the partial indexes.
+            conditions.append(f"state = '{state}'")
         output = "output" if full else f"left(output, {LIST_TEXT_CHARACTERS})"
+        order = ", ".join(f"{name} DESC" for name in (*key, "id"))
         query = (
             f"SELECT {_COLUMNS.format(output=output)} FROM results "
-            f"WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT {int(limit)}"
+            f"WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT {int(limit)}"
         )
         return await self._database.fetch(query, *arguments)
 
@@ -149,6 +151,35 @@ class ResultStore:
 
         if await self._database.run(work):
             await self._queue.tell_stopped([result_id])
+
+
+def _split(
+    team_id: str, narrowed: ResultFilter, state: State | None
+) -> tuple[dict[str, object], dict[str, object]]:
+    """The columns before `id` of the index that serves a page, and what is left to test per row.
+
+    Where filters compete for the index, the one whose worst case reads the fewest rows wins:
+    pending and failed results are few.
+    """
+    filters: dict[str, object] = {
+        name: value
+        for name, value in (
+            ("team_id", team_id),
+            ("model_name", narrowed.model_name),
+            ("context_id", narrowed.context_id),
+            ("error_code", narrowed.error_code),
+            ("error_retryable", narrowed.retryable),
+        )
+        if value is not None
+    }
+    names = ["team_id"]
+    if "context_id" in filters:
+        names = ["context_id"]
+    elif "error_code" in filters:
+        names = ["team_id", "error_code"]
+    elif "model_name" in filters and state in (None, "completed"):
+        names = ["team_id", "model_name"]
+    return {name: filters.pop(name) for name in names}, filters
 
 
 def result_not_found(result_id: UUID) -> NotFoundError:

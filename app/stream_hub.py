@@ -23,6 +23,11 @@ class StreamHub:
         self._count = 0
         listener.subscribe(ENDED, self._on_ended)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a further waiter would be refused."""
+        return self._count >= self._max_waiters
+
     async def wait_terminal(self, team_id: str, result_id: UUID, seconds: float) -> asyncpg.Record:
         """The result once it is terminal, or as it stands after `seconds`.
 
@@ -30,7 +35,7 @@ class StreamHub:
         """
         if seconds <= 0:
             return await self._results.get(team_id, result_id)
-        if self._count >= self._max_waiters:
+        if self.is_full:
             raise TooManyWaitersError(
                 f"{self._count} requests are waiting already (LLM_MAX_WAITERS). Poll instead.",
                 headers={"Retry-After": "5"},

@@ -5,6 +5,7 @@ they may rely on. Creation times have no column: they are inside the UUIDv7 ids.
 """
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -21,6 +22,10 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from app.settings import Settings
 
 metadata = MetaData(
     naming_convention={
@@ -185,3 +190,19 @@ models = Table(
     # result of the model is claimed.
     Column("exclusive_result_id", UUID),
 )
+
+
+def make_engine(settings: Settings) -> AsyncEngine:
+    """An engine without a pool, for migrations: the service itself queries through `database`."""
+    host, port = settings.database_address()
+    url = URL.create(
+        "postgresql+asyncpg",
+        username=settings.database_user,
+        password=settings.database_password.get_secret_value(),
+        host=host,
+        port=port,
+        database=settings.database_name,
+    )
+    return create_async_engine(
+        url, poolclass=NullPool, connect_args={"server_settings": {"lock_timeout": "60s"}}
+    )

@@ -14,7 +14,7 @@ from uuid import UUID
 import orjson
 
 from app.database import Database, is_passing
-from app.errors import DatabaseUnavailableError
+from app.errors import INTERNAL_ERROR, DatabaseUnavailableError
 from app.group_commit import Lane
 from app.job_queue import AttemptEnd, Chunk, Claim, JobQueue, Outcome
 from app.lease import FencedError, Lease
@@ -56,6 +56,7 @@ class Worker:
         self._ending: Lane[AttemptEnd, bool]
         self._running: dict[UUID, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_short = True  # whether slots, not the queue, were the limit of the last claim
         self._unknown: set[UUID] = set()
         self._nothing_is_flushed = asyncio.Event()
         self._nothing_is_flushed.set()
@@ -130,8 +131,12 @@ class Worker:
                 await self._claim_suspects()
                 suspects_at = loop.time() + self._settings.poll_seconds
             asked = self._free_slots()
-            claimed = await self._claim(asked) if asked else 0
-            if asked and claimed >= sum(asked.values()):
+            claimed = await self._claim(asked) if asked else Counter[str]()
+            # Else the queue was empty: what comes is notified, and a free slot finds nothing.
+            self._is_short = len(asked) < len(self._registry.ready()) or any(
+                claimed[model] >= count for model, count in asked.items()
+            )
+            if asked and claimed.total() >= sum(asked.values()):
                 continue  # there may be more
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
@@ -149,15 +154,17 @@ class Worker:
         slots = {name: share + (place < rest) for place, name in enumerate(models)}
         return self._trust.restrict(slots, self._running.values())
 
-    async def _claim(self, asked: dict[str, int]) -> int:
+    async def _claim(self, asked: dict[str, int]) -> Counter[str]:
+        """Claim and start what is there; how much, by model."""
         try:
             claims = await self._queue.claim(self._lease.id, asked)
         except Exception as error:
             if not is_passing(error):
                 raise
             logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
-            return 0
-        return self._start(claims)
+            return Counter()
+        self._start(claims)
+        return Counter(claim.model_name for claim in claims)
 
     async def _claim_suspects(self) -> None:
         models = list(self._free_slots())
@@ -170,35 +177,61 @@ class Worker:
                 raise
             logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
 
-    def _start(self, claims: list[Claim]) -> int:
+    def _start(self, claims: list[Claim]) -> None:
         for claim in claims:
             attempt = Attempt(claim, self._triton)
             self._running[claim.id] = attempt
             task = asyncio.create_task(self._run(attempt), name=f"result {claim.id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return len(claims)
 
     async def _run(self, attempt: Attempt) -> None:
         claim = attempt.claim
         try:
-            end = await attempt.run()
+            end = await self._outcome(attempt)
             self._generated[claim.model_name] += attempt.completion_tokens
             if end is not None:
                 self._judge_model(attempt, end)
                 # The end removes the chunks that it sees: not one that is just being written.
                 await self._nothing_is_flushed.wait()
-                ours = await self._ending.submit(end)
-                if not ours:
+                if not await self._write_end(end):
                     logger.info(
                         "result %s was decided elsewhere", claim.id, extra=self._extra("not_ours")
                     )
         finally:
             if self._running.get(claim.id) is attempt:
                 del self._running[claim.id]
-            self._wake.set()
+            if self._is_short or claim.is_suspect:
+                self._wake.set()
         if claim.is_suspect:
             await self._claim_suspects()
+
+    async def _outcome(self, attempt: Attempt) -> AttemptEnd | None:
+        """How the attempt ended; a bug of ours ends its result too, or it would run for ever."""
+        try:
+            return await attempt.run()
+        except Exception:
+            logger.exception(
+                "attempt of result %s broke", attempt.claim.id, extra=self._extra("attempt_broke")
+            )
+            return AttemptEnd(
+                attempt.claim.id, attempt.claim.attempt, Outcome.FAILED, failure=INTERNAL_ERROR
+            )
+
+    async def _write_end(self, end: AttemptEnd) -> bool:
+        """Commit the end; one that PostgreSQL refuses is written without what the model said."""
+        try:
+            return await self._ending.submit(end)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            logger.exception(
+                "the end of result %s was refused",
+                end.result_id,
+                extra=self._extra("end_refused"),
+            )
+        bare = AttemptEnd(end.result_id, end.attempt, Outcome.FAILED, failure=INTERNAL_ERROR)
+        return await self._ending.submit(bare)
 
     def _judge_model(self, attempt: Attempt, end: AttemptEnd) -> None:
         model = attempt.claim.model_name

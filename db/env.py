@@ -5,9 +5,8 @@ import asyncio
 from alembic import context
 from sqlalchemy import Connection
 
-from app.database import make_migration_engine
 from app.settings import Settings
-from app.tables import metadata
+from app.tables import make_engine, metadata
 
 # Two processes may migrate at the same moment (replicas starting together): one waits.
 _MIGRATION_LOCK = 0x4C4C4D  # "LLM"
@@ -26,7 +25,7 @@ def _run(connection: Connection) -> None:
 
 
 async def _migrate() -> None:
-    engine = make_migration_engine(context.config.attributes.get("settings") or Settings())
+    engine = make_engine(context.config.attributes.get("settings") or Settings())
     async with engine.connect() as connection:
         await connection.run_sync(_run)
         await connection.commit()

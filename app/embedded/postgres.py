@@ -159,7 +159,8 @@ class EmbeddedPostgres:
             try:
                 await self._ensure_database()
             except asyncpg.CannotConnectNowError:
-                tell("recovering from a crash")
+                if "recovery in progress" in processes.log_text(self.log_file, log_start):
+                    tell("recovering from a crash")
             except (OSError, asyncpg.PostgresConnectionError):
                 pass
             else:

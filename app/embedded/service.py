@@ -6,8 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import httpx
+from urllib.parse import urlsplit
 
 from app.embedded import processes
 from app.embedded.processes import StartError
@@ -78,12 +77,16 @@ class ServicePart:
     async def _is_ready(self, log_start: int) -> bool:
         if not self._ready_url:
             return f"{self._command} ready" in processes.log_text(self.log_file, log_start)
-        async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
-            try:
-                answer = await client.get(self._ready_url)
-            except httpx.TransportError:
-                return False
-        return answer.status_code == httpx.codes.OK
+        address = urlsplit(self._ready_url)
+        request = f"GET {address.path} HTTP/1.0\r\nHost: {address.netloc}\r\n\r\n"
+        try:
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(request.encode())
+            status = await reader.readline()
+            writer.close()
+        except OSError:
+            return False
+        return b" 200 " in status
 
 
 async def migrate(environment: Mapping[str, str], log_file: Path) -> None:

@@ -5,6 +5,7 @@ token per model.
 """
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from os import environ
 from pathlib import Path
+
+import psutil
 
 from app.embedded import processes
 from app.embedded.processes import StartError
@@ -29,6 +32,7 @@ MAX_SILENCE = 3
 # serve.sh gives the server 10 s to end its models.
 EXIT_SECONDS = 20
 ENGINE_DEATH_SECONDS = 0.5
+STUB = "triton_python_backend_stub"  # runs one instance of a model
 _TRITON = Path(__file__).parents[2] / "triton"
 
 
@@ -111,6 +115,8 @@ class EmbeddedTriton:
 
     async def probe(self, client: TritonClient, model: str) -> str:
         """Generate one token; what is wrong with the model, or "" if nothing seems to be."""
+        if await self._has_lost_a_stub(client):
+            return "has lost the process of a model"
         parameters = {"max_tokens": 1, "temperature": 0}
         try:
             async with asyncio.timeout(PROBE_SECONDS):
@@ -129,6 +135,20 @@ class EmbeddedTriton:
             if reason := await self.probe(client, model):
                 return reason
         return ""
+
+    async def _has_lost_a_stub(self, client: TritonClient) -> bool:
+        """Whether fewer of the models' own processes run than models are called ready.
+
+        In place of a dead one Triton answers a request a second, with an error: a probe behind
+        hundreds of requests would wait for minutes.
+        """
+        assert self._process is not None
+        ready = sum(entry.ready and entry.name in self.models for entry in await client.index())
+        stubs = 0
+        for process in processes.descendants(self._process.pid):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                stubs += process.exe().endswith(STUB)
+        return stubs < ready
 
     async def _is_ready(self, client: TritonClient, model: str) -> bool:
         return any(entry.name == model and entry.ready for entry in await client.index())

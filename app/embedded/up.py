@@ -1,7 +1,6 @@
 """`python -m app up`: everything on this machine, from nothing to a ready line, until Ctrl-C."""
 
 import asyncio
-import logging
 import os
 import shlex
 import signal
@@ -48,8 +47,6 @@ class UpOptions:
 
 async def up(options: UpOptions) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; the process's exit status."""
-    # Its lines about our own readiness checks belong in no terminal.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     stopping = _stop_on_signals()
     async with Progress(sys.stdout) as progress:
         try:

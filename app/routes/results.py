@@ -204,7 +204,8 @@ async def cancel_result(result_id: str, services: ServicesOf) -> Response:
     """Cancel a result; idempotent. 200 once it is terminal, 202 while its worker is stopping."""
     identifier = to_id(result_id, "result")
     await services.queue.cancel(TEAM, id=identifier)
-    row = await services.hub.wait_terminal(TEAM, identifier, _CANCEL_WAIT_SECONDS)
+    seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
+    row = await services.hub.wait_terminal(TEAM, identifier, seconds)
     return json_response(_to_wire(services, row), 202 if row["state"] == "pending" else 200)
 
 

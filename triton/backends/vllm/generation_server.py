@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,6 +29,32 @@ PULSE = 0.1
 PULSE_PER_REQUEST = 0.001
 
 
+class ResponseStream:
+    """What one client hears. Triton frees a request at its final response, and asking about the
+    cancellation of a freed one crashes the whole server: hence the lock and the flag."""
+
+    def __init__(self, triton_request: Any) -> None:
+        self.request_id = triton_request.request_id()
+        self.sender = triton_request.get_response_sender()
+        self.lock = threading.Lock()
+        self.is_final = False
+
+    def send(self, response: Any, is_final: bool = False) -> None:
+        with self.lock:
+            self.is_final = is_final
+            self.sender.send(response, flags=FINAL if is_final else 0)
+
+    def fail(self, code: str, message: str) -> None:
+        # A stream's errors arrive as text alone (asked for status codes, Triton 2.51 crashes
+        # under load), so the code's name goes first.
+        error = pb_utils.TritonError(f"{code}: {message}", getattr(pb_utils.TritonError, code))
+        self.send(pb_utils.InferenceResponse(error=error), is_final=True)
+
+    def is_cancelled(self) -> bool:
+        with self.lock:
+            return not self.is_final and self.sender.is_cancelled()
+
+
 class GenerationServer:
     """Requests come in on Triton's thread; everything else happens on the engine's loop."""
 
@@ -36,50 +63,58 @@ class GenerationServer:
         self.model_name = model_name
         self.lora_ids = {name: number for number, name in enumerate(host.lora_paths, start=1)}
         self.numbers = itertools.count(1)
-        self.live: dict[asyncio.Task[None], Any] = {}  # request under way -> response sender
+        self.live: dict[asyncio.Task[None], ResponseStream] = {}  # requests under way
         self.senders = ThreadPoolExecutor(SENDERS, thread_name_prefix="sender")
         self.metrics = ServerMetrics(model_name, model_version)
         self.pulse = asyncio.run_coroutine_threadsafe(self.beat(), host.loop)
 
     def submit(self, triton_request: Any) -> None:
-        sender = triton_request.get_response_sender()
+        stream = ResponseStream(triton_request)
+        target = pb_utils.get_input_tensor_by_name(triton_request, "cancel_request_id")
+        if target is not None:
+            request_id = target.as_numpy().flat[0].decode("utf-8", "replace")
+            self.host.loop.call_soon_threadsafe(self.cancel, request_id)
+            stream.send(None, is_final=True)
+            return
         try:
             request = read_request(triton_request)
             if request.lora_name is not None and request.lora_name not in self.lora_ids:
                 known = ", ".join(self.lora_ids) or "none"
                 raise RefusedError(f"unknown lora_name {request.lora_name!r}; known: {known}")
         except RefusedError as error:
-            send_error(sender, str(error), "INVALID_ARG")
+            stream.fail("INVALID_ARG", str(error))
             return
-        self.host.loop.call_soon_threadsafe(self.start, request, sender)
+        self.host.loop.call_soon_threadsafe(self.start, request, stream)
 
-    def start(self, request: GenerationRequest, sender: Any) -> None:
-        task = self.host.loop.create_task(self.answer(request, sender))
-        self.live[task] = sender
+    def start(self, request: GenerationRequest, stream: ResponseStream) -> None:
+        task = self.host.loop.create_task(self.answer(request, stream))
+        self.live[task] = stream
         task.add_done_callback(self.live.pop)
 
-    async def answer(self, request: GenerationRequest, sender: Any) -> None:
-        """Exactly one final response leaves here, whatever happens."""
-        error = None
-        try:
-            if await self.generate(request, sender):
-                return
-            error = ("the request was cancelled", "CANCELLED")
-        except (RefusedError, VLLMClientError) as failure:
-            error = (str(failure), "INVALID_ARG")
-        except EngineDeadError:
-            message = f"the engine of model {self.model_name} died"
-            error = (message, "UNAVAILABLE")
-        except GracefulHTTPError as failure:
-            error = (str(failure), "UNAVAILABLE")
-        except Exception as failure:
-            cause = failure.__cause__ or failure
-            message = f"{type(cause).__name__}: {cause}"
-            pb_utils.Logger.log_error(f"request of model {self.model_name} failed: {message}")
-            error = (message, "INTERNAL")
-        await self.in_thread(send_error, sender, *error)
+    def cancel(self, request_id: str) -> None:
+        for task, stream in self.live.items():
+            if stream.request_id == request_id:
+                task.cancel()
 
-    async def generate(self, request: GenerationRequest, sender: Any) -> bool:
+    async def answer(self, request: GenerationRequest, stream: ResponseStream) -> None:
+        """Exactly one final response leaves here, whatever happens."""
+        try:
+            if await self.generate(request, stream):
+                return
+            code, message = "CANCELLED", "the request was cancelled"
+        except (RefusedError, VLLMClientError) as error:
+            code, message = "INVALID_ARG", str(error)
+        except EngineDeadError:
+            code, message = "UNAVAILABLE", f"the engine of model {self.model_name} died"
+        except GracefulHTTPError as error:
+            code, message = "UNAVAILABLE", str(error)
+        except Exception as error:
+            cause = error.__cause__ or error
+            code, message = "INTERNAL", f"{type(cause).__name__}: {cause}"
+            pb_utils.Logger.log_error(f"request of model {self.model_name} failed: {message}")
+        await self.in_thread(stream.fail, code, message)
+
+    async def generate(self, request: GenerationRequest, stream: ResponseStream) -> bool:
         """False when the client cancelled. Awaiting each send is the backpressure: meanwhile
         vLLM joins further tokens into the next output."""
         outputs = None
@@ -100,9 +135,9 @@ class GenerationServer:
                 response = builder.build(output)
                 self.metrics.generation_tokens += builder.output_tokens - before
                 finished = output.finished
-                await self.in_thread(sender.send, response, FINAL if finished else 0)
+                await self.in_thread(stream.send, response, finished)
             if not finished:
-                await self.in_thread(sender.send, None, FINAL)
+                await self.in_thread(stream.send, None, True)
         except asyncio.CancelledError:
             return False
         finally:
@@ -141,8 +176,8 @@ class GenerationServer:
         while not self.host.is_dead:
             requests = list(self.live.items())
             cancelled = await self.in_thread(
-                lambda senders: [sender.is_cancelled() for sender in senders],
-                [sender for _, sender in requests],
+                lambda streams: [stream.is_cancelled() for stream in streams],
+                [stream for _, stream in requests],
             )
             for (task, _), is_cancelled in zip(requests, cancelled, strict=True):
                 if is_cancelled:
@@ -160,9 +195,3 @@ class GenerationServer:
         self.senders.shutdown()
         self.metrics.close()
 
-
-def send_error(sender: Any, message: str, code: str) -> None:
-    # A stream's errors arrive as text alone (asked for status codes, Triton 2.51 crashes under
-    # load), so the code's name goes first.
-    error = pb_utils.TritonError(f"{code}: {message}", getattr(pb_utils.TritonError, code))
-    sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)

@@ -8,14 +8,19 @@ NVIDIA's container. Its differences on purpose:
   an error never carries a text_output.
 - prompt tokens + max_tokens beyond the model's length are refused instead of cut.
 - A dead engine always ends its requests with UNAVAILABLE and makes the model not ready.
+- A request with the input `cancel_request_id` generates nothing: it cancels the request whose id
+  it names. Cancelling the gRPC call works too, but races with the responses in Triton 2.51 and
+  crashes the server about once in some thousand times.
 - With n > 1 every response of a stream has all n outputs, the unchanged ones empty.
 
 This module imports nothing heavy: Triton also loads it in a short-lived process that only
 completes the model's configuration.
 """
 
+import atexit
 import json
 import locale
+import os
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -33,6 +38,7 @@ INPUTS = (
     ("return_num_input_tokens", "TYPE_BOOL", [1]),
     ("return_num_output_tokens", "TYPE_BOOL", [1]),
     ("embedding_request", "TYPE_STRING", [1]),
+    ("cancel_request_id", "TYPE_STRING", [1]),
 )
 OUTPUTS = (
     ("text_output", "TYPE_STRING", [-1]),
@@ -87,3 +93,6 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self.server.close()
         self.host.close()
+        # Python's own end takes seconds with torch loaded, and destroys Triton's objects after
+        # what they need, which ends in a segmentation fault: skip it.
+        atexit.register(os._exit, 0)

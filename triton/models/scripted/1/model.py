@@ -23,6 +23,9 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
     refuse            refuse the request with INVALID_ARG at once
     nul               the first chunk starts with a NUL character
 
+A request with the input `cancel_request_id` says nothing itself and cancels the one whose id (of
+the ModelInferRequest) it names; see the vLLM backend for why that is better than gRPC's way.
+
 Unknown words in a directive, and values that are no number, are refused with INVALID_ARG.
 """
 
@@ -190,6 +193,8 @@ class Generation:
 
     def __init__(self, request: Any) -> None:
         self.sender = request.get_response_sender()
+        self.request_id = request.request_id()
+        self.is_cancelled = False  # by a request of its own (`cancel_request_id`)
         inputs = {tensor.name(): tensor.as_numpy().flat[0] for tensor in request.inputs()}
         prompt = inputs["text_input"].decode("utf-8", "replace")
         sampling = read_sampling(inputs.get("sampling_parameters", b"{}"))
@@ -285,6 +290,14 @@ def send_error(sender: Any, message: str, code: str) -> None:
     sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
 
+def die_with_server(server_pid: int) -> None:
+    """Triton's stub only tries to exit when its server was killed: threads of ours that wait for
+    an answer from it would keep the process for ever."""
+    while os.getppid() == server_pid:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class TritonPythonModel:
     """Entry points of Triton's Python backend.
 
@@ -298,6 +311,7 @@ class TritonPythonModel:
         self.numbers = itertools.count()  # breaks ties of the heap
         self.changed = threading.Condition()
         self.stopping = False
+        threading.Thread(target=die_with_server, args=[os.getppid()], daemon=True).start()
         self.speakers = [
             threading.Thread(target=self.speak, name=f"speaker-{number}")
             for number in range(SPEAKERS)
@@ -307,11 +321,22 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
+            target = pb_utils.get_input_tensor_by_name(request, "cancel_request_id")
+            if target is not None:
+                self.cancel(target.as_numpy().flat[0].decode())
+                request.get_response_sender().send(flags=FINAL)
+                continue
             try:
                 self.schedule(Generation(request))
             except RefusedError as error:
                 sender = request.get_response_sender()
                 send_error(sender, str(error), "INVALID_ARG")
+
+    def cancel(self, request_id: str) -> None:
+        with self.changed:
+            for _, _, generation in self.heap:
+                if generation.request_id == request_id:
+                    generation.is_cancelled = True
 
     def schedule(self, generation: Generation) -> None:
         at = min(generation.due, generation.next_poll)
@@ -338,9 +363,8 @@ class TritonPythonModel:
         """Say what is due and look at the cancellation; True when the request is over."""
         now = time.monotonic()
         if generation.next_poll <= now:
-            if generation.sender.is_cancelled():
-                code = "CANCELLED"
-                send_error(generation.sender, "the request was cancelled", code)
+            if generation.is_cancelled or generation.sender.is_cancelled():
+                send_error(generation.sender, "the request was cancelled", "CANCELLED")
                 return True
             generation.next_poll = now + max(POLL_INTERVAL, POLL_SHARE * len(self.heap))
         for _ in range(CHUNKS_PER_STEP):

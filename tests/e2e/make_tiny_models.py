@@ -1,0 +1,109 @@
+"""Make tiny random models of several architectures: `python make_tiny_models.py DIRECTORY`.
+
+Runs in Triton's environment, which has torch and transformers. Each model gets its family's layout
+on disk, as if it had been downloaded: configuration, safetensors, tokenizer.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+END = "<|endoftext|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+}
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    vocabulary = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 0}
+    save(LlamaForCausalLM(LlamaConfig(**SIZES, **vocabulary)), tokenizer, directory / "llama")
+    save(
+        Qwen2ForCausalLM(Qwen2Config(**SIZES, **vocabulary)),
+        tokenizer,
+        directory / "qwen",
+        CHAT_TEMPLATE,
+    )
+    bloom = BloomConfig(hidden_size=64, n_layer=2, n_head=2, **vocabulary)
+    save(BloomForCausalLM(bloom), tokenizer, directory / "bloom")
+    save(LlamaForCausalLM(LlamaConfig(**SIZES, **vocabulary)), tokenizer, directory / "llama-int8")
+    quantize(directory / "llama-int8")
+
+
+def make_tokenizer() -> Tokenizer:
+    """One token a byte: a byte-level BPE without merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([END, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def save(
+    model: PreTrainedModel, tokenizer: Tokenizer, directory: Path, template: str | None = None
+) -> None:
+    model.save_pretrained(directory, safe_serialization=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": END}
+    if template:
+        settings["chat_template"] = template
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def quantize(directory: Path) -> None:
+    """Rewrite the linear layers as 8-bit integers, in the compressed-tensors format."""
+    file = directory / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        if "_proj.weight" in name:
+            scale = tensor.abs().amax(dim=1, keepdim=True) / 127
+            tensors[name] = (tensor / scale).round().to(torch.int8)
+            tensors[name.replace(".weight", ".weight_scale")] = scale
+        else:
+            tensors[name] = tensor
+    save_file(tensors, file, metadata={"format": "pt"})
+    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**eight_bits, "strategy": "channel", "dynamic": False},
+                "input_activations": {**eight_bits, "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""`MODEL=`: repository entries for other architectures, served by real vLLM."""
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.embedded.triton import EmbeddedTriton
+from app.model_repository import parse_source, write_entry
+from tests.conftest import TRITON_VENV, make_settings, run_service
+from tests.postgres import PostgresServer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+QUANTIZATIONS = {"llama-int8": "compressed-tensors"}
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model repository with an entry for each tiny model."""
+    weights = tmp_path_factory.mktemp("weights")
+    maker = Path(__file__).with_name("make_tiny_models.py")
+    subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, weights], check=True)
+    repository = tmp_path_factory.mktemp("repository")
+    made = {}
+    for directory in sorted(weights.iterdir()):
+        source = parse_source(str(directory))
+        assert source.directory is not None
+        made[source.name] = repository / source.name
+        write_entry(
+            made[source.name], source.directory, quantization=QUANTIZATIONS.get(source.name)
+        )
+    return made
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "llama-int8", "qwen"])
+async def test_serves(
+    name: str,
+    entries: dict[str, Path],
+    tmp_path: Path,
+    postgres_server: PostgresServer,
+    database_name: str,
+) -> None:
+    log_file = tmp_path / "triton.log"
+    triton = EmbeddedTriton(TRITON_VENV, tmp_path / "work", {name: entries[name]}, log_file)
+    await triton.start()
+    try:
+        settings = make_settings(
+            postgres_server,
+            database_name,
+            triton,
+            model_repository=triton.environment["LLM_MODEL_REPOSITORY"],
+        )
+        async with run_service(settings, with_worker=True) as service:
+            bodies = [
+                {"model": name, "content": f"prompt {number}", "parameters": {"max_tokens": 8}}
+                for number in range(4)
+            ]
+            if name == "qwen":  # the one with a chat template
+                messages = [{"role": "user", "content": "hello"}]
+                bodies.append(
+                    {"model": name, "messages": messages, "parameters": {"max_tokens": 8}}
+                )
+            answers = await asyncio.gather(
+                *(
+                    service.client.post("/results/", json=body, headers={"Prefer": "wait=60"})
+                    for body in bodies
+                )
+            )
+            results = [answer.json() for answer in answers]
+            assert {item["state"] for item in results} == {"completed"}, results
+            assert all(0 < item["usage"]["completion_tokens"] <= 8 for item in results)
+            # One token a byte: the count at the door is the engine's.
+            assert results[0]["usage"]["prompt_tokens"] == len("prompt 0")
+            too_long = {"model": name, "content": "x" * 5000}
+            refused = await service.client.post("/results/", json=too_long)
+            assert refused.status_code == 422
+    finally:
+        await triton.stop()

@@ -1,0 +1,109 @@
+"""The embedded Triton: a real server, its processes killed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.embedded import processes
+from app.embedded.processes import StartError
+from app.embedded.triton import EmbeddedTriton
+from app.triton_client import TritonClient
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = {"scripted": ROOT / "triton" / "models" / "scripted"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedTriton]:
+    """A server of the test's own, which it may kill."""
+    triton = EmbeddedTriton(ROOT / ".venv-triton", tmp_path / "work", MODELS, tmp_path / "log")
+    await triton.start()
+    try:
+        yield triton
+    finally:
+        await triton.stop()
+
+
+async def generate(triton: EmbeddedTriton, prompt: str = "{{text=one two}}") -> str:
+    async with TritonClient(triton.address("grpc")) as client:
+        deltas = client.generate("scripted", prompt, {"max_tokens": 8})
+        return "".join([delta.text async for delta in deltas])
+
+
+def find(tmp_path: Path, name: str) -> psutil.Process:
+    """The process called `name` that runs in the test's work directory."""
+    for process in psutil.process_iter(["name", "cwd"]):
+        if process.info["cwd"] == str(tmp_path / "work") and process.info["name"].startswith(name):
+            return process
+    raise AssertionError(f"no {name} runs in {tmp_path}")
+
+
+async def test_serves_its_models_and_leaves_nothing(server: EmbeddedTriton, tmp_path: Path) -> None:
+    assert (await generate(server)).split() == ["one", "two"]
+    family = [find(tmp_path, "tritonserver"), find(tmp_path, "triton_python_b")]
+    listening = [c.laddr.ip for c in family[0].net_connections() if c.status == "LISTEN"]
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    await server.stop()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=10)
+    assert not alive
+    assert len(gone) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("tritonserver", "SIGKILL"), ("triton_python_b", "cannot generate with model scripted")],
+)
+async def test_recovers_from_kill_9_on_the_same_ports(
+    server: EmbeddedTriton, tmp_path: Path, name: str, reason: str
+) -> None:
+    address = server.address("grpc")
+    down = asyncio.create_task(server.wait())
+    # In flight while it happens: its stream must end, not hang.
+    stuck = asyncio.create_task(generate(server, "{{chunks=8 delay_ms=60000}}"))
+    await asyncio.sleep(0)
+    find(tmp_path, name).kill()
+    async with asyncio.timeout(15):
+        assert reason in await down
+    await server.start()
+    assert server.address("grpc") == address
+    assert (await generate(server)).split() == ["one", "two"]
+    async with asyncio.timeout(15):
+        await asyncio.gather(stuck, return_exceptions=True)
+
+
+async def test_a_model_that_was_unloaded_is_loaded_again(server: EmbeddedTriton) -> None:
+    down = asyncio.create_task(server.wait())
+    async with TritonClient(server.address("grpc")) as client:
+        await client.unload("scripted")
+    async with asyncio.timeout(30):
+        assert await down == "has lost model scripted"
+    await server.start()
+    assert (await generate(server)).split() == ["one", "two"]
+
+
+async def test_a_model_that_cannot_load_is_told_in_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (broken / "1").mkdir(parents=True)
+    (broken / "config.pbtxt").write_text('backend: "nothing"')
+    triton = EmbeddedTriton(
+        ROOT / ".venv-triton", tmp_path / "work", {"broken": broken}, tmp_path / "log"
+    )
+    with pytest.raises(StartError, match=r"^Triton: .*broken.*log: ") as caught:
+        await triton.start()
+    assert "\n" not in str(caught.value)
+    await triton.stop()
+
+
+async def test_a_missing_environment_is_told_in_one_line(tmp_path: Path) -> None:
+    triton = EmbeddedTriton(tmp_path / "venv", tmp_path / "work", MODELS, tmp_path / "log")
+    with pytest.raises(StartError, match="not a usable virtual environment"):
+        await triton.start()
+
+
+async def test_ports_are_free_and_distinct() -> None:
+    ports = {processes.free_port() for _ in range(20)}
+    assert all(processes.is_port_free(port) for port in ports)
+    assert len(ports) > 15

@@ -1,0 +1,157 @@
+"""Migrations on real PostgreSQL: up, down, up with rows in it, and no drift from tables.py."""
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+
+from app.settings import Settings
+from app.tables import make_engine, metadata
+from tests.conftest import ROOT, connect, make_settings, migrate
+from tests.postgres import PostgresServer
+
+SCHEMA = """
+SELECT 'column ' || table_name || '.' || column_name || ' ' || data_type || ' ' || is_nullable
+       || coalesce(' ' || column_default, '')
+FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> 'alembic_version'
+UNION ALL SELECT indexdef FROM pg_indexes
+WHERE schemaname = 'public' AND tablename <> 'alembic_version'
+UNION ALL SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
+WHERE connamespace = 'public'::regnamespace AND conrelid <> 'alembic_version'::regclass
+ORDER BY 1
+"""
+
+
+@pytest.fixture
+def empty(postgres_server: PostgresServer) -> Iterator[Settings]:
+    """Settings of a database without any table."""
+    name = f"test_{secrets.token_hex(6)}"
+    asyncio.run(postgres_server.execute(f"CREATE DATABASE {name}"))
+    yield make_settings(postgres_server, name)
+    asyncio.run(postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def test_up_down_up(empty: Settings) -> None:
+    migrate(empty)
+    first = asyncio.run(rows(empty, SCHEMA))
+    assert any("ix_results_unclaimed" in line for line in first)
+    migrate(empty, "base", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == []
+    migrate(empty)
+    assert asyncio.run(rows(empty, SCHEMA)) == first
+
+
+def test_up_is_idempotent_and_keeps_rows(empty: Settings) -> None:
+    migrate(empty)
+    context = secrets.token_hex(16)
+    asyncio.run(rows(empty, f"INSERT INTO contexts (id, content) VALUES ('{context}', 'kept')"))
+    asyncio.run(
+        rows(
+            empty,
+            "INSERT INTO results (id, context_id, model_name, parameters, deadline_at) "
+            f"VALUES ('{secrets.token_hex(16)}', '{context}', 'm', '{{}}', now())",
+        )
+    )
+    migrate(empty)
+    assert asyncio.run(rows(empty, "SELECT content FROM contexts")) == ["kept"]
+    assert asyncio.run(rows(empty, "SELECT state || team_id || kind FROM results")) == [
+        "pendingdefaultgeneration"
+    ]
+    migrate(empty, "base", down=True)  # down works with rows in the tables too
+    migrate(empty)
+    assert asyncio.run(rows(empty, "SELECT content FROM contexts")) == []
+
+
+def test_two_processes_may_migrate_at_once(empty: Settings) -> None:
+    environment = os.environ | {
+        "LLM_DATABASE_URL": empty.database_host,
+        "LLM_DATABASE_ADMIN_USER": empty.database_user,
+        "LLM_DATABASE_PASSWORD": empty.database_password.get_secret_value(),
+        "LLM_DATABASE_DB": empty.database_name,
+    }
+    command = [sys.executable, "-m", "app", "migrate"]
+    processes = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert len(asyncio.run(rows(empty, "SELECT version_num FROM alembic_version"))) == 1
+
+
+def test_the_migrations_make_what_tables_says(empty: Settings) -> None:
+    migrate(empty)
+
+    def differences(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        return list(compare_metadata(context, metadata))
+
+    async def compare() -> list[object]:
+        engine = make_engine(empty)
+        async with engine.connect() as connection:
+            found = await connection.run_sync(differences)
+        await engine.dispose()
+        return found
+
+    assert asyncio.run(compare()) == []
+
+
+def test_checks_and_partial_indexes_too(empty: Settings) -> None:
+    """What autogenerate does not compare: the conditions of checks and of partial indexes."""
+    migrate(empty)
+    migrated = asyncio.run(rows(empty, SCHEMA))
+    migrate(empty, "base", down=True)
+
+    async def create() -> None:
+        engine = make_engine(empty)
+        async with engine.begin() as connection:
+            await connection.run_sync(metadata.create_all)
+        await engine.dispose()
+
+    asyncio.run(create())
+    assert asyncio.run(rows(empty, SCHEMA)) == migrated
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state = 'running'",
+        "state = 'completed'",
+        "state = 'completed', finished_at = now()",
+        "state = 'failed', finished_at = now()",
+        "state = 'failed', finished_at = now(), error_code = 'x'",
+        "error_code = 'x', error_message = 'y', error_retryable = true",
+        "finished_at = now()",
+        "kind = 'x'",
+        "parameters = '[]'",
+        "context_id = gen_random_uuid()",
+    ],
+)
+def test_impossible_rows_are_refused(empty: Settings, change: str) -> None:
+    migrate(empty)
+    context = secrets.token_hex(16)
+    asyncio.run(rows(empty, f"INSERT INTO contexts (id, content) VALUES ('{context}', 'x')"))
+    asyncio.run(
+        rows(
+            empty,
+            "INSERT INTO results (id, context_id, model_name, parameters, deadline_at) "
+            f"VALUES ('{context}', '{context}', 'm', '{{}}', now())",
+        )
+    )
+    with pytest.raises(Exception, match="violates"):
+        asyncio.run(rows(empty, f"UPDATE results SET {change}"))
+    with pytest.raises(Exception, match="ck_contexts_one_form"):
+        asyncio.run(rows(empty, "UPDATE contexts SET messages = '[]'"))
+
+
+async def rows(settings: Settings, query: str) -> list[str]:
+    connection = await connect(settings)
+    try:
+        return [row[0] for row in await connection.fetch(query)]
+    finally:
+        await connection.close()
