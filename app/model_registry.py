@@ -131,7 +131,11 @@ class ModelRegistry:
                 name=name,
                 version=entry.version if is_ready and entry else self._stored.get(name),
                 ready=is_ready,
-                reason=(entry.reason or "not loaded" if entry else self.triton_error or "not in the repository"),
+                reason=(
+                    entry.reason or "not loaded"
+                    if entry
+                    else self.triton_error or "not in the repository"
+                ),
                 format=await self._formats.get(name),
             )
         return models

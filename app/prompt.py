@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 _RENDER_TIMEOUT = 5.0  # seconds
 _MAX_RENDERED = 4_000_000  # characters
 
-_POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prompt")
+# Two pools: a template that never ends must not keep others from being read and counted.
+_RENDERING = ThreadPoolExecutor(max_workers=2, thread_name_prefix="render")
+_READING = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,13 +53,13 @@ class PromptFormat:
         loop = asyncio.get_running_loop()
         try:
             return await asyncio.wait_for(
-                loop.run_in_executor(_POOL, self._render, messages), _RENDER_TIMEOUT
+                loop.run_in_executor(_RENDERING, self._render, messages), _RENDER_TIMEOUT
             )
         except TimeoutError:
             raise _invalid_messages(
                 f"the model's chat template took longer than {_RENDER_TIMEOUT:.0f} s"
             ) from None
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is a program: it may raise anything
             raise _invalid_messages(f"the model's chat template refused them: {error}") from error
 
     async def count_tokens(self, prompt: str) -> int | None:
@@ -66,7 +68,7 @@ class PromptFormat:
             return None
         if len(prompt) < 2_000:
             return self._count(prompt)
-        return await asyncio.get_running_loop().run_in_executor(_POOL, self._count, prompt)
+        return await asyncio.get_running_loop().run_in_executor(_READING, self._count, prompt)
 
     def _count(self, prompt: str) -> int:
         assert self.tokenizer is not None
@@ -100,13 +102,14 @@ class PromptFormats:
         """The model's format, or None where the repository has no such model."""
         if model not in self._formats:
             loop = asyncio.get_running_loop()
-            self._formats[model] = await loop.run_in_executor(_POOL, self._read, model)
+            self._formats[model] = await loop.run_in_executor(_READING, self._read, model)
         return self._formats[model]
 
     def _read(self, model: str) -> PromptFormat | None:
         try:
             return read_format(self._repository, model)
-        except (OSError, ValueError, TypeError, jinja2.TemplateError) as error:
+        # Also the tokenizer's own, which are plain Exceptions: a half-written file must not end us.
+        except Exception as error:  # noqa: BLE001
             logger.warning(
                 "model %s is text-only: its tokenizer or template cannot be read: %s",
                 model,
@@ -118,11 +121,14 @@ class PromptFormats:
 
 def read_format(repository: Path, model: str) -> PromptFormat | None:
     """Read tokenizer, chat template and length from a model repository entry."""
-    versions = sorted((repository / model).glob("[0-9]*/model.json"))
-    if not versions:
+    found = [
+        file for file in (repository / model).glob("*/model.json") if file.parent.name.isdigit()
+    ]
+    if not found:
         return None
-    engine = orjson.loads(versions[-1].read_bytes())
-    weights = _weights_directory(repository, versions[-1].parent, str(engine.get("model", "")))
+    newest = max(found, key=lambda file: int(file.parent.name))
+    engine = _read_json(newest)
+    weights = _weights_directory(repository, newest.parent, str(engine.get("model", "")))
     if weights is None:
         return PromptFormat(None, None, {}, engine.get("max_model_len"))
     tokenizer_file = weights / "tokenizer.json"

@@ -11,7 +11,7 @@ from app.settings import Settings
 
 _FRESH_SECONDS = 1.0
 # A count of a long queue is repeated so rarely that it takes no more than this share of the time.
-_COUNTING_SHARE = 0.02
+_COUNTING_SHARE = 0.005
 
 _QUEUED = """
 SELECT model_name, count(*) AS queued FROM results

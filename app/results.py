@@ -109,8 +109,10 @@ class ResultStore:
             f"({columns}, id) < ({values}, ${count + 2})",
             *(f"{name} = ${place}" for place, name in enumerate(filters, count + 3)),
         ]
-        if state is not None:
-            # Literal, so that the planner may use the partial indexes.
+        # Literal, so that the planner may use the partial indexes.
+        if "error_code" in key:
+            conditions.append("error_code IS NOT NULL")
+        elif state is not None:
             conditions.append(f"state = '{state}'")
         output = "output" if full else f"left(output, {LIST_TEXT_CHARACTERS})"
         order = ", ".join(f"{name} DESC" for name in (*key, "id"))

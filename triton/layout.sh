@@ -24,7 +24,7 @@ import sys, sysconfig
 print("%d.%d" % sys.version_info[:2])
 print(sysconfig.get_path("purelib"))
 print(sysconfig.get_config_var("LIBDIR"))
-') || fail "$venv is not a usable virtual environment"
+' 2>/dev/null) || fail "$venv is not a usable virtual environment"
 version=$(echo "$facts" | sed -n 1p)
 site=$(echo "$facts" | sed -n 2p)
 libdir=$(echo "$facts" | sed -n 3p)
@@ -44,6 +44,11 @@ for dir in "$libdir" "$libdir/x86_64-linux-gnu" /usr/lib/x86_64-linux-gnu /usr/l
     fi
 done
 [ -n "$found" ] || fail "$libpython not found: install Debian's libpython$version, or use a Python built with --enable-shared"
+
+if [ -d "$site/vllm" ]; then
+    "$venv/bin/python" -I -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+        fail "libnuma.so.1 not found, which vLLM needs: install Debian's libnuma1"
+fi
 
 # Copies go through a rename, so that a running server keeps the file it has mapped.
 replace() {

@@ -11,6 +11,7 @@ from app.routes.common import (
     Force,
     Limit,
     ServicesOf,
+    body_of,
     describe,
     page_response,
     reference,
@@ -36,7 +37,7 @@ _EXAMPLE = {"content": "def fibonacci(n):", "metadata": {"origin": "example"}}
 )
 async def create_context(request: Request) -> Response:
     """Save a prompt: `content`, or chat `messages`."""
-    create = parse(_CREATE, await request.body())
+    create = parse(_CREATE, await body_of(request))
     context = to_new_context(TEAM, create)
     services = services_of(request)
     await services.contexts.create(context)

@@ -29,6 +29,7 @@ from app.routes.common import (
     Limit,
     Name,
     ServicesOf,
+    body_of,
     describe,
     page_response,
     reference,
@@ -55,7 +56,7 @@ raw = APIRouter(tags=["results"])
 _SEND = TypeAdapter(SendOptions)
 _CREATE = TypeAdapter(ResultCreate)
 _NO_OPTIONS = SendOptions()
-_PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
+_PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
 _CANCEL_WAIT_SECONDS = 2.0
 
 _WAIT_HEADER = {
@@ -110,7 +111,7 @@ async def read_result(request: Request) -> Response:
 )
 async def send_context(request: Request) -> Response:
     """Send a saved prompt to a model. The answer holds the result's id, committed."""
-    body = await request.body()
+    body = await body_of(request)
     options = parse(_SEND, body) if body else _NO_OPTIONS
     path = request.path_params
     services = services_of(request)
@@ -142,7 +143,7 @@ async def create_results(request: Request) -> Response:
 
     A list is answered by a list: each item a Result, or a problem in its place.
     """
-    body = await request.body()
+    body = await body_of(request)
     services = services_of(request)
     if body.lstrip()[:1] == b"[":
         accepted = await submit_all(services, TEAM, _parse_list(body))
@@ -219,7 +220,8 @@ async def delete_result(result_id: str, services: ServicesOf, force: Force = Fal
 async def _accepted_response(request: Request, services: Services, accepted: Accepted) -> Response:
     result = accepted.result
     headers = {"Location": f"/results/{result.id}"}
-    wanted = _PREFER_WAIT.search(request.headers.get("prefer", ""))
+    prefer = next((value for name, value in request.scope["headers"] if name == b"prefer"), b"")
+    wanted = _PREFER_WAIT.search(prefer)
     if wanted:
         seconds = min(float(wanted[1]), services.settings.max_wait_seconds)
         # The result is committed: an error of the waiting must not hide its id.

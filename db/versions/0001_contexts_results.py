@@ -175,7 +175,7 @@ def upgrade() -> None:
         "results",
         ["team_id", "error_code", "id"],
         unique=False,
-        postgresql_where=sa.text("state = 'failed'"),
+        postgresql_where=sa.text("error_code IS NOT NULL"),
     )
     op.create_index("ix_results_team_id_id", "results", ["team_id", "id"], unique=False)
     op.create_index(
@@ -239,7 +239,7 @@ def downgrade() -> None:
     op.drop_index(
         "ix_results_team_id_error_code_id",
         table_name="results",
-        postgresql_where=sa.text("state = 'failed'"),
+        postgresql_where=sa.text("error_code IS NOT NULL"),
     )
     op.drop_index(
         "ix_results_suspects",

@@ -50,7 +50,7 @@ class SchedulerLoad(StatLoggerBase):
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         pass
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **more: Any) -> None:
+    def record(self, scheduler_stats: Any, *_: Any, **_more: Any) -> None:
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
 
@@ -104,7 +104,7 @@ class EngineHost:
             executor_class=Executor.get_class(self.config),
             log_stats=False,
             log_requests=self.log_requests,
-            stat_loggers=[lambda config, index: self.load],
+            stat_loggers=[lambda _config, _index: self.load],
         )
 
     def close(self) -> None:
@@ -132,6 +132,10 @@ def make_config(arguments: dict[str, Any]) -> VllmConfig:
     """Every key of model.json is an argument of vLLM's engine; raises on an unknown one."""
     if current_platform.is_cpu():
         arguments = {"enforce_eager": True} | arguments
+        if arguments["enforce_eager"]:
+            # Some of vLLM's functions (log probabilities) ask for torch.compile even so: many
+            # seconds inside the first such request, and a C++ compiler to be installed.
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"
         if "distributed_executor_backend" not in arguments and is_single_process(arguments):
             # The worker inside the engine's process: a third of memory and start time less.
             # This variable is vLLM's way to say that OMP_NUM_THREADS is set outside.

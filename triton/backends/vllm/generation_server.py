@@ -108,7 +108,7 @@ class GenerationServer:
             code, message = "UNAVAILABLE", f"the engine of model {self.model_name} died"
         except GracefulHTTPError as error:
             code, message = "UNAVAILABLE", str(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is this request's alone
             cause = error.__cause__ or error
             code, message = "INTERNAL", f"{type(cause).__name__}: {cause}"
             pb_utils.Logger.log_error(f"request of model {self.model_name} failed: {message}")
@@ -194,4 +194,3 @@ class GenerationServer:
         self.pulse.cancel()
         self.senders.shutdown()
         self.metrics.close()
-

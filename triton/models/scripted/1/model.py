@@ -29,23 +29,20 @@ the ModelInferRequest) it names; see the vLLM backend for why that is better tha
 Unknown words in a directive, and values that are no number, are refused with INVALID_ARG.
 """
 
-import hashlib
 import heapq
 import itertools
 import json
 import os
-import re
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from script import RefusedError, read_sampling, write_script
 
-DEFAULT_MAX_TOKENS = 16
-MAX_CHUNKS = 100_000
 SPEAKERS = 4  # threads that send chunks; more bring nothing on 2 cores
 # A script without delays gives way to the others after this many chunks.
 CHUNKS_PER_STEP = 16
@@ -53,139 +50,7 @@ CHUNKS_PER_STEP = 16
 # together ask at most 1 / POLL_SHARE times a second, and one of them every POLL_INTERVAL seconds.
 POLL_INTERVAL = 0.05
 POLL_SHARE = 0.001
-WORDS = (
-    "amber basil cedar délta ember fjørd garnet hazel indigo jasper krill lumen maple naïve onyx "
-    "pearl quartz river sable topaz umber vesper willow xenon yarrow zephyr 漢字 Ωmega 🙂 привет"
-    " slate thyme"
-).split()
-assert len(WORDS) == 32
-DIRECTIVE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
-class RefusedError(ValueError):
-    """The request itself is wrong; the message names what."""
-
-
-@dataclass(slots=True)
-class Script:
-    """What one request will be told."""
-
-    chunks: list[str]
-    finish_reason: str = "stop"
-    delay: float = 0.0  # seconds before each chunk
-    first_delay: float = 0.0  # seconds more before the first
-    fault: str = ""  # one of "fail_at", "lost_at", "crash_at"
-    fault_at: int = -1  # number of chunks before the fault; -1: none
-
-
-def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
-    """Raises RefusedError for a directive or a sampling parameter that makes no sense."""
-    directive = read_directive(prompt)
-    if "refuse" in directive:
-        raise RefusedError("the script refuses this prompt")
-    max_tokens = whole_number("max_tokens", sampling.get("max_tokens"), least=1)
-    if "text" in directive:
-        words = directive["text"].split()
-        length = min(len(words), directive.get("chunks", MAX_CHUNKS))
-    else:
-        length = directive.get("chunks")
-        words = []
-    if length is None or sampling.get("ignore_eos"):
-        length = max_tokens if max_tokens is not None else DEFAULT_MAX_TOKENS
-        finish_reason = "length"
-    else:
-        finish_reason = "stop" if max_tokens is None or length <= max_tokens else "length"
-        length = length if max_tokens is None else min(length, max_tokens)
-    if length > MAX_CHUNKS:
-        raise RefusedError(f"at most {MAX_CHUNKS} chunks, not {length}")
-    words = words[:length]
-    words += invent_words(f"{sampling.get('seed')}\0{prompt}", length)[len(words) :]
-    chunks = [word if index == 0 else " " + word for index, word in enumerate(words)]
-    if "nul" in directive and chunks:
-        chunks[0] = "\0" + chunks[0]
-    script = Script(chunks, finish_reason)
-    script.delay = directive.get("delay_ms", 0.0) / 1000
-    script.first_delay = directive.get("first_delay_ms", 0.0) / 1000
-    cut_at_stop(script, sampling)
-    for fault in ("fail_at", "lost_at", "crash_at"):
-        if directive.get(fault, len(script.chunks) + 1) <= len(script.chunks):
-            script.fault, script.fault_at = fault, directive[fault]
-    return script
-
-
-def read_directive(prompt: str) -> dict[str, Any]:
-    match = DIRECTIVE.search(prompt)
-    if match is None:
-        return {}
-    words, has_text, text = match[1].partition("text=")
-    directive: dict[str, Any] = {"text": text} if has_text else {}
-    for word in words.split():
-        key, _, value = word.partition("=")
-        if key in ("refuse", "nul") and not value:
-            directive[key] = True
-        elif key in ("delay_ms", "first_delay_ms"):
-            directive[key] = float_at_least_zero(key, value)
-        elif key in ("chunks", "fail_at", "lost_at", "crash_at"):
-            directive[key] = whole_number(key, value, least=0)
-        else:
-            raise RefusedError(f"the directive has no {word!r}")
-    return directive
-
-
-def whole_number(name: str, value: Any, least: int) -> int | None:
-    """None stays None; digits in a string are accepted, as Triton's vLLM backend does."""
-    if value is None:
-        return None
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        raise RefusedError(f"{name} must be a whole number, not {value!r}") from None
-    if number < least:
-        raise RefusedError(f"{name} must be at least {least}, not {number}")
-    return number
-
-
-def float_at_least_zero(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise RefusedError(f"{name} must be a number >= 0, not {value!r}")
-    return number
-
-
-def invent_words(key: str, count: int) -> list[str]:
-    """A word and 24 bits per chunk from an extendable hash: the first words do not depend on
-    how many are asked for."""
-    digest = hashlib.shake_128(key.encode("utf-8", "surrogatepass")).digest(4 * count)
-    return [
-        f"{WORDS[digest[i] % 32]}-{digest[i + 1 : i + 4].hex()}" for i in range(0, 4 * count, 4)
-    ]
-
-
-def cut_at_stop(script: Script, sampling: dict[str, Any]) -> None:
-    stops = sampling.get("stop") or []
-    stops = [stops] if isinstance(stops, str) else stops
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise RefusedError("stop must be a string or a list of strings, none of them empty")
-    text = "".join(script.chunks)
-    # As in vLLM the stop string that is complete first wins.
-    ends = [(text.index(stop) + len(stop), len(stop)) for stop in stops if stop in text]
-    if not ends:
-        return
-    end, length = min(ends)
-    if not sampling.get("include_stop_str_in_output"):
-        end -= length
-    script.finish_reason = "stop"
-    kept: list[str] = []
-    for chunk in script.chunks:
-        kept.append(chunk[:end])
-        end -= len(chunk)
-        if end <= 0:
-            break
-    script.chunks = kept
 
 
 class Generation:
@@ -194,7 +59,7 @@ class Generation:
     def __init__(self, request: Any) -> None:
         self.sender = request.get_response_sender()
         self.request_id = request.request_id()
-        self.is_cancelled = False  # by a request of its own (`cancel_request_id`)
+        self.is_cancelled = False
         inputs = {tensor.name(): tensor.as_numpy().flat[0] for tensor in request.inputs()}
         prompt = inputs["text_input"].decode("utf-8", "replace")
         sampling = read_sampling(inputs.get("sampling_parameters", b"{}"))
@@ -267,18 +132,6 @@ class Generation:
             send_error(self.sender, message, "INTERNAL")
 
 
-def read_sampling(encoded: bytes) -> dict[str, Any]:
-    try:
-        sampling = json.loads(encoded)
-    except ValueError as error:
-        raise RefusedError(f"sampling_parameters is not JSON: {error}") from None
-    if not isinstance(sampling, dict):
-        raise RefusedError("sampling_parameters must be a JSON object")
-    if whole_number("n", sampling.get("n", 1), least=1) != 1:
-        raise RefusedError("n must be 1")
-    return sampling
-
-
 def strings(name: str, value: str) -> Any:
     return pb_utils.Tensor(name, np.array([value.encode()], dtype=np.object_))
 
@@ -306,8 +159,9 @@ class TritonPythonModel:
     these overlap with one another and with the next execute().
     """
 
-    def initialize(self, args: dict[str, str]) -> None:
+    def initialize(self, _args: dict[str, str]) -> None:
         self.heap: list[tuple[float, int, Generation]] = []  # by time of the next step
+        self.by_id: WeakValueDictionary[str, Generation] = WeakValueDictionary()
         self.numbers = itertools.count()  # breaks ties of the heap
         self.changed = threading.Condition()
         self.stopping = False
@@ -323,20 +177,17 @@ class TritonPythonModel:
         for request in requests:
             target = pb_utils.get_input_tensor_by_name(request, "cancel_request_id")
             if target is not None:
-                self.cancel(target.as_numpy().flat[0].decode())
+                if generation := self.by_id.get(target.as_numpy().flat[0].decode()):
+                    generation.is_cancelled = True
                 request.get_response_sender().send(flags=FINAL)
                 continue
             try:
-                self.schedule(Generation(request))
+                generation = Generation(request)
+                self.by_id[generation.request_id] = generation
+                self.schedule(generation)
             except RefusedError as error:
                 sender = request.get_response_sender()
                 send_error(sender, str(error), "INVALID_ARG")
-
-    def cancel(self, request_id: str) -> None:
-        with self.changed:
-            for _, _, generation in self.heap:
-                if generation.request_id == request_id:
-                    generation.is_cancelled = True
 
     def schedule(self, generation: Generation) -> None:
         at = min(generation.due, generation.next_poll)
@@ -362,11 +213,12 @@ class TritonPythonModel:
     def step(self, generation: Generation) -> bool:
         """Say what is due and look at the cancellation; True when the request is over."""
         now = time.monotonic()
-        if generation.next_poll <= now:
-            if generation.is_cancelled or generation.sender.is_cancelled():
-                send_error(generation.sender, "the request was cancelled", "CANCELLED")
-                return True
+        if generation.next_poll <= now and not generation.is_cancelled:
+            generation.is_cancelled = generation.sender.is_cancelled()
             generation.next_poll = now + max(POLL_INTERVAL, POLL_SHARE * len(self.heap))
+        if generation.is_cancelled:
+            send_error(generation.sender, "the request was cancelled", "CANCELLED")
+            return True
         for _ in range(CHUNKS_PER_STEP):
             if generation.due > now:
                 break

@@ -1,0 +1,1 @@
+"""Benchmarks: each goal beside its baseline in one run, judged by ratios and CPU per operation."""

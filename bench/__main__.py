@@ -1,0 +1,104 @@
+"""The command: `python -m bench` measures the goals of docs/benchmarks.md."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import uvloop
+
+from bench import machine, p1_submit, p2_life, p6_poll, p7_lists, p9_memory, report
+from bench.cpu import cores_in_use
+from bench.report import Options, Report
+from bench.servers import House
+
+Goal = Callable[[House, Options], Awaitable[Report]]
+
+_GOALS: dict[str, tuple[Goal, str]] = {
+    "p1": (p1_submit.run, "durable submissions; baselines: validate only, one INSERT each"),
+    "p2": (p2_life.run, "whole life of a result; baseline: a bare gRPC client"),
+    "p6": (p6_poll.run, "polls by id; baselines: a fixed answer, one SELECT each"),
+    "p7": (p7_lists.run, "list pages at depth; baseline: depth 0 of the same query"),
+    "p9": (p9_memory.run, "memory of the API, idle and with 2,000 long-polls"),
+}
+
+_EPILOG = """\
+Each goal starts its own API (and worker) beside one real PostgreSQL with fsync on and one real
+Triton with the scripted model, all on free ports and in a temporary directory. Baseline and
+subject take turns over several rounds; figures are medians, and verdicts are ratios and CPU time
+per operation (user and system time of whole process trees), since the speed of a shared machine
+is no finding. The load generator's own CPU is not counted.
+
+  python -m bench --quick            every goal in a few seconds each: does it run?
+  python -m bench p1 p6              two goals
+  python -m bench p7 --rows 10000000 a longer table (about 8 GB of disk)
+  python -m bench --record           all of it, and write the tables into docs/benchmarks.md
+
+Raw numbers go to bench/results/ as JSON. The status is 1 when a goal was missed."""
+
+
+def main() -> int:
+    """Measure, print, save; 0 when every check of every goal was met."""
+    options = _parse()
+    chosen = Options(
+        rounds=2 if options.quick else options.rounds,
+        seconds=1.0 if options.quick else options.seconds,
+        rows=50_000 if options.quick else options.rows,
+    )
+    with tempfile.TemporaryDirectory(prefix="llm-bench-", dir=options.directory) as name:
+        Path(name).chmod(0o755)
+        facts, reports = uvloop.run(_measure(Path(name), options.goals or list(_GOALS), chosen))
+    path = report.save(reports, facts, chosen)
+    print(f"\nRaw numbers: {path}")
+    if options.record:
+        report.record(reports, facts, chosen)
+    return int(any(not check.is_met for done in reports for check in done.checks))
+
+
+def _parse() -> argparse.Namespace:
+    goals = "\n".join(f"  {name}  {text}" for name, (_, text) in _GOALS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=f"Measure the performance goals, side by side with their baselines:\n\n{goals}",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("goals", nargs="*", metavar="GOAL", help="which goals (default: all)")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 1 s, small tables")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each arm (5)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a round (4)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of P7's table (1000000)")
+    parser.add_argument(
+        "--directory", type=Path, help="where PostgreSQL's files go (the system's temporary one)"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="write the tables into docs/benchmarks.md"
+    )
+    options = parser.parse_args()
+    for goal in options.goals:
+        if goal not in _GOALS:
+            parser.error(f"there is no goal {goal!r}; choose from {', '.join(_GOALS)}")
+    return options
+
+
+async def _measure(
+    directory: Path, goals: list[str], options: Options
+) -> tuple[dict[str, object], list[Report]]:
+    facts = machine.describe(directory)
+    facts["other_load"] = round(await cores_in_use(1.0), 2)
+    print(f"{facts['cores']} cores, {facts['other_load']} of them busy with other things")
+    reports = []
+    async with House(directory) as house:
+        facts["postgresql"] = await house.postgres_version()
+        for goal in goals:
+            run, text = _GOALS[goal]
+            print(f"\n{goal.upper()}: {text}", flush=True)
+            reports.append(await run(house, options))
+            reports[-1].method = sys.modules[run.__module__].__doc__ or ""
+            print(reports[-1].to_markdown(), flush=True)
+    return facts, reports
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""P2: the whole life of a result, against a gRPC client that stores and serves nothing.
+
+One call: POST with `Prefer: wait`, a real Triton generates, the result is committed, the caller
+has it. Two scripts: an instant one, where the cores are the limit, and a paced one of 100 ms,
+where the model is.
+"""
+
+import asyncio
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from bench.cpu import Sample, measure
+from bench.load import connect, post
+from bench.report import Options, Report, median_ratio
+from bench.servers import MODEL, House, Server
+
+CALLERS = 64
+_WARM_UP_SECONDS = 1.0
+_SCRIPTS = {"instant": "Say it. {{chunks=1}}", "paced": "Say it. {{chunks=4 delay_ms=25}}"}
+
+
+@dataclass(slots=True, frozen=True)
+class _Bare:
+    rate: float
+    microseconds: float  # of CPU per generation
+
+
+async def run(house: House, options: Options) -> Report:
+    """Measure both arms in turn, script by script."""
+    environment = await house.environment("bench_p2")
+    report = Report(
+        "P2",
+        "whole life of a result",
+        ["results/s", "bare client us", "API us", "worker us", "Postgres us", "p50 ms", "p99 ms"],
+    )
+    async with house.api(environment) as api, house.worker(environment) as worker:
+        parts = {"api": api.pid, "worker": worker.pid, "postgres": house.postgres_pid}
+        for script, prompt in _SCRIPTS.items():
+            await _live(api, parts, prompt, _WARM_UP_SECONDS)
+            bare, lives = [], []
+            for _ in range(options.rounds):
+                bare.append(await _bare(house, prompt, options.seconds))
+                lives.append(await _live(api, parts, prompt, options.seconds))
+            _add(report, script, bare, lives)
+    return report
+
+
+async def _live(api: Server, parts: dict[str, int], prompt: str, seconds: float) -> Sample:
+    body = orjson.dumps(
+        {
+            "model": MODEL,
+            "content": prompt,
+            "parameters": {"max_tokens": 16, "temperature": 0},
+        }
+    )
+    request = post("/results/", body, "Prefer: wait=30\r\n")
+    async with connect(api.port, CALLERS) as callers:
+        return await measure(parts, callers.run(lambda: request, seconds, (200,)))
+
+
+async def _bare(house: House, prompt: str, seconds: float) -> _Bare:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "bench.bare_client", house.triton_address, str(CALLERS), str(seconds), prompt),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    )
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError("the bare client failed")
+    told = orjson.loads(output)
+    return _Bare(told["rate"], told["cpu"] / told["count"] * 1e6)
+
+
+def _add(report: Report, script: str, bare: list[_Bare], lives: list[Sample]) -> None:
+    report.rows += [
+        (f"{script}: bare client", _bare_figures(bare)),
+        (f"{script}: whole life", _life_figures(lives)),
+    ]
+    report.raw[f"{script} bare"] = [asdict(one) for one in bare]
+    report.raw[f"{script} life"] = [
+        {"count": life.load.count, "rate": life.load.rate, "cpu": life.cpu} for life in lives
+    ]
+    if script == "paced":
+        ours, theirs = [life.load.rate for life in lives], [one.rate for one in bare]
+        report.check("paced: rate, of the bare client's", median_ratio(ours, theirs), ">=", 0.85)
+        return
+    above = statistics.median(
+        life.microseconds("api", "worker") - one.microseconds
+        for life, one in zip(lives, bare, strict=True)
+    )
+    report.check("instant: API + worker above the bare client", above, "<=", 250, "us")
+    postgres = statistics.median(life.microseconds("postgres") for life in lives)
+    report.check("instant: Postgres CPU per result", postgres, "<=", 150, "us")
+
+
+def _bare_figures(bare: list[_Bare]) -> list[float | None]:
+    rate = statistics.median(one.rate for one in bare)
+    return [rate, statistics.median(one.microseconds for one in bare), *[None] * 5]
+
+
+def _life_figures(lives: list[Sample]) -> list[float | None]:
+    figures = zip(
+        *(
+            (
+                life.load.rate,
+                life.microseconds("api"),
+                life.microseconds("worker"),
+                life.microseconds("postgres"),
+                life.load.milliseconds(0.5),
+                life.load.milliseconds(0.99),
+            )
+            for life in lives
+        ),
+        strict=True,
+    )
+    rate, *rest = (statistics.median(values) for values in figures)
+    return [rate, None, *rest]

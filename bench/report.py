@@ -1,0 +1,124 @@
+"""What a goal found: figures, verdicts, and how they are written down."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import orjson
+
+RESULTS = Path(__file__).parent / "results"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """How long to measure: `rounds` of every arm in turn, `seconds` each."""
+
+    rounds: int
+    seconds: float
+    rows: int  # of P7's table
+
+
+@dataclass(slots=True, frozen=True)
+class Check:
+    """One part of a goal: what was found, held against its bound."""
+
+    what: str
+    found: float
+    relation: str  # "<=" or ">="
+    bound: float
+    unit: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        return self.found <= self.bound if self.relation == "<=" else self.found >= self.bound
+
+
+@dataclass(slots=True)
+class Report:
+    """One goal: its figures by arm, its checks, and the raw numbers."""
+
+    goal: str
+    title: str
+    columns: Sequence[str]
+    rows: list[tuple[str, Sequence[float | None]]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    raw: dict[str, object] = field(default_factory=dict)
+    method: str = ""
+
+    def check(self, what: str, found: float, relation: str, bound: float, unit: str = "") -> None:
+        """Add a verdict."""
+        self.checks.append(Check(what, found, relation, bound, unit))
+
+    def to_markdown(self) -> str:
+        """Two tables: figures and verdicts."""
+        lines = [_line(["", *self.columns]), _line(["---", *["---:"] * len(self.columns)])]
+        lines += [_line([arm, *(_number(value) for value in values)]) for arm, values in self.rows]
+        lines += ["", _line(["check", "found", "goal", ""]), _line(["---", "---:", "---:", "---"])]
+        lines += [
+            _line(
+                [
+                    check.what,
+                    f"{_number(check.found)} {check.unit}".strip(),
+                    f"{check.relation} {_number(check.bound)} {check.unit}".strip(),
+                    "met" if check.is_met else "**missed**",
+                ]
+            )
+            for check in self.checks
+        ]
+        return "\n".join(lines)
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median over rounds of the ratio within each round: slow drifts cancel."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def save(reports: Sequence[Report], machine: Mapping[str, object], options: Options) -> Path:
+    """Write everything as JSON into bench/results/; the file."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    content = {
+        "machine": machine,
+        "options": asdict(options),
+        "goals": [
+            asdict(report) | {"met": all(check.is_met for check in report.checks)}
+            for report in reports
+        ],
+    }
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    return path
+
+
+def record(reports: Sequence[Report], machine: Mapping[str, object], options: Options) -> None:
+    """Put the tables into docs/benchmarks.md, each between the marks of its goal."""
+    text = DOCUMENT.read_text()
+    for report in reports:
+        setting = (
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, revision {machine['revision']}, "
+            f"{machine['cores']} cores ({machine['cpu']}), others used "
+            f"{machine['other_load']} cores, fdatasync {machine['fdatasync_ms']} ms; "
+            f"PostgreSQL {machine['postgresql']}, Python {machine['python']}; "
+            f"{options.rounds} rounds of {options.seconds:g} s an arm."
+        )
+        begin, end = f"<!-- {report.goal} -->", f"<!-- end {report.goal} -->"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise RuntimeError(f"{DOCUMENT.name} has no marks of {report.goal}")
+        text = f"{before}{begin}\n{setting}\n\n{report.to_markdown()}\n{end}{after}"
+    DOCUMENT.write_text(text)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"

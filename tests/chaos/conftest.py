@@ -1,0 +1,66 @@
+"""Servers that tests may kill, and the service as processes of its own before them."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.embedded.postgres import DATABASE, HOST, USER
+from app.embedded.triton import EmbeddedTriton
+from tests.chaos.stack import MortalPostgres, MortalTriton, Stack, open_stack
+from tests.conftest import ROOT, TRITON_VENV, make_settings, migrate
+from tests.postgres import PostgresServer
+
+_TEMPLATE = "chaos_template"
+
+
+@pytest.fixture(scope="session")
+def mortal_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalPostgres]:
+    """A PostgreSQL that keeps what it committed when it is killed."""
+    directory = tmp_path_factory.mktemp("mortal_postgres")
+    server = MortalPostgres(directory / "data", directory / "postgres.log")
+    asyncio.run(server.start())
+    address = _address(server)
+    asyncio.run(address.execute(f"CREATE DATABASE {_TEMPLATE}"))
+    migrate(make_settings(address, _TEMPLATE))
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def mortal_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
+    """A tritonserver with the scripted model."""
+    directory = tmp_path_factory.mktemp("mortal_triton")
+    models = {"scripted": ROOT / "triton" / "models" / "scripted"}
+    server = MortalTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+async def stack(
+    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
+) -> AsyncIterator[Stack]:
+    """An API on the session's servers; tests start the workers."""
+    async with open_stack(tmp_path, postgres_server, database_name, triton) as running:
+        yield running
+
+
+@pytest.fixture
+async def mortal_stack(
+    mortal_postgres: MortalPostgres, mortal_triton: MortalTriton, tmp_path: Path
+) -> AsyncIterator[Stack]:
+    """An API on servers that the test may kill; they are all up at its start."""
+    address = _address(mortal_postgres)
+    name = f"chaos_{secrets.token_hex(6)}"  # goes with the cluster
+    await address.execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+    await mortal_triton.start()
+    async with open_stack(tmp_path, address, name, mortal_triton) as running:
+        yield running
+
+
+def _address(server: MortalPostgres) -> PostgresServer:
+    return PostgresServer(HOST, server.port, USER, server.password, DATABASE)

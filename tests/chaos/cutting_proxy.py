@@ -1,0 +1,136 @@
+"""A TCP proxy before PostgreSQL that cuts connections at the commit of a statement."""
+
+import asyncio
+import contextlib
+import itertools
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from enum import Enum
+
+_SSL_REQUEST = 80_877_103
+_READY_FOR_QUERY = b"Z\x00\x00\x00\x05I"
+
+
+class Cut(Enum):
+    """Where a connection is cut, as seen from the statement that is under way on it."""
+
+    BEFORE = "the statement never reaches the server"
+    UNCOMMITTED = "it runs, but the message that commits it never arrives"
+    UNKNOWN = "the connection breaks the moment the commit was asked for"
+    ANSWER_LOST = "it is committed, but the answer never arrives"
+
+
+class CuttingProxy:
+    """Passes everything on, but for statements whose values hold one of `markers`.
+
+    A statement is a Bind message, what follows it, and a Sync, which commits. `fates` tells of one
+    marked statement after another where it is cut; None lets it pass.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        markers: Sequence[bytes],
+        fates: Iterable[Cut | None],
+        limit: int,
+    ) -> None:
+        self._address = (host, port)
+        self._markers = markers
+        self._fates = itertools.cycle(fates)
+        self._limit = limit
+        self._connections: set[asyncio.Task[None]] = set()
+        self.cuts: Counter[Cut] = Counter()
+        self.all_cut = asyncio.Event()
+        self.port = 0
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Listen on a port of 127.0.0.1."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(
+        self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> None:
+        from_server, to_server = await asyncio.open_connection(*self._address)
+        answering = asyncio.create_task(_pass_on(from_server, to_client))
+        try:
+            await _pass_start(from_client, to_server)
+            cut = await self._pass_statements(from_client, to_server)
+            if cut is Cut.ANSWER_LOST:
+                answering.cancel()  # nothing was under way on it before this statement
+                await asyncio.gather(answering, return_exceptions=True)
+                to_server.write(_SYNC)
+                await from_server.readuntil(_READY_FOR_QUERY)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # one side has gone: so does the other
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            for writer in (to_client, to_server):
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    async def _pass_statements(
+        self, from_client: asyncio.StreamReader, to_server: asyncio.StreamWriter
+    ) -> Cut:
+        """Pass messages on until the connection is to be cut, and say how."""
+        fate: Cut | None = None
+        while True:
+            kind = await from_client.readexactly(1)
+            body = await _read_body(from_client)
+            if kind == b"B" and any(marker in body for marker in self._markers):
+                fate = next(self._fates) if self.cuts.total() < self._limit else None
+            if fate is Cut.BEFORE or (fate and kind == b"S"):
+                self._count(fate)
+                if fate is Cut.UNKNOWN:
+                    to_server.write(_SYNC)
+                    await to_server.drain()
+                return fate
+            to_server.write(kind + struct.pack(">I", len(body) + 4) + body)
+            await to_server.drain()
+
+    def _count(self, cut: Cut) -> None:
+        self.cuts[cut] += 1
+        if self.cuts.total() >= self._limit:
+            self.all_cut.set()
+
+
+_SYNC = b"S\x00\x00\x00\x04"
+
+
+async def _pass_start(from_client: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
+    """The first messages have no type: a request for TLS perhaps, then the start-up itself."""
+    while True:
+        body = await _read_body(from_client)
+        to_server.write(struct.pack(">I", len(body) + 4) + body)
+        if struct.unpack(">I", body[:4]) != (_SSL_REQUEST,):
+            return
+
+
+async def _read_body(reader: asyncio.StreamReader) -> bytes:
+    (length,) = struct.unpack(">I", await reader.readexactly(4))
+    return await reader.readexactly(length - 4)
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while block := await reader.read(65_536):
+            writer.write(block)
+            await writer.drain()
+        writer.close()

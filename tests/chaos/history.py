@@ -1,0 +1,71 @@
+"""What happened to results, written down by the database itself, and the rules it must obey."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.chaos.stack import Stack
+
+# `writer` is the role that the writing process connected as.
+LOG_EVERYTHING = (
+    """CREATE TABLE history (
+         number bigint GENERATED ALWAYS AS IDENTITY, at timestamptz DEFAULT clock_timestamp(),
+         writer text DEFAULT session_user, result_id uuid, operation text,
+         old_state text, new_state text, old_worker uuid, new_worker uuid,
+         old_attempt int, new_attempt int)""",
+    """CREATE FUNCTION log_result() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+         INSERT INTO history (result_id, operation, old_state, new_state, old_worker, new_worker,
+                              old_attempt, new_attempt)
+         VALUES (coalesce(NEW.id, OLD.id), TG_OP, OLD.state, NEW.state, OLD.worker_id,
+                 NEW.worker_id, OLD.attempt, NEW.attempt);
+         RETURN NULL;
+       END $$""",
+    """CREATE TRIGGER log_result AFTER INSERT OR UPDATE OR DELETE ON results
+       FOR EACH ROW EXECUTE FUNCTION log_result()""",
+    """CREATE FUNCTION log_chunk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+         INSERT INTO history (result_id, operation, old_state, new_state, old_worker, new_worker,
+                              old_attempt, new_attempt)
+         SELECT r.id, 'APPEND', r.state, r.state, r.worker_id, r.worker_id, r.attempt, NEW.attempt
+         FROM results r WHERE r.id = NEW.result_id;
+         RETURN NULL;
+       END $$""",
+    """CREATE TRIGGER log_chunk AFTER INSERT ON result_chunks
+       FOR EACH ROW EXECUTE FUNCTION log_chunk()""",
+)
+
+# Each query finds what must not be.
+_FORBIDDEN = {
+    "a change after the terminal state": "SELECT * FROM history WHERE old_state <> 'pending'",
+    "a number of terminal transitions that is not one": """
+      SELECT r.id, r.state, count(h.number) FROM results r
+      LEFT JOIN history h ON h.result_id = r.id AND h.operation = 'UPDATE'
+        AND h.old_state = 'pending' AND h.new_state <> 'pending'
+      GROUP BY r.id HAVING count(h.number) <> 1""",
+    "a claim that did not raise the attempt": """
+      SELECT * FROM history WHERE operation = 'UPDATE' AND old_worker IS NULL
+        AND new_worker IS NOT NULL AND new_attempt <> old_attempt + 1""",
+    "an attempt that changed without a claim": """
+      SELECT * FROM history WHERE operation = 'UPDATE' AND old_worker IS NOT NULL
+        AND new_attempt <> old_attempt""",
+    "a result that went from one worker straight to another": """
+      SELECT * FROM history WHERE operation = 'UPDATE' AND old_worker <> new_worker""",
+    "text of an attempt that was over": """
+      SELECT * FROM history WHERE operation = 'APPEND' AND new_attempt <> old_attempt""",
+    "a claim by a worker that was dead": """
+      SELECT * FROM history h JOIN workers w ON w.id = h.new_worker
+      WHERE h.old_worker IS NULL AND h.at > w.dead_at""",
+    "text that was left behind": "SELECT * FROM result_chunks",
+}
+
+
+async def check_history(stack: "Stack") -> None:
+    """Each result had exactly one terminal transition, and no attempt wrote that might not."""
+    for what, query in _FORBIDDEN.items():
+        found = await stack.fetch(query)
+        assert not found, f"{what}: {[dict(row) for row in found[:5]]} ({len(found)} in all)"
+
+
+def check_logs(stack: "Stack") -> None:
+    """No process met an error that it did not foresee."""
+    for name in ("api", *stack.workers):
+        log = stack.log(name)
+        assert "Traceback" not in log, f"{name}: {log[log.index('Traceback') - 300 :][:6000]}"

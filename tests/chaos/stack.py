@@ -1,0 +1,284 @@
+"""The service as its real processes, to be killed, frozen and stopped by tests."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import asyncpg
+import psutil
+
+from app.embedded import processes
+from app.embedded.postgres import EmbeddedPostgres
+from app.embedded.processes import StartError
+from app.embedded.service import ServicePart
+from app.embedded.triton import EmbeddedTriton
+from app.triton_client import TritonClient
+from tests.chaos.history import LOG_EVERYTHING
+from tests.chaos.http_client import HttpClient
+from tests.postgres import PostgresServer
+
+LEASE_SECONDS = 3.0
+GRACE_SECONDS = 3.0
+PARAMETERS = {"max_tokens": 200}
+_ASKED_AT_ONCE = 250
+_CONNECTIONS = 200  # as many POSTs are under way at once
+
+
+class Process(ServicePart):
+    """API or worker: `python -m app serve` or `python -m app worker`."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+class MortalTriton(EmbeddedTriton):
+    """A tritonserver whose processes can be killed."""
+
+    def kill_server(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+
+    def kill_stub(self) -> None:
+        """Kill the model's own process."""
+        assert self._process is not None
+        family = processes.descendants(self._process.pid)
+        stubs = [process for process in family if "stub" in "".join(process.cmdline()[:1])]
+        assert stubs, "Triton runs no stub"
+        processes.kill(stubs)
+
+
+class MortalPostgres(EmbeddedPostgres):
+    """A PostgreSQL that can be killed and frozen, all its processes at once."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        server = psutil.Process(self._process.pid)
+        for process in (server, *processes.descendants(server.pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+class Part(Protocol):
+    """What a supervisor restarts."""
+
+    async def start(self) -> None: ...
+    async def wait(self) -> str: ...
+
+
+async def revive(part: Part) -> None:
+    """Wait for the end of a part and start it again, as the supervisor of `up` does."""
+    await part.wait()
+    await _bring_up(part)
+
+
+async def _bring_up(part: Part) -> None:
+    while True:
+        try:
+            return await part.start()
+        except StartError:  # e.g. processes of the dead PostgreSQL still hold its shared memory
+            await asyncio.sleep(0.2)
+
+
+@contextlib.asynccontextmanager
+async def kept_running(part: Part) -> AsyncIterator[None]:
+    """Revive a part each time it dies; a start under way at the end is finished."""
+    starting = asyncio.Lock()
+
+    async def keep() -> None:
+        while True:
+            await part.wait()
+            async with starting:
+                await _bring_up(part)
+
+    task = asyncio.create_task(keep())
+    try:
+        yield
+    finally:
+        async with starting:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@dataclass
+class Stack:
+    """A database, an API and any number of workers, with a client that speaks HTTP to the API."""
+
+    directory: Path
+    postgres: PostgresServer
+    database: str
+    environment: dict[str, str]
+    client: HttpClient
+    api: Process
+    workers: dict[str, Process] = field(default_factory=dict)
+
+    async def restart_api(self, **changes: str) -> None:
+        """Start the API again, on the same port, with settings of its own."""
+        await self.api.stop()
+        self.api = _api(self.directory, self.environment | changes)
+        await self.api.start()
+
+    async def start_worker(self, name: str, **changes: str) -> Process:
+        """Start a worker that connects as a PostgreSQL role of its own, called like it.
+
+        So the history tells which process wrote, whatever id it wrote under.
+        """
+        environment = self.environment | {"LLM_DATABASE_ADMIN_USER": name} | changes
+        log_file = self.directory / f"worker_{name}.log"
+        worker = Process(name, "worker", environment, log_file, grace=GRACE_SECONDS + 10)
+        self.workers[name] = worker
+        await worker.start()
+        return worker
+
+    async def send(self, prompts: Sequence[str]) -> dict[str, str]:
+        """POST every prompt at once; each id that the client was told, with its prompt."""
+        ids = await asyncio.gather(*(self.send_one(prompt) for prompt in prompts))
+        return dict(zip(ids, prompts, strict=True))
+
+    async def send_one(self, prompt: str) -> str:
+        """POST a prompt; its id. Raises ConnectionError when the API goes away meanwhile."""
+        body = {"model": "scripted", "content": prompt, "parameters": PARAMETERS}
+        answer = await self.client.post("/results/", body)
+        assert answer.status == 202, answer
+        return str(answer.json["id"])
+
+    async def read(self, ids: Iterable[str]) -> list[dict[str, Any]]:
+        """The results of these ids as the API tells them."""
+        answers = await asyncio.gather(*(self.client.get(f"/results/{one}") for one in ids))
+        assert all(answer.status == 200 for answer in answers)
+        return [answer.json for answer in answers]
+
+    async def fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        """Ask the database, on a connection of this question's own."""
+        connection = await asyncpg.connect(
+            host=self.postgres.host,
+            port=self.postgres.port,
+            user=self.postgres.user,
+            password=self.postgres.password,
+            database=self.database,
+        )
+        try:
+            return list(await connection.fetch(query, *arguments))
+        finally:
+            await connection.close()
+
+    async def count(self, condition: str) -> int:
+        """How many results meet an SQL condition."""
+        (row,) = await self.fetch(f"SELECT count(*) FROM results r WHERE {condition}")
+        return int(row["count"])
+
+    async def until(self, condition: str, count: int, seconds: float) -> None:
+        """Wait until at least so many results meet an SQL condition."""
+        await until(lambda: self._is_reached(condition, count), seconds, condition)
+
+    async def _is_reached(self, condition: str, count: int) -> bool:
+        return await self.count(condition) >= count
+
+    async def until_terminal(self, seconds: float) -> None:
+        """Wait until no result is pending."""
+
+        async def is_over() -> bool:
+            return await self.count("state = 'pending'") == 0
+
+        await until(is_over, seconds, "no result is pending")
+
+    def log(self, name: str) -> str:
+        """What "api" or a worker wrote to its log."""
+        file = self.api.log_file if name == "api" else self.workers[name].log_file
+        return file.read_text()
+
+
+# A result of which some text has come.
+SPEAKING = """state = 'pending' AND worker_id IS NOT NULL AND EXISTS (
+  SELECT FROM result_chunks c WHERE c.result_id = r.id AND c.attempt = r.attempt)"""
+
+
+async def until(
+    condition: Callable[[], Awaitable[bool]], seconds: float, what: str = "the condition"
+) -> None:
+    """Look again and again until a condition holds; fails when it does not in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not await condition():  # noqa: ASYNC110 - other processes set no event
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not in {seconds:.0f} s: {what}") from None
+
+
+@contextlib.asynccontextmanager
+async def open_stack(
+    directory: Path, postgres: PostgresServer, database: str, triton: EmbeddedTriton
+) -> AsyncIterator[Stack]:
+    """A migrated database that logs all that happens to its results, and an API before it."""
+    port = processes.free_port()
+    environment = os.environ | {
+        "LLM_DATABASE_URL": f"{postgres.host}:{postgres.port}",
+        "LLM_DATABASE_ADMIN_USER": postgres.user,
+        "LLM_DATABASE_PASSWORD": postgres.password,
+        "LLM_DATABASE_DB": database,
+        "LLM_PORT": str(port),
+        "LLM_LEASE_SECONDS": str(LEASE_SECONDS),
+        "LLM_GRACE_SECONDS": str(GRACE_SECONDS),
+        "LLM_POLL_SECONDS": "0.2",
+        "LLM_FLUSH_SECONDS": "0.3",
+        "LLM_TRITON_REFRESH_SECONDS": "0.5",
+        "LLM_WORKER_SLOTS": "600",
+        **triton.environment,
+    }
+    api = _api(directory, environment)
+    async with HttpClient("127.0.0.1", port, _CONNECTIONS) as client:
+        stack = Stack(directory, postgres, database, environment, client, api)
+        await _prepare(stack)
+        try:
+            await api.start()
+            yield stack
+        finally:
+            for part in (stack.api, *stack.workers.values()):
+                await part.stop()
+
+
+def _api(directory: Path, environment: dict[str, str]) -> Process:
+    ready_url = f"http://127.0.0.1:{environment['LLM_PORT']}/health/ready"
+    log_file = directory / "api.log"
+    return Process("api", "serve", environment, log_file, ready_url=ready_url, grace=10)
+
+
+async def _prepare(stack: Stack) -> None:
+    """Roles for the workers, and the log of everything that happens to results."""
+    for name in ("alice", "bob"):
+        await stack.fetch(
+            f"""DO $$ BEGIN
+              IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') THEN
+                CREATE ROLE {name} SUPERUSER LOGIN PASSWORD '{stack.postgres.password}';
+              END IF;
+            END $$"""
+        )
+    for statement in LOG_EVERYTHING:
+        await stack.fetch(statement)
+
+
+async def ask_directly(triton: EmbeddedTriton, prompts: Sequence[str]) -> dict[str, str]:
+    """What the model says to each prompt when asked without the service."""
+    slots = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+    async def ask(client: TritonClient, prompt: str) -> str:
+        async with slots:
+            deltas = client.generate("scripted", prompt, PARAMETERS)
+            return "".join([delta.text async for delta in deltas])
+
+    async with TritonClient(triton.address("grpc")) as client:
+        texts = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+    return dict(zip(prompts, texts, strict=True))
+
+
+async def check_completed(stack: Stack, told: dict[str, str], expected: dict[str, str]) -> None:
+    """Every id that a client was told is completed, with the bytes that the model says."""
+    assert len(told) == len(expected)
+    for result in await stack.read(told):
+        assert result["state"] == "completed", result
+        assert result["result"].encode() == expected[told[str(result["id"])]].encode()

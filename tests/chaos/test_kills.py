@@ -1,0 +1,122 @@
+"""kill -9 in the middle of 500 results: of each process in turn, which is then started again."""
+
+import asyncio
+import signal
+
+import pytest
+
+from app.embedded.triton import EmbeddedTriton
+from tests.chaos.history import check_history, check_logs
+from tests.chaos.stack import (
+    SPEAKING,
+    MortalPostgres,
+    MortalTriton,
+    Stack,
+    ask_directly,
+    check_completed,
+    revive,
+)
+
+COUNT = 500
+# Three seconds each; the last hundred are sent while the victim is dead.
+PROMPTS = [f"Victim {number} {{{{chunks=12 delay_ms=250}}}}" for number in range(COUNT)]
+BEFORE = 400
+IN_FLIGHT = 250  # at least, when the victim is killed
+
+
+@pytest.fixture(scope="module")
+def expected(triton: EmbeddedTriton) -> dict[str, str]:
+    """What the model says to each prompt."""
+    return asyncio.run(ask_directly(triton, PROMPTS))
+
+
+async def begin(stack: Stack) -> dict[str, str]:
+    """Have results in flight, with some text said; the ids of all that were sent."""
+    await stack.start_worker("alice")
+    told = await stack.send(PROMPTS[:BEFORE])
+    await stack.until(SPEAKING, IN_FLIGHT, 20)
+    return told
+
+
+async def finish(stack: Stack, told: dict[str, str], expected: dict[str, str]) -> None:
+    await stack.until_terminal(60)
+    await check_completed(stack, told, expected)
+    await check_history(stack)
+    check_logs(stack)
+
+
+async def test_worker(stack: Stack, expected: dict[str, str]) -> None:
+    told = await begin(stack)
+    worker = stack.workers["alice"]
+    worker.send_signal(signal.SIGKILL)
+    told |= await stack.send(PROMPTS[BEFORE:])
+    await revive(worker)
+    await finish(stack, told, expected)
+    # What ran when the worker died counts as an attempt; what was sent later does not.
+    assert await stack.count("attempt = 2 AND lost_attempts = 1") >= IN_FLIGHT
+    assert await stack.count("attempt = 1 AND lost_attempts = 0") >= COUNT - BEFORE
+    assert await stack.count("attempt > 2") == 0
+
+
+async def test_api(stack: Stack, expected: dict[str, str]) -> None:
+    """It dies at the moment that a client is told an id, with other POSTs under way."""
+    told = await begin(stack)
+
+    async def send_in_turn(prompts: list[str]) -> None:
+        for prompt in prompts:
+            while True:
+                try:
+                    told[await stack.send_one(prompt)] = prompt
+                    break
+                except ConnectionError:  # a client that was told no id sends again
+                    await asyncio.sleep(0.1)
+            if len(told) == (BEFORE + COUNT) // 2:
+                stack.api.send_signal(signal.SIGKILL)
+
+    senders = [send_in_turn(PROMPTS[BEFORE + first :: 10]) for first in range(10)]
+    await asyncio.gather(revive(stack.api), *senders)
+    await finish(stack, told, expected)
+    # The worker does not notice. Rows whose ids nobody was told may exist, and end like the others.
+    assert await stack.count("attempt = 1 AND state = 'completed'") == await stack.count("true")
+
+
+async def test_tritonserver(
+    mortal_stack: Stack, mortal_triton: MortalTriton, expected: dict[str, str]
+) -> None:
+    told = await begin(mortal_stack)
+    mortal_triton.kill_server()
+    late = asyncio.create_task(mortal_stack.send(PROMPTS[BEFORE:]))
+    await revive(mortal_triton)
+    told |= await late
+    await finish(mortal_stack, told, expected)
+    assert await mortal_stack.count("lost_attempts = 1") >= IN_FLIGHT
+    # The late ones found no server, or a dying one: none of them was lost twice.
+    assert await mortal_stack.count("lost_attempts > 1") == 0
+
+
+async def test_stub(
+    mortal_stack: Stack, mortal_triton: MortalTriton, expected: dict[str, str]
+) -> None:
+    """Triton itself leaves the streams of a dead stub hanging for ever, and calls itself ready."""
+    told = await begin(mortal_stack)
+    mortal_triton.kill_stub()
+    late = asyncio.create_task(mortal_stack.send(PROMPTS[BEFORE:]))
+    await revive(mortal_triton)
+    told |= await late
+    await finish(mortal_stack, told, expected)
+    assert await mortal_stack.count("lost_attempts = 1") >= IN_FLIGHT
+    assert await mortal_stack.count("lost_attempts > 1") == 0
+
+
+async def test_postgresql(
+    mortal_stack: Stack, mortal_postgres: MortalPostgres, expected: dict[str, str]
+) -> None:
+    told = await begin(mortal_stack)
+    mortal_postgres.send_signal(signal.SIGKILL)
+    # No client sees an error: the API waits for the database within its own bound.
+    late = asyncio.create_task(mortal_stack.send(PROMPTS[BEFORE:]))
+    await revive(mortal_postgres)
+    told |= await late
+    await finish(mortal_stack, told, expected)
+    assert await mortal_stack.count("true") == COUNT
+    assert await mortal_stack.count("lost_attempts = 0") == COUNT

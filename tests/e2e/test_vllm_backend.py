@@ -1,0 +1,190 @@
+"""Our vLLM backend against the tensor contract of NVIDIA's, on the real engine."""
+
+import asyncio
+import contextlib
+import json
+import os
+from typing import Any
+
+import psutil
+import pytest
+
+from app.embedded.triton import EmbeddedTriton
+from app.triton_client import (
+    NotTakenError,
+    StreamLostError,
+    TritonClient,
+)
+from tests.integration.support import until
+from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+PROMPT = "import os\n\n\ndef "
+EVERYTHING = dict.fromkeys(RETURNS, True)
+
+
+def generating(triton: EmbeddedTriton, sampling: dict[str, Any], **tensors: Any) -> Any:
+    return collect(triton.address("grpc"), ask("demo", PROMPT, sampling, **tensors))
+
+
+async def test_a_stream_is_the_whole_answer_in_pieces(vllm_triton: EmbeddedTriton) -> None:
+    sampling = {"max_tokens": 12, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    streamed = await generating(vllm_triton, sampling, stream=True, **EVERYTHING)
+    (whole,) = await generating(vllm_triton, sampling, **EVERYTHING)
+    assert len(streamed) > 1
+    # NVIDIA's default: a stream never echoes the prompt, a whole answer does.
+    assert whole["text_output"] == [PROMPT + text(streamed)]
+    (bare,) = await generating(vllm_triton, sampling, exclude_input_in_output=True)
+    assert bare == {"text_output": [text(streamed)]}
+    for response in (*streamed, whole):
+        assert response["num_input_tokens"] == whole["num_input_tokens"]
+    assert sum(response["num_output_tokens"][0] for response in streamed) == 12
+    assert whole["num_output_tokens"] == [12]
+    assert [response["finish_reason"][0] for response in streamed[:-1]].count("None") == (
+        len(streamed) - 1
+    )
+    assert streamed[-1]["finish_reason"] == whole["finish_reason"] == ["length"]
+    positions = [p for response in streamed for p in json.loads(response["logprobs"][0])]
+    assert len(positions) == 12
+    for position in positions:
+        assert all(int(token) >= 0 for token in position)
+        assert all(entry["logprob"] <= 0 for entry in position.values())
+    best = sum(max(entry["logprob"] for entry in p.values()) for p in positions)
+    assert streamed[-1]["cumulative_logprob"][0] == pytest.approx(best, rel=1e-3)
+
+
+async def test_several_outputs_keep_their_places(vllm_triton: EmbeddedTriton) -> None:
+    sampling = {"max_tokens": 8, "n": 3, "seed": 7, "ignore_eos": True}
+    streamed = await generating(vllm_triton, sampling, stream=True, **EVERYTHING)
+    assert all(len(response["text_output"]) == 3 for response in streamed)
+    for index in range(3):
+        assert sum(response["num_output_tokens"][index] for response in streamed) == 8
+    assert streamed[-1]["finish_reason"] == ["length"] * 3
+    (whole,) = await generating(vllm_triton, sampling, exclude_input_in_output=True)
+    assert len(whole["text_output"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [
+        ({"top_p": 2}, "top_p"),
+        ({"top_p": "abc"}, "top_p"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 100_000}, r"max_tokens=100000 .* length of 1024 tokens"),
+        ({"min_p": 3}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stop": 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"seed": 2**70}, "seed"),
+        ({"n": 0}, "n must be"),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"logit_bias": {"9999999": 1}}, "logit_bias"),
+        ({"tempreature": 1}, "tempreature"),
+        ({"output_kind": 1}, "output_kind"),
+        ({"lora_name": "none"}, "lora_name"),
+        ({"structured_outputs": "{"}, "structured_outputs"),
+        ({"structured_outputs": '{"regex": "("}'}, "regex"),
+    ],
+)
+async def test_a_wrong_parameter_is_refused_by_name(
+    vllm_triton: EmbeddedTriton, sampling: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"^INVALID_ARG: .*{named}"):
+        await generating(vllm_triton, sampling, stream=True)
+
+
+async def test_refusals_leave_the_others_alone(vllm_triton: EmbeddedTriton) -> None:
+    sampling = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    good = [generating(vllm_triton, sampling, stream=True) for _ in range(8)]
+    bad = [generating(vllm_triton, {"top_k": "x"}, stream=True) for _ in range(50)]
+    answers, refusals = await asyncio.gather(
+        asyncio.gather(*good), asyncio.gather(*bad, return_exceptions=True)
+    )
+    assert all(text(answer) for answer in answers)
+    assert all(isinstance(refusal, ModelError) for refusal in refusals)
+
+
+async def test_old_clients_and_structured_outputs(vllm_triton: EmbeddedTriton) -> None:
+    strings = {"max_tokens": "5", "temperature": "0.0", "top_k": "-1", "ignore_eos": "true"}
+    (answer,) = await generating(vllm_triton, strings, return_num_output_tokens=True)
+    assert answer["num_output_tokens"] == [5]
+    choice = {"max_tokens": 8, "structured_outputs": json.dumps({"choice": ["yes", "no"]})}
+    (answer,) = await generating(vllm_triton, choice, exclude_input_in_output=True)
+    assert answer["text_output"][0] in ("yes", "no")
+
+
+async def test_a_request_can_cancel_another(vllm_triton: EmbeddedTriton) -> None:
+    address = vllm_triton.address("grpc")
+    sampling = {"max_tokens": 900, "ignore_eos": True}
+    request = ask(
+        "demo", PROMPT, sampling, request_id="victim", stream=True, return_num_output_tokens=True
+    )
+    tokens = 0
+
+    async def generate() -> None:
+        nonlocal tokens
+        async for response in stream(address, request):
+            if not tokens:
+                assert await collect(address, ask("demo", "", cancel_request_id="victim")) == []
+            tokens += response["num_output_tokens"][0]
+
+    with pytest.raises(ModelError, match=r"^CANCELLED: "):
+        await asyncio.wait_for(generate(), 30)
+    assert 0 < tokens < 900
+
+
+def engines() -> list[psutil.Process]:
+    """The vLLM engine processes below this test's Triton."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("EngineCore" in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+async def is_unloaded(client: TritonClient) -> bool:
+    return not (await client.index())[0].ready
+
+
+async def test_a_dead_engine_ends_its_requests_and_its_readiness(
+    vllm_triton: EmbeddedTriton,
+) -> None:
+    async def generate(client: TritonClient) -> None:
+        async for _ in client.generate("demo", PROMPT, {"max_tokens": 900, "ignore_eos": True}):
+            started.set()
+
+    started = asyncio.Event()
+    (engine,) = engines()
+    async with TritonClient(vllm_triton.address("grpc")) as client:
+        running = [asyncio.create_task(generate(client)) for _ in range(8)]
+        await asyncio.wait_for(started.wait(), 30)
+        engine.kill()
+        ended = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 15)
+        assert all(isinstance(end, StreamLostError) for end in ended), ended
+        await until(lambda: is_unloaded(client), 15)
+        with pytest.raises(NotTakenError):
+            await generate(client)
+        # Loading waits for the end of the unloading that the backend asked for.
+        await client.unload("demo")
+        await client.load("demo")
+        async for _ in client.generate("demo", PROMPT, {"max_tokens": 1}):
+            pass
+
+
+async def test_the_engine_dies_with_its_stub(vllm_triton: EmbeddedTriton) -> None:
+    (engine,) = engines()
+    stub = engine.parent()
+    assert stub is not None
+    assert stub.pid != os.getpid()
+    family = [stub, *stub.children(recursive=True)]
+    stub.kill()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family[1:], 10)
+    assert alive == []
+    async with TritonClient(vllm_triton.address("grpc")) as client:
+        await client.unload("demo")
+        await client.load("demo")
+        async for _ in client.generate("demo", PROMPT, {"max_tokens": 1}):
+            pass

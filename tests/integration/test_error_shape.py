@@ -1,0 +1,40 @@
+"""Every route of the document answers its refusals in one shape."""
+
+import re
+
+from tests.conftest import Service
+from tests.integration.support import UNKNOWN_ID, assert_problem
+
+SILENT = {"/health", "/health/live"}  # take nothing, refuse nothing
+
+
+async def test_every_route_refuses_in_one_shape(api: Service) -> None:
+    document = (await api.client.get("/openapi.json")).json()
+    refused: dict[str, set[int]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            statuses = refused.setdefault(f"{method} {path}", set())
+            unknown = re.sub(r"{\w+}", UNKNOWN_ID, path).replace("send/" + UNKNOWN_ID, "send/x")
+            queries = [p["name"] for p in operation.get("parameters", []) if p["in"] == "query"]
+            attempts = [
+                (unknown, None),
+                (re.sub(r"{\w+}", "%00", path), None),
+                *((f"{unknown}?{name}=%00", None) for name in queries if name != "partial"),
+            ]
+            if "requestBody" in operation:
+                attempts += [(unknown, body) for body in (b"{", b"1", b'{"nothing": 1}')]
+            for url, body in attempts:
+                headers = {"content-type": "application/json"} if body else {}
+                answer = await api.client.request(method, url, content=body, headers=headers)
+                assert answer.status_code < 500, (method, url, answer.text)
+                if answer.status_code >= 400:
+                    code = answer.json()["code"]
+                    assert_problem(answer, answer.status_code, code)
+                    statuses.add(answer.status_code)
+            wrong = await api.client.request("TRACE", unknown)
+            assert_problem(wrong, 405, "method_not_allowed")
+            foreign = await api.client.request(method, unknown, headers={"host": "evil.example"})
+            assert_problem(foreign, 403, "forbidden_origin")
+    takes_nothing = {"/models/", "/health/ready"}
+    silent = {key for key, found in refused.items() if not found}
+    assert {key.split()[1] for key in silent} == SILENT | takes_nothing

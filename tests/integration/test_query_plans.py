@@ -1,0 +1,358 @@
+"""The statements of the hot path on 100,000 rows: each reads by its index, and no more than it needs.
+
+Every statement is the one that the service sent: recorded, then explained with the settings of the
+service's own connections, generic plans included.
+"""
+
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from app.contexts import ContextStore
+from app.database import Connection, Database
+from app.errors import ConflictError
+from app.ids import created_at, new_id
+from app.job_queue import AttemptEnd, Chunk, JobQueue, Outcome
+from app.queue_depth import QueueDepth
+from app.results import ResultFilter, ResultStore
+from app.settings import Settings
+from tests.integration.support import fresh_database
+from tests.postgres import PostgresServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TEAM = "default"
+ROWS = 100_000
+QUEUED = 4_000
+RUNNING = 300
+# What one statement may read, in rows of any node: far below the table, above every batch.
+FEW = 2_500
+# Two filters at once: the pending or the failed results at most, never the table.
+MOST_PENDING = 5_200
+
+
+class RecordingDatabase(Database):
+    """The service's database, telling each statement."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, "test")
+        self.statements: list[tuple[str, tuple[Any, ...]]] = []
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        async with super().connection() as connection:
+            with connection.query_logger(self._record):
+                yield connection
+
+    def _record(self, logged: Any) -> None:
+        if logged.args:
+            self.statements.append((logged.query, tuple(logged.args)))
+
+
+@dataclass
+class Table:
+    """A full table, and some ids in it."""
+
+    database: RecordingDatabase
+    queue: JobQueue
+    results: ResultStore
+    contexts: ContextStore
+    depth: QueueDepth
+    worker: UUID
+    context: UUID
+    ids: list[UUID]
+    running: list[UUID]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator[Table]:
+    async with (
+        fresh_database(postgres_server, template, None) as settings,
+        RecordingDatabase(settings) as database,
+    ):
+        queue = JobQueue(database, settings)
+        worker = new_id()
+        async with Database.connection(database) as connection:
+            context, ids, running = await fill(connection, worker)
+        yield Table(
+            database, queue, ResultStore(database, queue, settings),
+            ContextStore(database, queue, settings), QueueDepth(database, settings),
+            worker, context, ids, running,
+        )  # fmt: skip
+
+
+async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], list[UUID]]:
+    """Ten thousand contexts, a hundred thousand results: most completed, some in each other state."""
+    chance = random.Random(1)
+    contexts = [new_id() for _ in range(ROWS // 10)]
+    await connection.copy_records_to_table(
+        "contexts", columns=["id", "content"], records=[(c, "a prompt") for c in contexts]
+    )
+    now = await connection.fetchval("SELECT now()")
+    ids = [new_id() for _ in range(ROWS)]
+    open_places = set(chance.sample(range(ROWS), QUEUED + RUNNING))
+    running_places = set(chance.sample(sorted(open_places), RUNNING))
+    records = []
+    for place, identifier in enumerate(ids):
+        model = "rare" if place % 1000 == 0 else f"model-{place % 3}"
+        is_open, is_running = place in open_places, place in running_places
+        is_failed = not is_open and place % 20 == 0
+        state = "pending" if is_open else "failed" if is_failed else "completed"
+        code = ("rare_code" if place % 2000 == 0 else "model_error") if is_failed else None
+        records.append((
+            identifier, contexts[place // 10], model, "{}", now + timedelta(hours=1),
+            state, worker if is_running or not is_open else None, 0 if not is_running else 1,
+            None if is_open else now, None if is_open else "text " * 10, code,
+            "why" if code else None, place % 40 == 0 if code else None,
+        ))  # fmt: skip
+    await connection.copy_records_to_table(
+        "results",
+        columns=[
+            "id",
+            "context_id",
+            "model_name",
+            "parameters",
+            "deadline_at",
+            "state",
+            "worker_id",
+            "attempt",
+            "finished_at",
+            "output",
+            "error_code",
+            "error_message",
+            "error_retryable",
+        ],  # fmt: skip
+        records=records,
+    )
+    await connection.execute(
+        "INSERT INTO workers (id, host, pid, lease_expires_at)"
+        " VALUES ($1, 'h', 1, now() + interval '1 h')",
+        worker,
+    )
+    running = [ids[place] for place in sorted(running_places)]
+    await connection.execute("UPDATE results SET engine_deaths = 2 WHERE id = $1", running[0])
+    await connection.execute(
+        "UPDATE results SET deadline_at = now() - interval '1 s' WHERE id = ANY($1)",
+        [ids[place] for place in sorted(open_places - running_places)[:50]],
+    )
+    for name in ("results", "contexts", "workers", "result_chunks"):
+        await connection.execute(f"ANALYZE {name}")
+    return contexts[5], ids, running
+
+
+def literal(value: Any) -> str:
+    """An argument as EXECUTE takes it: text that PostgreSQL reads as the parameter's type."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, (list, tuple)):
+        members = ("NULL" if v is None else '"' + str(v).replace('"', '\\"') + '"' for v in value)
+        return "'{" + ",".join(members).replace("'", "''") + "}'"
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+async def explain(table: Table, query: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """The plan as it ran, undone afterwards."""
+    async with Database.connection(table.database) as connection:
+        assert await connection.fetchval("SHOW plan_cache_mode") == "force_generic_plan"
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            await connection.execute(f"PREPARE explained AS {query}")
+            rows = await connection.fetch(
+                "EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE explained"
+                f"({', '.join(map(literal, arguments))})"
+            )
+        finally:
+            await transaction.rollback()
+            await connection.execute("DEALLOCATE explained")
+    plan: dict[str, Any] = orjson.loads(rows[0][0])[0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+async def check(
+    table: Table, work: Awaitable[Any], *indexes: str, few: int = FEW
+) -> list[dict[str, Any]]:
+    """Do the work; each of its statements must read little, and the results by these indexes."""
+    table.database.statements.clear()
+    await work
+    statements = list(table.database.statements)
+    assert statements
+    plans = [await explain(table, query, arguments) for query, arguments in statements]
+    used = set()
+    for plan in plans:
+        for node in nodes(plan):
+            read = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node[
+                "Actual Loops"
+            ]
+            assert read <= few, f"{read:.0f} rows: {node}"
+            if node.get("Relation Name") in ("results", "contexts", "result_chunks"):
+                assert node["Node Type"] not in ("Seq Scan", "Parallel Seq Scan"), node
+            if node.get("Relation Name") == "results" or "Bitmap Index" in node["Node Type"]:
+                used.add(node.get("Index Name"))
+    used.discard(None)
+    assert set(indexes) <= used, used
+    return plans
+
+
+async def test_claim(table: Table) -> None:
+    free = {"model-0": 50, "rare": 50}
+    await check(table, table.queue.claim(table.worker, free), "ix_results_unclaimed", "pk_results")
+
+
+async def test_claim_of_suspects(table: Table) -> None:
+    await check(
+        table, table.queue.claim_suspects(table.worker, ["model-0", "model-1", "model-2", "rare"]),
+        "ix_results_suspects",
+    )  # fmt: skip
+
+
+async def test_owned(table: Table) -> None:
+    await check(table, table.queue.owned(table.worker), "ix_results_worker_id")
+
+
+async def test_append_and_end(table: Table) -> None:
+    chunks = [Chunk(identifier, 1, 0, "text", 1, 1) for identifier in table.running[:100]]
+    await check(table, table.queue.append(table.worker, chunks), "pk_results")
+    lane = table.queue.ending_lane(table.worker, 5.0)
+    ends = [AttemptEnd(i, 1, Outcome.COMPLETED, output="x") for i in table.running[100:200]]
+    await check(table, lane.submit_all(ends), "pk_results")
+
+
+async def test_rescue_and_retire(table: Table) -> None:
+    await check(table, table.queue.release([new_id()], counted=True), "ix_results_worker_id")
+    dead = new_id()
+    async with Database.connection(table.database) as connection:
+        await connection.execute(
+            "INSERT INTO workers (id, host, pid, lease_expires_at, dead_at)"
+            " VALUES ($1, 'h', 1, now(), now())",
+            dead,
+        )
+    await check(table, table.queue.rescue(0.001))
+    assert "ix_results_worker_id" in await explain_unprepared(table, table.queue.rescue(0.001))
+    await check(table, table.queue.retire(dead), "ix_results_worker_id")
+
+
+async def test_expire(table: Table) -> None:
+    table.database.statements.clear()
+    assert await table.queue.expire() == 50
+    plan = await explain_unprepared(table, table.queue.expire())
+    assert "ix_results_deadline_at_unclaimed" in plan
+
+
+async def explain_unprepared(table: Table, work: Awaitable[Any]) -> str:
+    """The plans of statements without arguments, as text."""
+    recorded: list[str] = []
+
+    def record(logged: Any) -> None:
+        recorded.append(logged.query)
+
+    table.database._record = record  # type: ignore[method-assign]
+    try:
+        await work
+    finally:
+        del table.database._record
+    bare = [query for query in recorded if "$1" not in query and query.lstrip()[0] in "SW"]
+    async with Database.connection(table.database) as connection:
+        rows = [await connection.fetch(f"EXPLAIN {query}") for query in bare]
+    text = "\n".join(row[0] for found in rows for row in found)
+    assert "Seq Scan on results" not in text
+    return text
+
+
+async def test_cancel(table: Table) -> None:
+    await check(table, table.queue.cancel(TEAM, id=table.running[-1]), "pk_results")
+    await check(table, table.queue.cancel(TEAM, model_name="rare"), few=MOST_PENDING)
+    await check(
+        table, table.queue.cancel(TEAM, context_id=table.context), "ix_results_context_id_id"
+    )
+    await check(table, table.queue.cancel(TEAM, model_name="nobody"), few=MOST_PENDING)
+
+
+async def test_reads_by_id(table: Table) -> None:
+    await check(table, table.results.get(TEAM, table.ids[500]), "pk_results")
+    await check(table, table.results.partial_output(TEAM, table.running[-2]))
+    await check(table, table.results.attempts(TEAM, table.ids[500]))
+    await check(table, table.contexts.get(TEAM, table.context))
+    await check(table, table.contexts.list(TEAM, None, 1000))
+    await check(table, table.contexts.list(TEAM, table.context, 1000))
+
+
+NEWEST = "ix_results_team_id_id"
+LISTS: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, {NEWEST}),
+    ({"state": "pending"}, {"ix_results_team_id_id_pending"}),
+    ({"state": "failed"}, {"ix_results_team_id_id_failed"}),
+    ({"state": "completed"}, {NEWEST}),
+    ({"model_name": "model-1"}, {"ix_results_team_id_model_name_id"}),
+    ({"model_name": "rare"}, {"ix_results_team_id_model_name_id"}),
+    ({"model_name": "nobody"}, {"ix_results_team_id_model_name_id"}),
+    ({"error_code": "model_error"}, {"ix_results_team_id_error_code_id"}),
+    ({"error_code": "rare_code"}, {"ix_results_team_id_error_code_id"}),
+    ({"error_code": "no_code"}, {"ix_results_team_id_error_code_id"}),
+    ({"retryable": True}, {"ix_results_team_id_id_failed"}),
+    ({"state": "failed", "model_name": "rare"}, set()),
+    ({"state": "pending", "model_name": "rare"}, set()),
+    ({"state": "completed", "model_name": "rare"}, {"ix_results_team_id_model_name_id"}),
+]
+
+
+@pytest.mark.parametrize(("filters", "indexes"), LISTS, ids=[str(filters) for filters, _ in LISTS])
+@pytest.mark.parametrize("is_paged", [False, True])
+async def test_lists(
+    table: Table, filters: dict[str, Any], indexes: set[str], is_paged: bool
+) -> None:
+    after = table.ids[ROWS // 2] if is_paged else None
+    page = table.results.list(TEAM, ResultFilter(**filters), after=after, limit=50, full=False)
+    plans = await check(table, page, *indexes, few=MOST_PENDING if len(filters) > 1 else FEW)
+    assert not [node for node in nodes(plans[0]) if node["Node Type"] == "Sort"]
+
+
+async def test_lists_by_context_and_time(table: Table) -> None:
+    by_context = ResultFilter(context_id=table.context)
+    await check(
+        table, table.results.list(TEAM, by_context, after=None, limit=50, full=True),
+        "ix_results_context_id_id",
+    )  # fmt: skip
+    window = ResultFilter(
+        created_after=created_at(table.ids[1000]), created_before=created_at(table.ids[1200])
+    )
+    await check(table, table.results.list(TEAM, window, after=None, limit=50, full=True), NEWEST)
+
+
+async def test_delete(table: Table) -> None:
+    await check(table, table.results.delete(TEAM, table.ids[-1], force=True), "pk_results")
+    with pytest.raises(ConflictError):
+        async with Database.connection(table.database) as connection:
+            context = await connection.fetchval(
+                "SELECT context_id FROM results WHERE id = $1", table.running[5]
+            )
+        await table.contexts.delete(TEAM, context, force=False)
+    await check(table, table.contexts.delete(TEAM, context, force=True), "ix_results_context_id_id")
+
+
+async def test_queue_depth_reads_the_queue_alone(table: Table) -> None:
+    plan = await explain_unprepared(table, table.depth.by_model())
+    assert "ix_results_unclaimed" in plan or "ix_results_deadline_at_unclaimed" in plan
+
+
+async def test_these_checks_can_fail(table: Table) -> None:
+    """A statement without its index is caught."""
+    with pytest.raises(AssertionError):
+        await check(
+            table,
+            table.database.fetch("SELECT count(*) FROM results WHERE finish_reason = $1", "stop"),
+        )

@@ -1,0 +1,158 @@
+"""Tensors to Triton and back, without a server; what each error means."""
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from app.triton_client import (
+    GenerationError,
+    ModelDeadError,
+    ModelFailedError,
+    NotTakenError,
+    RefusedError,
+    StreamLostError,
+    _to_model_error,
+    build_request,
+    read_response,
+)
+
+
+def inputs(request: pb.ModelInferRequest) -> dict[str, Any]:
+    """The inputs as Triton's own client library reads them."""
+    found: dict[str, Any] = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        assert list(tensor.shape) == [1]
+        if tensor.datatype == "BYTES":
+            (found[tensor.name],) = deserialize_bytes_tensor(raw)
+        else:
+            assert tensor.datatype == "BOOL"
+            (found[tensor.name],) = np.frombuffer(raw, dtype=bool)
+    return found
+
+
+@pytest.mark.parametrize("prompt", ["a", "", "é🙂\n\0", "x" * 100_000])
+def test_a_request_is_what_the_vllm_backend_reads(prompt: str) -> None:
+    parameters = {"max_tokens": 5, "stop": ["é"], "temperature": 0.5}
+    request = build_request("m", prompt, parameters)
+    sent = inputs(request)
+    assert request.model_name == "m"
+    assert sent.pop("text_input").decode() == prompt
+    assert json.loads(sent.pop("sampling_parameters")) == parameters
+    assert sent == {
+        "stream": True, "exclude_input_in_output": True, "return_finish_reason": True,
+        "return_num_input_tokens": True, "return_num_output_tokens": True,
+        "return_logprobs": False,
+    }  # fmt: skip
+    assert [output.name for output in request.outputs] == [
+        "text_output", "finish_reason", "num_input_tokens", "num_output_tokens",
+    ]  # fmt: skip
+
+
+def test_logprobs_are_asked_for_only_when_wanted() -> None:
+    for value, wanted in ((0, True), (5, True), (None, False)):
+        request = build_request("m", "x", {"logprobs": value})
+        assert bool(inputs(request)["return_logprobs"]) is wanted
+        assert ("logprobs" in [output.name for output in request.outputs]) is wanted
+
+
+def test_requests_do_not_share_their_tensors() -> None:
+    first, second = build_request("a", "one", {}), build_request("b", "two", {})
+    assert inputs(first)["text_input"] == b"one"
+    assert inputs(second)["text_input"] == b"two"
+
+
+def response(version: str = "3", **tensors: str | int | bytes) -> pb.ModelInferResponse:
+    """A response as Triton encodes it."""
+    message = pb.ModelInferResponse(model_version=version)
+    for name, value in tensors.items():
+        message.outputs.add(name=name)
+        if isinstance(value, int):
+            message.raw_output_contents.append(struct.pack("<I", value))
+        else:
+            encoded = value.encode() if isinstance(value, str) else value
+            array = np.array([encoded], dtype=object)
+            message.raw_output_contents.append(serialize_byte_tensor(array).item())
+    return message
+
+
+def test_a_response_is_read_whole() -> None:
+    delta = read_response(
+        response(
+            text_output="é🙂", finish_reason="stop", num_input_tokens=70_000, num_output_tokens=2,
+            logprobs='[{"1": {"logprob": -0.5}}]',
+        )  # fmt: skip
+    )
+    assert (delta.text, delta.finish_reason) == ("é🙂", "stop")
+    assert (delta.prompt_tokens, delta.completion_tokens) == (70_000, 2)
+    assert delta.logprobs is not None
+    assert json.loads(delta.logprobs) == [{"1": {"logprob": -0.5}}]
+    assert delta.model_version == 3
+
+
+@pytest.mark.parametrize("reason", ["", "None", "null"])
+def test_no_reason_yet(reason: str) -> None:
+    assert read_response(response(text_output="x", finish_reason=reason)).finish_reason is None
+
+
+def test_tensors_may_be_missing_or_empty() -> None:
+    delta = read_response(response(version=""))
+    assert (delta.text, delta.finish_reason, delta.logprobs) == ("", None, None)
+    assert (delta.prompt_tokens, delta.completion_tokens, delta.model_version) == (0, 0, None)
+    empty = pb.ModelInferResponse()
+    for name in ("text_output", "num_input_tokens"):
+        empty.outputs.add(name=name)
+        empty.raw_output_contents.append(b"")
+    assert read_response(empty).text == ""
+
+
+def test_text_that_postgres_cannot_hold_is_replaced() -> None:
+    assert read_response(response(text_output="a\0b")).text == "a\ufffdb"
+    assert read_response(response(text_output=b"a\xffb\xed\xa0\x80")).text.startswith("a\ufffdb\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("null", None),
+        ("", None),
+        (r'[{"t": "\u0000"}]', [{"t": "\ufffd"}]),
+        (r'[{"t": "a\\u0000"}]', [{"t": r"a\u0000"}]),
+        (r'[{"t": "a\\\u0000"}]', [{"t": "a\\\ufffd"}]),
+        (r'[{"t": "\u0000\u0000"}]', [{"t": "\ufffd\ufffd"}]),
+        ('[{"p": -Infinity, "t": " NaN"}]', [{"p": None, "t": " NaN"}]),
+        ('[{"p": NaN, "q": Infinity}]', [{"p": None, "q": None}]),
+    ],
+)
+def test_logprobs_are_json_that_postgres_can_hold(given: str, kept: Any) -> None:
+    logprobs = read_response(response(logprobs=given)).logprobs
+    assert (None if logprobs is None else orjson.loads(logprobs)) == kept
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "text"),
+    [
+        ("INVALID_ARG: no such thing", RefusedError, "no such thing"),
+        ("UNAVAILABLE: the engine died", StreamLostError, "the engine died"),
+        ("INTERNAL: it broke", ModelFailedError, "it broke"),
+        ("INTERNAL: the prompt 'x is not ready'", ModelFailedError, "the prompt 'x is not ready'"),
+        ("INVALID_ARG: unknown model in a prompt\nof two lines", RefusedError,
+         "unknown model in a prompt\nof two lines"),
+        ("Stub process 'm_0_0' is not healthy.", ModelDeadError,
+         "Stub process 'm_0_0' is not healthy."),
+        ("Request for unknown model: 'm' is not found", NotTakenError,
+         "Request for unknown model: 'm' is not found"),
+        ("Request for unknown model: 'm' has no available versions", NotTakenError,
+         "Request for unknown model: 'm' has no available versions"),
+        ("Error generating stream: boom\0", ModelFailedError, "Error generating stream: boom\ufffd"),
+    ],
+)  # fmt: skip
+def test_what_a_models_error_means(message: str, kind: type[GenerationError], text: str) -> None:
+    error = _to_model_error(message)
+    assert type(error) is kind
+    assert str(error) == text

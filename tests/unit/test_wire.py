@@ -1,0 +1,138 @@
+"""Bodies in, problems out."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pytest
+from pydantic import BaseModel, JsonValue, TypeAdapter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from app import wire
+from app.errors import (
+    FieldError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    UnknownModelError,
+)
+
+REQUEST = Request({"type": "http"})
+
+
+class Body(BaseModel):
+    text: str
+    members: dict[str, JsonValue] = {}
+    inner: list["Body"] = []
+
+
+ADAPTER = TypeAdapter(Body)
+
+
+def test_a_body_is_read() -> None:
+    assert wire.parse(ADAPTER, b'{"text": "a\\u00e9"}').text == "aé"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"text": "\\u0000"}', "body.text"),
+        (b'{"text": "", "members": {"a": ["x", {"b": "\\u0000"}]}}', "body.members.a.1.b"),
+        (b'{"text": "", "members": {"\\u0000": 1}}', "body.members"),
+        (b'{"text": "", "inner": [{"text": "a\\u0000"}]}', "body.inner.0.text"),
+    ],
+)
+def test_nul_is_refused_where_it_stands(body: bytes, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        wire.parse(ADAPTER, body)
+    assert [error.field for error in caught.value.errors] == [field]
+
+
+def test_an_escaped_backslash_before_u0000_is_no_nul() -> None:
+    assert wire.parse(ADAPTER, b'{"text": "\\\\u0000"}').text == "\\u0000"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"text": "\\ud800"}', b'{"text": "\xff"}', b"nul"])
+def test_what_is_no_json_is_the_bodys_fault(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        wire.parse(ADAPTER, body)
+    assert [error.field for error in caught.value.errors] == ["body"]
+
+
+def test_errors_name_the_field_and_never_repeat_the_text() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        wire.parse(ADAPTER, b'{"text": 5, "inner": [{"text": ["secret prompt"]}]}')
+    assert [error.field for error in caught.value.errors] == ["text", "inner.0.text"]
+    assert "secret" not in str(caught.value.to_problem())
+
+
+def test_the_number_of_errors_is_bounded() -> None:
+    body = json.dumps({"text": "", "inner": [{}] * 500}).encode()
+    with pytest.raises(InvalidRequestError) as caught:
+        wire.parse(ADAPTER, body)
+    assert len(caught.value.errors) == 20
+
+
+def test_problems_have_the_members_of_rfc_9457() -> None:
+    error = UnknownModelError("no x", extra={"known_models": ["y"]}, headers={"Retry-After": "1"})
+    response = wire.problem_response(error)
+    assert response.status_code == 404
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["retry-after"] == "1"
+    assert orjson.loads(response.body) == {
+        "type": "/docs/errors#unknown_model",
+        "title": "Unknown model",
+        "status": 404,
+        "detail": "no x",
+        "code": "unknown_model",
+        "known_models": ["y"],
+    }
+    assert str(error) == "no x"
+
+
+def test_field_errors_are_told() -> None:
+    problem = InvalidRequestError("d", [FieldError("a.b", "wrong")]).to_problem()
+    assert problem["errors"] == [{"field": "a.b", "message": "wrong"}]
+    assert "errors" not in NotFoundError("d").to_problem()
+
+
+def test_json_of_our_values() -> None:
+    identifier, moment = uuid4(), datetime(2026, 1, 1, tzinfo=UTC)
+    response = wire.json_response({"id": identifier, "at": moment}, 201, {"x": "y"})
+    assert orjson.loads(response.body) == {
+        "id": str(identifier),
+        "at": "2026-01-01T00:00:00+00:00",
+    }
+    assert (response.status_code, response.headers["x"]) == (201, "y")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (HTTPException(404), 404, "not_found"),
+        (HTTPException(405, headers={"Allow": "GET"}), 405, "method_not_allowed"),
+        (HTTPException(400, "bad escape"), 400, "bad_request"),
+        (HTTPException(426, "upgrade"), 426, "bad_request"),
+    ],
+)
+async def test_the_frameworks_refusals(error: HTTPException, status: int, code: str) -> None:
+    response = await wire.on_http_error(REQUEST, error)
+    body: dict[str, Any] = orjson.loads(response.body)
+    assert (response.status_code, body["status"], body["code"]) == (status, status, code)
+    assert response.headers.get("allow") == (error.headers or {}).get("Allow")
+
+
+async def test_a_bug_is_told_without_its_details() -> None:
+    response = await wire.on_unexpected_error(REQUEST, RuntimeError("secret"))
+    assert response.status_code == 500
+    assert b"secret" not in response.body
+    assert orjson.loads(response.body)["code"] == "internal_error"
+
+
+async def test_service_errors_are_rendered_as_they_are() -> None:
+    error = ServiceError("d")
+    response = await wire.on_service_error(REQUEST, error)
+    assert response.body == wire.problem_response(error).body
