@@ -24,7 +24,7 @@ _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 _COLUMNS = """id, team_id, context_id, model_name, model_version, state, {output} AS output,
   error_code, error_message, error_retryable, finish_reason, parameters, prompt_tokens,
   completion_tokens, attempt, cancel_requested_at, started_at, first_token_at, finished_at,
-  metadata, logprobs, priority, group_id"""
+  metadata, logprobs"""
 
 _BY_IDS = f"SELECT {_COLUMNS.format(output='output')} FROM results WHERE id = ANY($1::uuid[])"
 

@@ -73,7 +73,7 @@ async def send(service: Service, content: str, **members: object) -> dict[str, A
     return accepted
 
 
-async def read(service: Service, result_id: str, **query: str | int | bool) -> dict[str, Any]:
+async def read(service: Service, result_id: str, **query: str | float | bool) -> dict[str, Any]:
     """A result as it stands, or after `wait`."""
     answer = await service.client.get(f"/results/{result_id}", params=query)
     assert answer.status_code == 200, answer.text

@@ -114,6 +114,7 @@ MODEL_ROUTES = (
     ("POST", "/models/send/{}/" + UNKNOWN_ID),
 )
 DEEP = b"[" * 100_000 + b"]" * 100_000
+NO_OBJECTS: list[object] = [[], "x", 1, None, True]
 HUGE_INT = "1" + "0" * 400
 
 CASES = [
@@ -151,7 +152,7 @@ CASES = [
     *(
         _body(f"{type(value).__name__} for an object", value, path=path)
         for path in ("/contexts/", f"/models/send/scripted/{UNKNOWN_ID}")
-        for value in ([], "x", 1, None, True)
+        for value in NO_OBJECTS
     ),
     *(_body(f"{value!r} for a result", value) for value in ("x", 1, None, True)),
     # --- text that PostgreSQL cannot hold ---

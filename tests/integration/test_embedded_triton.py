@@ -54,7 +54,7 @@ async def test_serves_its_models_and_leaves_nothing(server: EmbeddedTriton, tmp_
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("tritonserver", "SIGKILL"), ("triton_python_b", "cannot generate with model scripted")],
+    [("tritonserver", "SIGKILL"), ("triton_python_b", "has lost the process of a model")],
 )
 async def test_recovers_from_kill_9_on_the_same_ports(
     server: EmbeddedTriton, tmp_path: Path, name: str, reason: str

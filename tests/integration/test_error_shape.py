@@ -16,7 +16,7 @@ async def test_every_route_refuses_in_one_shape(api: Service) -> None:
             statuses = refused.setdefault(f"{method} {path}", set())
             unknown = re.sub(r"{\w+}", UNKNOWN_ID, path).replace("send/" + UNKNOWN_ID, "send/x")
             queries = [p["name"] for p in operation.get("parameters", []) if p["in"] == "query"]
-            attempts = [
+            attempts: list[tuple[str, bytes | None]] = [
                 (unknown, None),
                 (re.sub(r"{\w+}", "%00", path), None),
                 *((f"{unknown}?{name}=%00", None) for name in queries if name != "partial"),
@@ -24,7 +24,7 @@ async def test_every_route_refuses_in_one_shape(api: Service) -> None:
             if "requestBody" in operation:
                 attempts += [(unknown, body) for body in (b"{", b"1", b'{"nothing": 1}')]
             for url, body in attempts:
-                headers = {"content-type": "application/json"} if body else {}
+                headers = {"content-type": "application/json"} if body is not None else None
                 answer = await api.client.request(method, url, content=body, headers=headers)
                 assert answer.status_code < 500, (method, url, answer.text)
                 if answer.status_code >= 400:

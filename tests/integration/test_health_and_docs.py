@@ -131,9 +131,11 @@ async def test_bodies_have_examples_that_are_accepted(
             if "requestBody" not in operation:
                 continue
             media = operation["requestBody"]["content"]["application/json"]
-            examples = [media["example"]] if "example" in media else [
-                example["value"] for example in media["examples"].values()
-            ]
+            examples = (
+                [media["example"]]
+                if "example" in media
+                else [example["value"] for example in media["examples"].values()]
+            )
             for example in examples:
                 seen += 1
                 body = example

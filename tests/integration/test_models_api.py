@@ -64,7 +64,7 @@ async def test_load_is_counted(service: Service) -> None:
     await service.client.post("/results/cancel", params={"model_name": "scripted"})
 
     async def is_idle() -> bool:
-        return (await model(service))["running"] == 0
+        return bool((await model(service))["running"] == 0)
 
     await until(is_idle)
 
@@ -74,7 +74,7 @@ async def test_the_queue_is_counted(api: Service) -> None:
     await send(api, "y")
 
     async def is_counted() -> bool:
-        return (await model(api))["queued"] == 2
+        return bool((await model(api))["queued"] == 2)
 
     await until(is_counted)
 

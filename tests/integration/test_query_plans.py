@@ -74,10 +74,9 @@ class Table:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator[Table]:
-    async with (
-        fresh_database(postgres_server, template, None) as settings,
-        RecordingDatabase(settings) as database,
-    ):
+    async with fresh_database(postgres_server, template, None) as settings:
+        database = RecordingDatabase(settings)
+        await database.__aenter__()
         queue = JobQueue(database, settings)
         worker = new_id()
         async with Database.connection(database) as connection:
@@ -87,11 +86,12 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
             ContextStore(database, queue, settings), QueueDepth(database, settings),
             worker, context, ids, running,
         )  # fmt: skip
+        await database.__aexit__()
 
 
 async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], list[UUID]]:
     """Ten thousand contexts, a hundred thousand results: most completed, some in each other state."""
-    chance = random.Random(1)
+    chance = random.Random(1)  # noqa: S311 - the same rows each time
     contexts = [new_id() for _ in range(ROWS // 10)]
     await connection.copy_records_to_table(
         "contexts", columns=["id", "content"], records=[(c, "a prompt") for c in contexts]
@@ -129,7 +129,7 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
             "error_code",
             "error_message",
             "error_retryable",
-        ],  # fmt: skip
+        ],
         records=records,
     )
     await connection.execute(
@@ -335,11 +335,11 @@ async def test_lists_by_context_and_time(table: Table) -> None:
 
 async def test_delete(table: Table) -> None:
     await check(table, table.results.delete(TEAM, table.ids[-1], force=True), "pk_results")
+    async with Database.connection(table.database) as connection:
+        context = await connection.fetchval(
+            "SELECT context_id FROM results WHERE id = $1", table.running[5]
+        )
     with pytest.raises(ConflictError):
-        async with Database.connection(table.database) as connection:
-            context = await connection.fetchval(
-                "SELECT context_id FROM results WHERE id = $1", table.running[5]
-            )
         await table.contexts.delete(TEAM, context, force=False)
     await check(table, table.contexts.delete(TEAM, context, force=True), "ix_results_context_id_id")
 

@@ -265,8 +265,8 @@ async def test_each_handler_of_a_channel_is_called(
     heard: list[tuple[str, str]] = []
     async with Database(settings, "test") as database:
         listener = Listener(database)
-        for name in ("first", "second"):
-            listener.subscribe(CANCELLED, lambda payload, name=name: heard.append((name, payload)))
+        listener.subscribe(CANCELLED, lambda payload: heard.append(("first", payload)))
+        listener.subscribe(CANCELLED, lambda payload: heard.append(("second", payload)))
         running = asyncio.create_task(listener.run())
 
         async def has_heard(count: int = 2) -> bool:

@@ -38,6 +38,7 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit_its_grace(
         accepted = await send(running, SLOW)
         await until_running(running, accepted["id"])
     row = await connection.fetchrow("SELECT * FROM results")
+    assert row is not None
     assert (row["state"], row["worker_id"], row["lost_attempts"]) == ("pending", None, 0)
     assert row["attempt_history"] == "[]"
     assert await connection.fetchval("SELECT count(*) FROM result_chunks") == 0
@@ -200,9 +201,7 @@ class BrokenTriton(TritonClient):
 
 
 @pytest.fixture
-async def broken(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Service]:
+async def broken(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
     monkeypatch.setattr("app.services.TritonClient", BrokenTriton)
     async with run_service(settings, with_worker=True) as running:
         yield running

@@ -57,7 +57,15 @@ def body(*pieces: bytes) -> list[Message]:
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LOCALHOST:8887", "127.0.0.1:1", "[::1]", "[::1]:8887", "my.example", "localhost:"],
+    [
+        "localhost",
+        "LOCALHOST:8887",
+        "127.0.0.1:1",
+        "[::1]",
+        "[::1]:8887",
+        "my.example",
+        "localhost:",
+    ],
 )
 async def test_hosts_of_the_list_enter(host: str) -> None:
     inner, status = await knock(host=host, method="GET")

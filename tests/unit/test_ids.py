@@ -6,7 +6,6 @@ from unittest import mock
 
 import pytest
 
-from app import ids
 from app.ids import created_at, lowest_id, new_id
 
 
@@ -20,9 +19,9 @@ def test_ids_are_uuid7_and_rise() -> None:
 
 def test_ids_rise_within_one_millisecond_and_when_the_clock_steps_back() -> None:
     now = time.time_ns()
-    with mock.patch.object(ids.time, "time_ns", return_value=now):
+    with mock.patch("app.ids.time.time_ns", return_value=now):
         first = [new_id() for _ in range(1000)]
-    with mock.patch.object(ids.time, "time_ns", return_value=now - 10**10):
+    with mock.patch("app.ids.time.time_ns", return_value=now - 10**10):
         second = [new_id() for _ in range(1000)]
     assert first + second == sorted(first + second)
     assert all(created_at(a) == created_at(first[0]) for a in second)

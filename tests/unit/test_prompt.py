@@ -60,9 +60,7 @@ async def test_templates_have_what_hugging_faces_have(tmp_path: Path) -> None:
 
 async def test_content_is_never_read_as_a_template(tmp_path: Path) -> None:
     content = "{{ messages }} {% for x in y %} {# #} {{ raise_exception('x') }} <b>&amp;"
-    text = await render(
-        tmp_path, "{{ messages[0].content }}", [{"role": "u", "content": content}]
-    )
+    text = await render(tmp_path, "{{ messages[0].content }}", [{"role": "u", "content": content}])
     assert text == content
 
 
@@ -82,9 +80,7 @@ async def test_content_is_never_read_as_a_template(tmp_path: Path) -> None:
         "{{ '{0.__class__.__mro__}'.format(1) }}",
     ],
 )
-async def test_escapes_from_the_sandbox_are_refused_or_empty(
-    tmp_path: Path, template: str
-) -> None:
+async def test_escapes_from_the_sandbox_are_refused_or_empty(tmp_path: Path, template: str) -> None:
     messages = [dict(MESSAGES[0])]
     try:
         text = await render(tmp_path, template, messages)
@@ -188,9 +184,7 @@ def test_named_templates_and_missing_entries(tmp_path: Path) -> None:
     assert read_format(tmp_path, "nobody") is None
     write_model(tmp_path, "m")
     templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    (tmp_path / "m/1/tokenizer_config.json").write_bytes(
-        orjson.dumps({"chat_template": templates})
-    )
+    (tmp_path / "m/1/tokenizer_config.json").write_bytes(orjson.dumps({"chat_template": templates}))
     found = read_format(tmp_path, "m")
     assert found is not None
     assert found.template is not None

@@ -115,7 +115,7 @@ def test_one_stop_text_is_a_list_of_one() -> None:
 
 
 def test_min_tokens_within_max_tokens() -> None:
-    field, message = problem('{"min_tokens": 5, "max_tokens": 4}')
+    _, message = problem('{"min_tokens": 5, "max_tokens": 4}')
     assert "min_tokens (5)" in message
     assert "max_tokens (4)" in message
 

@@ -1,6 +1,5 @@
 """Settings: required ones, bounds, addresses, and the committed environment files."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ ALIASES = {field.alias or name for name, field in Settings.model_fields.items()}
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """None of the service's settings but the required ones."""
     for name in ALIASES:
         monkeypatch.delenv(name, raising=False)
@@ -100,7 +99,7 @@ def test_addresses(address: str, host: str, port: int) -> None:
 def read_env_file(name: str) -> dict[str, str]:
     lines = (ROOT / name).read_text().splitlines()
     pairs = [line.split("=", 1) for line in lines if line and not line.startswith("#")]
-    return {key: value for key, value in pairs}
+    return {pair[0]: pair[1] for pair in pairs}
 
 
 def test_the_api_environment_file_names_only_settings(environment: pytest.MonkeyPatch) -> None:

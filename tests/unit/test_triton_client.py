@@ -84,9 +84,12 @@ def response(version: str = "3", **tensors: str | int | bytes) -> pb.ModelInferR
 def test_a_response_is_read_whole() -> None:
     delta = read_response(
         response(
-            text_output="é🙂", finish_reason="stop", num_input_tokens=70_000, num_output_tokens=2,
+            text_output="é🙂",
+            finish_reason="stop",
+            num_input_tokens=70_000,
+            num_output_tokens=2,
             logprobs='[{"1": {"logprob": -0.5}}]',
-        )  # fmt: skip
+        )
     )
     assert (delta.text, delta.finish_reason) == ("é🙂", "stop")
     assert (delta.prompt_tokens, delta.completion_tokens) == (70_000, 2)
@@ -113,7 +116,9 @@ def test_tensors_may_be_missing_or_empty() -> None:
 
 def test_text_that_postgres_cannot_hold_is_replaced() -> None:
     assert read_response(response(text_output="a\0b")).text == "a\ufffdb"
-    assert read_response(response(text_output=b"a\xffb\xed\xa0\x80")).text.startswith("a\ufffdb\ufffd")
+    assert read_response(response(text_output=b"a\xffb\xed\xa0\x80")).text.startswith(
+        "a\ufffdb\ufffd"
+    )
 
 
 @pytest.mark.parametrize(
