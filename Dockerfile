@@ -17,6 +17,7 @@ WORKDIR /srv
 COPY --from=environment /venv /venv
 COPY db db
 COPY app app
+COPY docs/errors.md docs/errors.md
 # The root file system is mounted read-only: byte code is made here or never.
 RUN python -m compileall -q app db
 USER 10001:10001

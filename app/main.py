@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from app import __version__, wire
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, health, models, results
+from app.routes import contexts, errors, health, models, results
 from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.services import background, open_services
@@ -93,6 +93,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     for router in (results.raw, contexts.raw, results.router, contexts.router, models.router):
         app.include_router(router)
     app.include_router(health.router)
+    app.include_router(errors.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign] # FastAPI's own extension point
     return app
 

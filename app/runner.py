@@ -7,11 +7,11 @@ from app.errors import CANCELLED, DEADLINE_EXCEEDED, Failure, FailureCode
 from app.job_queue import AttemptEnd, Chunk, Claim, Outcome
 from app.triton_client import (
     Delta,
+    GenerationError,
     ModelDeadError,
     ModelFailedError,
     NotTakenError,
     RefusedError,
-    StreamLostError,
     TritonClient,
 )
 
@@ -79,31 +79,36 @@ class Attempt:
     async def _generate(self) -> tuple[Outcome, Failure | None]:
         if self._stop_reason is not None:
             return self._stopped(self._stop_reason)
-        claim, started = self.claim, asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(max(0.0, claim.seconds_left)):
-                async for delta in self._triton.generate(
-                    claim.model_name, claim.prompt, claim.parameters
-                ):
-                    self.heard_at = asyncio.get_running_loop().time()
-                    self.has_answered = True
-                    if self._first_token_seconds is None and delta.text:
-                        self._first_token_seconds = self.heard_at - started
-                    self._add(delta)
+            async with asyncio.timeout(max(0.0, self.claim.seconds_left)):
+                await self._read_stream()
         except TimeoutError:
             return Outcome.FAILED, DEADLINE_EXCEEDED
-        except RefusedError as error:
-            return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
-        except ModelFailedError as error:
-            return Outcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
-        except NotTakenError as error:
-            self.model_is_dead = isinstance(error, ModelDeadError)
-            return Outcome.RETURNED, _triton_lost(error)
-        except StreamLostError as error:
-            return Outcome.LOST, _triton_lost(error)
+        except GenerationError as error:
+            return self._judge(error)
         if self._finish_reason is None:
             return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
         return Outcome.COMPLETED, None
+
+    async def _read_stream(self) -> None:
+        claim, loop = self.claim, asyncio.get_running_loop()
+        started = loop.time()
+        async for delta in self._triton.generate(claim.model_name, claim.prompt, claim.parameters):
+            self.heard_at = loop.time()
+            self.has_answered = True
+            if self._first_token_seconds is None and delta.text:
+                self._first_token_seconds = self.heard_at - started
+            self._add(delta)
+
+    def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
+        """What an error of the stream means for the attempt."""
+        if isinstance(error, RefusedError):
+            return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
+        if isinstance(error, ModelFailedError):
+            return Outcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
+        self.model_is_dead = isinstance(error, ModelDeadError)
+        outcome = Outcome.RETURNED if isinstance(error, NotTakenError) else Outcome.LOST
+        return outcome, _triton_lost(error)
 
     def _add(self, delta: Delta) -> None:
         if delta.text:

@@ -63,12 +63,12 @@ class Settings(BaseSettings):
     triton_http: str = Field(
         "127.0.0.1:8000",
         alias="TRITON_HTTP_SERVICE",
-        description="Triton's HTTP address, `host:port`: checked by `doctor`.",
+        description="Triton's HTTP address, `host:port`. Not read yet: the service speaks gRPC.",
     )
     triton_metrics: str = Field(
         "127.0.0.1:8002",
         alias="TRITON_METRICS_SERVICE",
-        description="Triton's metrics address, `host:port`: checked by `doctor`.",
+        description="Triton's metrics address, `host:port`. Not read yet.",
     )
     triton_refresh_seconds: float = Field(
         2.0,

@@ -32,7 +32,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also the time that one attempt to connect may take: a busy or distant server needs some.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # Triton's server takes more frequent pings on a silent stream for abuse (its minimum: 300 s).
     ("grpc.keepalive_time_ms", 301_000),

@@ -40,9 +40,17 @@ class Process(ServicePart):
 class MortalTriton(EmbeddedTriton):
     """A tritonserver whose processes can be killed."""
 
+    _orphans: Sequence[psutil.Process] = ()
+
     def kill_server(self) -> None:
+        """Kill the server alone; its stub ends by itself, or is ended by `stop`."""
         assert self._process is not None
+        self._orphans = processes.descendants(self._process.pid)
         self._process.kill()
+
+    async def stop(self) -> None:
+        await super().stop()
+        processes.kill(self._orphans)  # `up` reaps such orphans
 
     def kill_stub(self) -> None:
         """Kill the model's own process."""
