@@ -187,9 +187,6 @@ models = Table(
     Column("name", String, primary_key=True),
     Column("version", Integer),
     Column("first_seen_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
-    # A result that was in flight at two engine deaths runs alone: while it is pending, no other
-    # result of the model is claimed.
-    Column("exclusive_result_id", UUID),
 )
 
 

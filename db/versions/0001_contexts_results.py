@@ -44,7 +44,6 @@ def upgrade() -> None:
             server_default=sa.text("now()"),
             nullable=False,
         ),
-        sa.Column("exclusive_result_id", sa.UUID(), nullable=True),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_models")),
     )
     op.create_table(

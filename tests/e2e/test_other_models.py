@@ -53,7 +53,7 @@ async def test_serves(
             model_repository=triton.environment["LLM_MODEL_REPOSITORY"],
         )
         async with run_service(settings, with_worker=True) as service:
-            bodies = [
+            bodies: list[dict[str, object]] = [
                 {"model": name, "content": f"prompt {number}", "parameters": {"max_tokens": 8}}
                 for number in range(4)
             ]
