@@ -450,9 +450,12 @@ class JobQueue:
 
         return Lane(self._database, end_attempts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
 
-    async def owned(self, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
-        """Pending results of a worker: id -> (attempt, whether cancellation was requested)."""
-        rows = await self._database.fetch(_STILL_OURS, worker_id)
+    async def owned(self, connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
+        """Pending results of a worker: id -> (attempt, whether cancellation was requested).
+
+        Asked on the heartbeat's own connection: no retry may hold up the next renewal.
+        """
+        rows = await connection.fetch(_STILL_OURS, worker_id)
         return {row["id"]: (row["attempt"], row["is_cancelled"]) for row in rows}
 
     async def cancel(self, team_id: str, **filters: object) -> int:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.database import SERVER_DOWN, Database, is_passing
+from app.database import SERVER_DOWN, Connection, Database, is_passing
 from app.ids import new_id
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,10 @@ class Lease:
         """Do the next heartbeat now."""
         self._hurry.set()
 
-    async def keep(self, load: Callable[[], str], on_beat: Callable[[], Awaitable[None]]) -> None:
-        """Renew on a connection of its own until cancelled, and call `on_beat` after each time.
+    async def keep(
+        self, load: Callable[[], str], on_beat: Callable[[Connection], Awaitable[None]]
+    ) -> None:
+        """Renew on a connection of its own until cancelled, and call `on_beat` with it each time.
 
         Raises FencedError when the id was declared dead.
         """
@@ -68,7 +70,7 @@ class Lease:
                     if connection is None or connection.is_closed():
                         connection = await self._database.connect()
                     await self._renew(connection, asked_at, load())
-                    await on_beat()
+                    await on_beat(connection)
                 except Exception as error:
                     if not is_passing(error):
                         raise

@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 from uuid import UUID
 
 import orjson
 
-from app.database import Database, is_passing
+from app.database import Connection, Database, is_passing
 from app.errors import INTERNAL_ERROR, DatabaseUnavailableError
 from app.group_commit import Lane
 from app.job_queue import AttemptEnd, Chunk, Claim, JobQueue, Outcome
@@ -55,7 +56,7 @@ class Worker:
         self._lease: Lease
         self._ending: Lane[AttemptEnd, bool]
         self._running: dict[UUID, Attempt] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._is_short = True  # whether slots, not the queue, were the limit of the last claim
         self._unknown: set[UUID] = set()
         self._nothing_is_flushed = asyncio.Event()
@@ -181,9 +182,12 @@ class Worker:
         for claim in claims:
             attempt = Attempt(claim, self._triton)
             self._running[claim.id] = attempt
-            task = asyncio.create_task(self._run(attempt), name=f"result {claim.id}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._run(attempt), f"result {claim.id}")
+
+    def _spawn(self, work: Coroutine[None, None, object], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, attempt: Attempt) -> None:
         claim = attempt.claim
@@ -290,10 +294,10 @@ class Worker:
             }
         ).decode()
 
-    async def _check_owned(self) -> None:
+    async def _check_owned(self, connection: Connection) -> None:
         """Stop attempts that were cancelled or taken from us; hand back rows we do not run."""
         before = {identifier: self._running[identifier] for identifier in self._running}
-        owned = await self._queue.owned(self._lease.id)
+        owned = await self._queue.owned(connection, self._lease.id)
         for identifier, attempt in before.items():
             number, is_cancelled = owned.get(identifier, (0, False))
             if is_cancelled:
@@ -304,7 +308,7 @@ class Worker:
         unknown = {identifier for identifier in owned if identifier not in self._running}
         for identifier in unknown & self._unknown:
             end = AttemptEnd(identifier, owned[identifier][0], Outcome.RETURNED)
-            await self._ending.submit(end)
+            self._spawn(self._write_end(end), f"return {identifier}")
         self._unknown = unknown
 
     def _on_cancelled(self, payload: str) -> None:
@@ -348,7 +352,7 @@ class Worker:
 
 
 async def _wait_for_all(
-    tasks: set[asyncio.Task[None]], seconds: float, side_tasks: list[asyncio.Task[None]]
+    tasks: set[asyncio.Task[object]], seconds: float, side_tasks: list[asyncio.Task[None]]
 ) -> None:
     """Wait for all tasks, for a time; a side task that dies meanwhile raises."""
     everything = asyncio.ensure_future(asyncio.wait(tasks)) if tasks else None
@@ -365,7 +369,7 @@ async def _wait_for_all(
             task.result()
 
 
-async def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def _cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     cancelled = list(tasks)
     for task in cancelled:
         task.cancel()

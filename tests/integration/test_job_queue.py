@@ -746,9 +746,11 @@ async def test_owned_tells_attempt_and_cancellation(bench: Bench) -> None:
     worker = await bench.worker()
     claims = await bench.claim(worker)
     await bench.queue.cancel("default", id=second)
-    assert await bench.queue.owned(worker) == {first: (1, False), second: (1, True)}
-    await bench.end(worker, *(ended(claim) for claim in claims))
-    assert await bench.queue.owned(worker) == {}
+    async with bench.database.connection() as connection:
+        owned = await bench.queue.owned(connection, worker)
+        assert owned == {first: (1, False), second: (1, True)}
+        await bench.end(worker, *(ended(claim) for claim in claims))
+        assert await bench.queue.owned(connection, worker) == {}
 
 
 async def test_expire_ends_only_queued_results_past_their_deadline(bench: Bench) -> None:

@@ -221,7 +221,8 @@ async def test_claim_of_suspects(table: Table) -> None:
 
 
 async def test_owned(table: Table) -> None:
-    await check(table, table.queue.owned(table.worker), "ix_results_worker_id")
+    owned = table.database.run(lambda connection: table.queue.owned(connection, table.worker))
+    await check(table, owned, "ix_results_worker_id")
 
 
 async def test_append_and_end(table: Table) -> None:
