@@ -36,9 +36,10 @@ stub=$work/opt/triton/backends/python/triton_python_backend_stub
     # A killed server may be a zombie for a while, until its parent looks.
     while read -r _ _ state _ <"/proc/$$/stat" && [ "$state" != Z ]; do sleep 1; done
     for exe in /proc/[0-9]*/exe; do
-        case $(readlink "$exe" || true) in
-        "$stub"*) process=${exe%/exe} && kill -9 "${process##*/}" || true ;;
-        esac
+        case $(readlink "$exe" || true) in "$stub"*) ;; *) continue ;; esac
+        # Not those of a server that was started here since.
+        read -r process _ _ parent _ <"${exe%exe}stat" || continue
+        [ "$(cat "/proc/$parent/comm")" = tritonserver ] || kill -9 "$process" || true
     done
 ) </dev/null >/dev/null 2>&1 &
 
