@@ -29,20 +29,6 @@ export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 regions=llm-triton-$(printf %s "$work" | cksum | cut -d ' ' -f 1)-
 rm -f /dev/shm/"$regions"*
 
-# A stub whose server was killed may stay for ever, waiting for it with the interpreter locked, so
-# that nothing inside can end it. Somebody outside does; the engine below it then ends by itself.
-stub=$work/opt/triton/backends/python/triton_python_backend_stub
-(
-    # A killed server may be a zombie for a while, until its parent looks.
-    while read -r _ _ state _ <"/proc/$$/stat" && [ "$state" != Z ]; do sleep 1; done
-    for exe in /proc/[0-9]*/exe; do
-        case $(readlink "$exe" || true) in "$stub"*) ;; *) continue ;; esac
-        # Not those of a server that was started here since.
-        read -r process _ _ parent _ <"${exe%exe}stat" || continue
-        [ "$(cat "/proc/$parent/comm")" = tritonserver ] || kill -9 "$process" || true
-    done
-) </dev/null >/dev/null 2>&1 &
-
 # Paths in model.json are relative to this directory ("models/demo/1").
 cd "$work"
 exec ./tritonserver --backend-directory="$work/opt/triton/backends" \

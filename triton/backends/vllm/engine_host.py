@@ -2,15 +2,17 @@
 
 vLLM runs its engine in a process of its own (and workers below that). They must never outlive
 this one, however it ends: the kernel kills the engine with us (die_with_parent.sh), vLLM's
-workers watch their engine, and serve.sh ends us with Triton.
+workers watch their engine, and we watch Triton.
 """
 
 import asyncio
 import json
 import multiprocessing.spawn
 import os
+import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,7 @@ class EngineHost:
         self.config = make_config(arguments)
         self.log_requests = bool(arguments.get("enable_log_requests", False))
         self.load = SchedulerLoad(self.config)
+        threading.Thread(target=die_with_server, args=[os.getppid()], daemon=True).start()
         self.loop = asyncio.new_event_loop()
         # The engine process dies with the thread that started it, so that thread is this one,
         # which runs until close().
@@ -115,6 +118,14 @@ class EngineHost:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+
+def die_with_server(server_pid: int) -> None:
+    """Triton's stub only tries to exit when its server was killed: threads of ours that wait for
+    an answer from it would keep the process for ever."""
+    while os.getppid() == server_pid:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_config(arguments: dict[str, Any]) -> VllmConfig:

@@ -143,6 +143,14 @@ def send_error(sender: Any, message: str, code: str) -> None:
     sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
 
+def die_with_server(server_pid: int) -> None:
+    """Triton's stub only tries to exit when its server was killed: threads of ours that wait for
+    an answer from it would keep the process for ever."""
+    while os.getppid() == server_pid:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class TritonPythonModel:
     """Entry points of Triton's Python backend.
 
@@ -157,6 +165,7 @@ class TritonPythonModel:
         self.numbers = itertools.count()  # breaks ties of the heap
         self.changed = threading.Condition()
         self.stopping = False
+        threading.Thread(target=die_with_server, args=[os.getppid()], daemon=True).start()
         self.speakers = [
             threading.Thread(target=self.speak, name=f"speaker-{number}")
             for number in range(SPEAKERS)
