@@ -14,6 +14,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     SmallInteger,
     String,
@@ -70,6 +71,8 @@ results = Table(
     Column("kind", String, nullable=False, server_default="generation"),
     # Results of one request (n choices, k prompts) share a group.
     Column("group_id", UUID),
+    # The result that this one is a retry of; it may have been deleted since.
+    Column("retry_of", UUID),
     Column("context_id", UUID, ForeignKey("contexts.id", ondelete="CASCADE"), nullable=False),
     # --- the request ---
     Column("model_name", String, nullable=False),
@@ -78,6 +81,8 @@ results = Table(
     Column("prompt", Text),
     Column("parameters", JSONB, nullable=False),
     Column("priority", SmallInteger, nullable=False, server_default="0"),
+    # Told when the result is terminal; the delivery itself is a row of webhook_deliveries.
+    Column("webhook_url", Text),
     _time("deadline_at", nullable=False),
     Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     # --- the state: written by job_queue alone ---
@@ -164,6 +169,66 @@ result_chunks = Table(
     # Tokens of the whole attempt up to the end of this chunk.
     Column("prompt_tokens", Integer),
     Column("completion_tokens", Integer),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    # SHA-256 of the request in a canonical form: the same key with another request is refused.
+    Column("request_hash", LargeBinary, nullable=False),
+    Column("result_id", UUID, ForeignKey("results.id", ondelete="CASCADE"), nullable=False),
+    _time("expires_at", nullable=False),
+    Index("ix_idempotency_keys_result_id", "result_id"),
+    Index("ix_idempotency_keys_expires_at", "expires_at"),
+)
+
+stream_tickets = Table(
+    "stream_tickets",
+    metadata,
+    # SHA-256 of the ticket: who reads the table cannot use it.
+    Column("ticket_hash", LargeBinary, primary_key=True),
+    Column("team_id", String, nullable=False),
+    Column("result_id", UUID, nullable=False),
+    _time("expires_at", nullable=False),
+    Index("ix_stream_tickets_expires_at", "expires_at"),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    # A result ends once, so it has one delivery: its id is the delivery's and the message's.
+    Column("result_id", UUID, ForeignKey("results.id", ondelete="CASCADE"), primary_key=True),
+    Column("team_id", String, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("state", String, nullable=False, server_default="pending"),
+    Column("attempts", SmallInteger, nullable=False, server_default="0"),
+    # When it is due; a worker that takes it moves this beyond the time that a call may take.
+    Column("next_attempt_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    _time("finished_at"),
+    # What became of each call: [{"at", "status", "error", "seconds"}].
+    Column("log", JSONB, nullable=False, server_default=_EMPTY_LIST),
+    CheckConstraint("state IN ('pending', 'delivered', 'failed')", name="state"),
+    CheckConstraint("(state = 'pending') = (finished_at IS NULL)", name="finished"),
+    Index("ix_webhook_deliveries_team_id_result_id", "team_id", "result_id"),
+    Index(
+        "ix_webhook_deliveries_next_attempt_at",
+        "next_attempt_at",
+        postgresql_where=text("state = 'pending'"),
+    ),
+)
+
+webhook_secrets = Table(
+    "webhook_secrets",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    Column("secret", String, nullable=False),
+    # After a rotation messages are signed with both for a while.
+    Column("previous_secret", String),
+    _time("previous_expires_at"),
+    Column("rotated_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
 )
 
 workers = Table(
