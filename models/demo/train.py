@@ -1,6 +1,6 @@
 """Train the demo model from nothing and export it to `1/`; or, with --evaluate, measure it.
 
-    python models/demo/train.py              about half an hour on two CPU cores
+    python models/demo/train.py              a quarter to half an hour on two CPU cores
     python models/demo/train.py --evaluate   bits per byte on held-out files, and samples
 
 Needs torch, tokenizers, safetensors and numpy; no network. README.md tells what comes out.
