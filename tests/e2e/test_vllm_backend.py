@@ -188,3 +188,18 @@ async def test_the_engine_dies_with_its_stub(vllm_triton: EmbeddedTriton) -> Non
         await client.load("demo")
         async for _ in client.generate("demo", PROMPT, {"max_tokens": 1}):
             pass
+
+
+async def test_stub_and_engine_die_with_their_server(vllm_triton: EmbeddedTriton) -> None:
+    (engine,) = engines()
+    stub = engine.parent()
+    assert stub is not None
+    server = stub.parent()
+    assert server is not None
+    assert server.pid != os.getpid()
+    family = server.children(recursive=True)
+    stub.suspend()  # It can do nothing about it by itself.
+    server.kill()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert alive == []
+    await vllm_triton.start()

@@ -64,6 +64,7 @@ async def test_recovers_from_kill_9_on_the_same_ports(
     # In flight while it happens: its stream must end, not hang.
     stuck = asyncio.create_task(generate(server, "{{chunks=8 delay_ms=60000}}"))
     await asyncio.sleep(0)
+    family = find(tmp_path, "tritonserver").children(recursive=True)
     find(tmp_path, name).kill()
     async with asyncio.timeout(15):
         assert reason in await down
@@ -72,6 +73,36 @@ async def test_recovers_from_kill_9_on_the_same_ports(
     assert (await generate(server)).split() == ["one", "two"]
     async with asyncio.timeout(15):
         await asyncio.gather(stuck, return_exceptions=True)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=5)
+    assert not alive, "outlived their server"
+
+
+async def test_a_stub_that_hangs_dies_with_its_killed_server_and_no_other(
+    server: EmbeddedTriton, tmp_path: Path
+) -> None:
+    """Nobody reaps here: the stub has no help but the kernel's."""
+    other_path = tmp_path / "other"
+    other = EmbeddedTriton(ROOT / ".venv-triton", other_path / "work", MODELS, other_path / "log")
+    await other.start()
+    killed, kept = find(tmp_path, "tritonserver"), find(other_path, "tritonserver")
+    family = killed.children(recursive=True)
+    others = kept.children(recursive=True)
+    assert family
+    assert others
+    try:
+        prompts = ["{{chunks=8 delay_ms=50 hang_at=2}}", "{{chunks=8 delay_ms=250}}"]
+        streams = [asyncio.create_task(generate(server, prompt)) for prompt in prompts]
+        ended, _ = await asyncio.wait(streams, timeout=4)
+        assert not ended, "the stub does not hang"
+        killed.kill()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=3)
+        assert not alive
+        await asyncio.gather(*streams, return_exceptions=True)
+        assert (await generate(other)).split() == ["one", "two"]
+        assert kept.children(recursive=True) == others
+    finally:
+        processes.kill(family)
+        await other.stop()
 
 
 async def test_a_model_that_was_unloaded_is_loaded_again(server: EmbeddedTriton) -> None:

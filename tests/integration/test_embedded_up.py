@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from app.embedded import processes
+from app.embedded.triton import STUB
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -68,6 +69,13 @@ class Run:
         """Its child whose command line holds `words`."""
         found = [child for child in self.process.children() if words in " ".join(child.cmdline())]
         assert len(found) == 1, f"{words}: {found}"
+        return found[0]
+
+    def stub(self) -> psutil.Process:
+        """The model's process below Triton."""
+        family = self.part("tritonserver").children(recursive=True)
+        found = [process for process in family if process.exe().endswith(STUB)]
+        assert len(found) == 1, f"stub: {family}"
         return found[0]
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
@@ -131,7 +139,7 @@ def test_a_data_directory_in_use_is_told(shared: Run) -> None:
         ("API", lambda run: run.part("app serve")),
         ("Worker", lambda run: run.part("app worker")),
         ("Triton", lambda run: run.part("tritonserver")),
-        ("Triton", lambda run: run.part("tritonserver").children()[0]),
+        ("Triton", lambda run: run.stub()),
     ],
     ids=["postgres", "api", "worker", "tritonserver", "stub"],
 )
@@ -146,7 +154,7 @@ def test_every_part_comes_back_after_kill_9(
 
 def test_orphans_of_a_part_are_ended_and_collected(shared: Run) -> None:
     times = shared.said.count("Triton is back") + 1
-    stub = shared.part("tritonserver").children()[0]
+    stub = shared.stub()
     stub.suspend()  # It cannot end by itself when its server does.
     shared.part("tritonserver").kill()
     shared.says("Triton is back", times)

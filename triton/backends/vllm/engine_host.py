@@ -2,10 +2,12 @@
 
 vLLM runs its engine in a process of its own (and workers below that). They must never outlive
 this one, however it ends: the kernel kills the engine with us (die_with_parent.sh), vLLM's
-workers watch their engine, and we watch Triton.
+workers watch their engine, and we die with Triton (ServerDeath).
 """
 
 import asyncio
+import contextlib
+import ctypes
 import json
 import multiprocessing.spawn
 import os
@@ -31,6 +33,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 CPU_CACHE_SEQUENCES = 32
 CPU_CACHE_BYTES = (16 << 20, 4 << 30)
 BLOCK_TOKENS = 128  # vLLM's block size on a CPU; every sequence fills whole blocks
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def pin_gpus(kind: str, device_id: str, parameters: dict[str, str]) -> None:
@@ -73,7 +76,7 @@ class EngineHost:
         self.config = make_config(arguments)
         self.log_requests = bool(arguments.get("enable_log_requests", False))
         self.load = SchedulerLoad(self.config)
-        threading.Thread(target=die_with_server, args=[os.getppid()], daemon=True).start()
+        self.server_death = ServerDeath()
         self.loop = asyncio.new_event_loop()
         # The engine process dies with the thread that started it, so that thread is this one,
         # which runs until close().
@@ -120,12 +123,37 @@ class EngineHost:
         self.loop.close()
 
 
-def die_with_server(server_pid: int) -> None:
-    """Triton's stub only tries to exit when its server was killed: threads of ours that wait for
-    an answer from it would keep the process for ever."""
-    while os.getppid() == server_pid:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
+class ServerDeath:
+    """Ends this process with Triton's, which a stub only tries when its server was killed: it may
+    wait for the dead server's answer for ever, with the interpreter lock held.
+
+    The kernel ends it then, once asked. It takes the end of a thread for the end of the parent, and
+    the thread that started us ends once the model is loaded; then we are the child of the server's
+    first thread, which ends last. Until then, while nothing waits for the server, we look.
+    """
+
+    def __init__(self) -> None:
+        self.server = os.getppid()
+        self.is_asked = False
+        threading.Thread(target=self.look, daemon=True).start()
+
+    def look(self) -> None:
+        while os.getppid() == self.server:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def ask(self) -> None:
+        """Call it before each exchange with the server, from a thread that lasts: what was asked
+        ends with the thread."""
+        if self.is_asked:
+            return
+        children = Path(f"/proc/{self.server}/task/{self.server}/children")
+        with contextlib.suppress(OSError):  # the server is gone, or the kernel does not tell
+            if str(os.getpid()) in children.read_text().split():
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                self.is_asked = True
+        if os.getppid() != self.server:  # it ended just before
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_config(arguments: dict[str, Any]) -> VllmConfig:

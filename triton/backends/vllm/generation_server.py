@@ -174,6 +174,7 @@ class GenerationServer:
 
     async def beat(self) -> None:
         while not self.host.is_dead:
+            self.host.server_death.ask()
             requests = list(self.live.items())
             cancelled = await self.in_thread(
                 lambda streams: [stream.is_cancelled() for stream in streams],

@@ -87,6 +87,7 @@ class TritonPythonModel:
         self.server = GenerationServer(self.host, args["model_name"], args["model_version"])
 
     def execute(self, requests: list[Any]) -> None:
+        self.host.server_death.ask()
         for request in requests:
             self.server.submit(request)
 

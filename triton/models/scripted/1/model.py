@@ -20,6 +20,7 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
     lost_at=K         fail with UNAVAILABLE after K chunks, as the vLLM backend does when its
                       engine died, without anything being dead
     crash_at=K        kill this process (Triton's stub) after K chunks: kill -9
+    hang_at=K         stop this process for ever after K chunks, its interpreter locked
     refuse            refuse the request with INVALID_ARG at once
     nul               the first chunk starts with a NUL character
 
@@ -29,6 +30,8 @@ the ModelInferRequest) it names; see the vLLM backend for why that is better tha
 Unknown words in a directive, and values that are no number, are refused with INVALID_ARG.
 """
 
+import contextlib
+import ctypes
 import heapq
 import itertools
 import json
@@ -36,6 +39,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -50,6 +54,7 @@ CHUNKS_PER_STEP = 16
 # together ask at most 1 / POLL_SHARE times a second, and one of them every POLL_INTERVAL seconds.
 POLL_INTERVAL = 0.05
 POLL_SHARE = 0.001
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -124,6 +129,8 @@ class Generation:
     def fault(self) -> None:
         if self.script.fault == "crash_at":
             os.kill(os.getpid(), signal.SIGKILL)
+        while self.script.fault == "hang_at":
+            ctypes.PyDLL(None).pause()
         if self.script.fault == "lost_at":
             message = f"the script lost its engine after {self.sent} chunks"
             send_error(self.sender, message, "UNAVAILABLE")
@@ -143,12 +150,37 @@ def send_error(sender: Any, message: str, code: str) -> None:
     sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
 
-def die_with_server(server_pid: int) -> None:
-    """Triton's stub only tries to exit when its server was killed: threads of ours that wait for
-    an answer from it would keep the process for ever."""
-    while os.getppid() == server_pid:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
+class ServerDeath:
+    """Ends this process with Triton's, which a stub only tries when its server was killed: it may
+    wait for the dead server's answer for ever, with the interpreter lock held.
+
+    The kernel ends it then, once asked. It takes the end of a thread for the end of the parent, and
+    the thread that started us ends once the model is loaded; then we are the child of the server's
+    first thread, which ends last. Until then, while nothing waits for the server, we look.
+    """
+
+    def __init__(self) -> None:
+        self.server = os.getppid()
+        self.is_asked = False
+        threading.Thread(target=self.look, daemon=True).start()
+
+    def look(self) -> None:
+        while os.getppid() == self.server:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def ask(self) -> None:
+        """Call it before each exchange with the server, from a thread that lasts: what was asked
+        ends with the thread."""
+        if self.is_asked:
+            return
+        children = Path(f"/proc/{self.server}/task/{self.server}/children")
+        with contextlib.suppress(OSError):  # the server is gone, or the kernel does not tell
+            if str(os.getpid()) in children.read_text().split():
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                self.is_asked = True
+        if os.getppid() != self.server:  # it ended just before
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class TritonPythonModel:
@@ -165,7 +197,7 @@ class TritonPythonModel:
         self.numbers = itertools.count()  # breaks ties of the heap
         self.changed = threading.Condition()
         self.stopping = False
-        threading.Thread(target=die_with_server, args=[os.getppid()], daemon=True).start()
+        self.server_death = ServerDeath()
         self.speakers = [
             threading.Thread(target=self.speak, name=f"speaker-{number}")
             for number in range(SPEAKERS)
@@ -174,6 +206,7 @@ class TritonPythonModel:
             speaker.start()
 
     def execute(self, requests: list[Any]) -> None:
+        self.server_death.ask()
         for request in requests:
             target = pb_utils.get_input_tensor_by_name(request, "cancel_request_id")
             if target is not None:

@@ -28,7 +28,7 @@ class Script:
     finish_reason: str = "stop"
     delay: float = 0.0  # seconds before each chunk
     first_delay: float = 0.0  # seconds more before the first
-    fault: str = ""  # one of "fail_at", "lost_at", "crash_at"
+    fault: str = ""  # one of "fail_at", "lost_at", "crash_at", "hang_at"
     fault_at: int = -1  # number of chunks before the fault; -1: none
 
 
@@ -61,7 +61,7 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     script.delay = directive.get("delay_ms", 0.0) / 1000
     script.first_delay = directive.get("first_delay_ms", 0.0) / 1000
     cut_at_stop(script, sampling)
-    for fault in ("fail_at", "lost_at", "crash_at"):
+    for fault in ("fail_at", "lost_at", "crash_at", "hang_at"):
         if directive.get(fault, len(script.chunks) + 1) <= len(script.chunks):
             script.fault, script.fault_at = fault, directive[fault]
     return script
@@ -79,7 +79,7 @@ def read_directive(prompt: str) -> dict[str, Any]:
             directive[key] = True
         elif key in ("delay_ms", "first_delay_ms"):
             directive[key] = float_at_least_zero(key, value)
-        elif key in ("chunks", "fail_at", "lost_at", "crash_at"):
+        elif key in ("chunks", "fail_at", "lost_at", "crash_at", "hang_at"):
             directive[key] = whole_number(key, value, least=0)
         else:
             raise RefusedError(f"the directive has no {word!r}")
