@@ -97,9 +97,8 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    import uvicorn
-
     from app.main import create_app
+    from app.server import serve
 
     settings = Settings()
     if not _is_loopback(settings.host):
@@ -113,23 +112,7 @@ def _serve(options: argparse.Namespace) -> int:
         logger.warning("LLM_ALLOW_UNAUTHENTICATED is set: everyone who reaches the port may use it")
     else:
         logger.info("authentication is off: bound to loopback only")
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings, with_worker=options.with_worker),
-            host=settings.host,
-            port=settings.port,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            access_log=False,
-            server_header=False,
-            log_config=None,
-            # Long-polls end within their own bound; a stopping process does not wait for them.
-            timeout_graceful_shutdown=5,
-        )
-    )
-    server.run()
-    return 0 if server.started else 1
+    return serve(create_app(settings, with_worker=options.with_worker), settings)
 
 
 def _worker(_options: argparse.Namespace) -> int:
@@ -151,6 +134,7 @@ async def _run_worker(settings: Settings) -> None:
             services.triton,
             services.registry,
             services.listener,
+            services.hub,
             settings,
         )
         loop = asyncio.get_running_loop()

@@ -161,3 +161,11 @@ class TritonUnavailableError(ServiceError):
 
 class TooManyWaitersError(ServiceError):
     status, code, title = 503, "too_many_waiters", "Too many requests are waiting"
+
+
+class TooManyStreamsError(ServiceError):
+    status, code, title = 503, "too_many_streams", "Too many streams are open"
+
+
+class BadTicketError(ServiceError):
+    status, code, title = 403, "bad_ticket", "This ticket is not valid"

@@ -16,13 +16,20 @@ import orjson
 from app.database import Connection, Database
 from app.errors import CANCELLED, DEADLINE_EXCEEDED, ENGINE_CRASHED, WORKER_LOST, Failure
 from app.group_commit import Lane
-from app.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
+from app.listener import (
+    APPENDED,
+    CANCELLED as CANCELLED_CHANNEL,
+    ENDED,
+    ENQUEUED,
+    IDS_PER_NOTIFICATION,
+    join_ids,
+)
 from app.settings import Settings
 
 # A result that was in flight at this many engine deaths runs alone from then on.
 SUSPECT_DEATHS = 2
-# One notification carries the ids of one statement: 8,000 bytes hold 240 of them.
-MAX_BATCH = 200
+# One notification carries the ids of one statement.
+MAX_BATCH = IDS_PER_NOTIFICATION
 _MAX_ENQUEUE = 1000
 _HISTORY_LIMIT = 20
 
@@ -215,17 +222,20 @@ WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS N
   AND model_name = ANY($1::text[])
 """
 
-_APPEND = """
-INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
-SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens
-FROM (
-  SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[])
-    AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
-  JOIN results r ON r.id = u.result_id
-  WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
-  ORDER BY r.id FOR SHARE OF r
-) i
-ON CONFLICT DO NOTHING
+_APPEND = f"""
+WITH kept AS (
+  INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
+  SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens
+  FROM (
+    SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[])
+      AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
+    JOIN results r ON r.id = u.result_id
+    WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
+    ORDER BY r.id FOR SHARE OF r
+  ) i
+  ON CONFLICT DO NOTHING
+)
+SELECT pg_notify('{APPENDED}', ids) FROM unnest($8::text[]) AS told(ids)
 """
 
 # Writes the verdict `j` on the rows `r`: the one place where a result leaves its attempt.
@@ -423,8 +433,13 @@ class JobQueue:
             claims += [_to_claim(row) for row in claimed]
         return claims
 
-    async def append(self, worker_id: UUID, chunks: Sequence[Chunk]) -> None:
-        """Keep text of running attempts; chunks of attempts no longer ours are dropped."""
+    async def append(
+        self, worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID] = ()
+    ) -> None:
+        """Keep text of running attempts, and tell who reads the `watched` results elsewhere.
+
+        Chunks of attempts no longer ours are dropped.
+        """
         await self._database.run(
             lambda connection: connection.execute(
                 _APPEND,
@@ -435,6 +450,7 @@ class JobQueue:
                 [chunk.text for chunk in chunks],
                 [chunk.prompt_tokens for chunk in chunks],
                 [chunk.completion_tokens for chunk in chunks],
+                list(join_ids(watched)),
             )
         )
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from uuid import UUID
 
 import asyncpg
 
@@ -14,12 +15,29 @@ logger = logging.getLogger(__name__)
 ENQUEUED = "llm_enqueued"  # model names, comma-separated
 ENDED = "llm_ended"  # ids (32 hex digits each, comma-separated) of results that became terminal
 CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
+WATCHED = "llm_watched"  # who reads, and the ids they read: see `watched`
+APPENDED = "llm_appended"  # ids of running results of which more text is stored
 
-_PING_SECONDS = 5.0
-_PING_TIMEOUT_SECONDS = 5.0
+# A connection that went silent is noticed within the sum of both.
+_PING_SECONDS = 2.5
+_PING_TIMEOUT_SECONDS = 2.5
 _RECONNECT_SECONDS = 0.25
 
+# A notification holds 8,000 bytes: 240 ids with their commas, so these, and room for a name.
+IDS_PER_NOTIFICATION = 200
+
 Handler = Callable[[str], None]
+
+
+def join_ids(ids: Sequence[UUID]) -> Iterator[str]:
+    """Payloads that hold the ids, in as few notifications as they fit."""
+    for start in range(0, len(ids), IDS_PER_NOTIFICATION):
+        yield ",".join(identifier.hex for identifier in ids[start : start + IDS_PER_NOTIFICATION])
+
+
+def split_ids(payload: str) -> list[UUID]:
+    """The ids of one payload."""
+    return [UUID(hex=digits) for digits in payload.split(",")]
 
 
 class Listener:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from app import __version__, wire
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, errors, health, models, results
+from app.routes import contexts, errors, health, models, results, streams
 from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.services import background, open_services
@@ -51,6 +51,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_services(settings, "api") as services:
             app.state.services = services
+            services.hub.subscribe(services.listener)
+            loop = asyncio.get_running_loop()
+            app.state.stop = lambda: loop.call_soon_threadsafe(services.hub.close)
             worker = None
             if with_worker:
                 worker = Worker(
@@ -59,14 +62,17 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.triton,
                     services.registry,
                     services.listener,
+                    services.hub,
                     settings,
                 )
             async with background(services) as tasks:
+                tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 if worker:
                     tasks.append(asyncio.create_task(worker.run(), name="worker"))
                 for task in tasks:
                     task.add_done_callback(_stop_process_on_death)
                 yield
+                services.hub.close()
                 if worker:
                     worker.stop()
                     await tasks[-1]
@@ -82,7 +88,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         # Nobody configures it, and to find that out costs a look at the environment per request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.add_middleware(RawRoutes, routes=[*results.raw.routes, *contexts.raw.routes])
+    app.add_middleware(
+        RawRoutes, routes=[*streams.raw.routes, *results.raw.routes, *contexts.raw.routes]
+    )
     app.add_middleware(
         Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
     )
@@ -90,7 +98,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, wire.on_validation_error)
     app.add_exception_handler(HTTPException, wire.on_http_error)
     app.add_exception_handler(Exception, wire.on_unexpected_error)
-    for router in (results.raw, contexts.raw, results.router, contexts.router, models.router):
+    for router in (
+        *(results.raw, streams.raw, contexts.raw),
+        *(results.router, streams.router, contexts.router, models.router),
+    ):
         app.include_router(router)
     app.include_router(health.router)
     app.include_router(errors.router)

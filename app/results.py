@@ -34,6 +34,28 @@ LEFT JOIN result_chunks c ON c.result_id = r.id AND c.attempt = r.attempt
 WHERE r.id = $1 AND r.team_id = $2
 """
 
+# The chunks of a running result from the one that holds the reader's place on; of a result that is
+# terminal, only that it is.
+_MAX_CHUNKS = 64
+_TEXT_SINCE = f"""
+SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, coalesce(t.begins, 0) AS begins,
+  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more
+FROM unnest($1::uuid[], $2::int[], $3::bigint[]) WITH ORDINALITY AS i(id, attempt, after, place)
+JOIN results r ON r.id = i.id
+LEFT JOIN LATERAL (
+  SELECT min(c."offset") AS begins, string_agg(c.text, '' ORDER BY c."offset") AS text,
+    count(*) AS chunks
+  FROM (
+    SELECT * FROM result_chunks c
+    WHERE c.result_id = r.id AND c.attempt = r.attempt AND c."offset" >= coalesce((
+      SELECT max(o."offset") FROM result_chunks o
+      WHERE o.result_id = r.id AND o.attempt = r.attempt
+        AND o."offset" <= CASE WHEN i.attempt = r.attempt THEN i.after ELSE 0 END), 0)
+    ORDER BY c."offset" LIMIT {_MAX_CHUNKS}
+  ) c
+) t ON r.state = 'pending'
+"""
+
 _ATTEMPTS = """
 SELECT attempt_history, attempt, state, worker_id, started_at, finished_at, error_code,
        error_message FROM results WHERE id = $1 AND team_id = $2
@@ -53,6 +75,16 @@ class ResultFilter:
     created_before: datetime | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class StoredText:
+    """What is stored of a result's text behind a place: of a pending one, from its chunks."""
+
+    is_pending: bool
+    attempt: int
+    text: str = ""
+    has_more: bool = False
+
+
 class ResultStore:
     """Read and delete results of one team at a time."""
 
@@ -65,6 +97,12 @@ class ResultStore:
             max_items=_MAX_BATCH,
             retry_seconds=settings.database_timeout_seconds,
         )
+        self._texts: Lane[tuple[UUID, int, int], StoredText | None] = Lane(
+            database,
+            _read_texts,
+            max_items=_MAX_BATCH,
+            retry_seconds=settings.database_timeout_seconds,
+        )
 
     async def get(self, team_id: str, result_id: UUID) -> asyncpg.Record:
         """Read one result. Raises NotFoundError, for another team's as well."""
@@ -72,6 +110,16 @@ class ResultStore:
         if row is None or row["team_id"] != team_id:
             raise result_not_found(result_id)
         return row
+
+    async def text_since(self, result_id: UUID, attempt: int, offset: int) -> StoredText:
+        """The stored text of a pending result, of its present attempt.
+
+        From `offset` on if that is `attempt`, else from the start. Raises NotFoundError.
+        """
+        stored = await self._texts.submit((result_id, attempt, offset))
+        if stored is None:
+            raise result_not_found(result_id)
+        return stored
 
     async def partial_output(self, team_id: str, result_id: UUID) -> str:
         """The text of a running result that its worker has stored so far."""
@@ -193,3 +241,23 @@ async def _read(
 ) -> Sequence[asyncpg.Record | None]:
     rows = {row["id"]: row for row in await connection.fetch(_BY_IDS, ids)}
     return [rows.get(identifier) for identifier in ids]
+
+
+async def _read_texts(
+    connection: Connection, places: Sequence[tuple[UUID, int, int]], _resent: bool
+) -> Sequence[StoredText | None]:
+    rows = await connection.fetch(
+        _TEXT_SINCE,
+        [result_id for result_id, _, _ in places],
+        [attempt for _, attempt, _ in places],
+        [offset for _, _, offset in places],
+    )
+    found: list[StoredText | None] = [None] * len(places)
+    for row in rows:
+        _, attempt, offset = places[row["place"] - 1]
+        known = offset if attempt == row["attempt"] else 0
+        text = row["text"][max(0, known - row["begins"]) :]
+        found[row["place"] - 1] = StoredText(
+            row["is_pending"], row["attempt"], text, row["has_more"]
+        )
+    return found

@@ -1,10 +1,12 @@
 """One attempt of one result against Triton: read the stream, keep the text, tell how it ended."""
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 
 from app.errors import CANCELLED, DEADLINE_EXCEEDED, Failure, FailureCode
 from app.job_queue import AttemptEnd, Chunk, Claim, Outcome
+from app.transcript import Transcript
 from app.triton_client import (
     Delta,
     GenerationError,
@@ -30,16 +32,20 @@ class StopReason(Enum):
 
 
 class Attempt:
-    """One attempt in progress: what the model has said, and how to stop it."""
+    """One attempt in progress: what the model has said, and how to stop it.
 
-    def __init__(self, claim: Claim, triton: TritonClient) -> None:
+    `on_text` is called with the attempt whenever its text has grown.
+    """
+
+    def __init__(
+        self, claim: Claim, triton: TritonClient, on_text: Callable[["Attempt"], None]
+    ) -> None:
         self.claim = claim
+        self.text = Transcript()
         self.completion_tokens = 0
         self._triton = triton
-        self._pieces: list[str] = []
-        self._length = 0  # code points in _pieces
-        self._kept_pieces = 0  # how many of them are stored as chunks
-        self._kept_length = 0
+        self._on_text = on_text
+        self._kept = 0  # code points that were taken to be stored as chunks
         self._logprobs: list[str] = []
         self._prompt_tokens: int | None = None
         self._finish_reason: str | None = None
@@ -112,8 +118,7 @@ class Attempt:
 
     def _add(self, delta: Delta) -> None:
         if delta.text:
-            self._pieces.append(delta.text)
-            self._length += len(delta.text)
+            self.text.append(delta.text)
         if delta.prompt_tokens:
             self._prompt_tokens = delta.prompt_tokens
         self.completion_tokens += delta.completion_tokens
@@ -123,20 +128,22 @@ class Attempt:
             self._logprobs.append(delta.logprobs)
         if delta.model_version is not None:
             self._model_version = delta.model_version
+        if delta.text:
+            self._on_text(self)
 
     def take_chunk(self) -> Chunk | None:
         """The text since the last call, to be kept in the database; none once it has ended."""
-        if self._is_over or self._kept_length == self._length:
+        if self._is_over or self._kept == len(self.text):
             return None
         chunk = Chunk(
             result_id=self.claim.id,
             attempt=self.claim.attempt,
-            offset=self._kept_length,
-            text="".join(self._pieces[self._kept_pieces :]),
+            offset=self._kept,
+            text=self.text.since(self._kept),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self.completion_tokens,
         )
-        self._kept_pieces, self._kept_length = len(self._pieces), self._length
+        self._kept = len(self.text)
         return chunk
 
     def _stopped(self, reason: StopReason) -> tuple[Outcome, Failure | None]:
@@ -152,7 +159,7 @@ class Attempt:
             result_id=self.claim.id,
             attempt=self.claim.attempt,
             outcome=outcome,
-            output="".join(self._pieces),
+            output=str(self.text),
             finish_reason=self._finish_reason,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self.completion_tokens,

@@ -15,6 +15,7 @@ from app.queue_depth import QueueDepth
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
+from app.tickets import TicketOffice
 from app.triton_client import TritonClient
 
 
@@ -32,6 +33,7 @@ class Services:
     depth: QueueDepth
     listener: Listener
     hub: StreamHub
+    tickets: TicketOffice
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +56,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             registry=ModelRegistry(database, triton, settings),
             depth=QueueDepth(database, settings),
             listener=listener,
-            hub=StreamHub(results, listener, settings.max_waiters),
+            hub=StreamHub(database, results, settings),
+            tickets=TicketOffice(database, settings),
         )
 
 

@@ -119,6 +119,28 @@ class Settings(BaseSettings):
         description="Most long-polls held by one API process; further ones are answered 503.",
     )
 
+    max_streams: int = Field(
+        2_000,
+        alias="LLM_MAX_STREAMS",
+        ge=1,
+        description="Most event streams held by one API process; further ones are answered 503.",
+    )
+    keep_alive_seconds: float = Field(
+        15.0,
+        alias="LLM_KEEP_ALIVE_SECONDS",
+        gt=0,
+        le=300,
+        description="A stream without news gets a comment this often, so that no proxy takes it "
+        "for dead.",
+    )
+    ticket_seconds: float = Field(
+        60.0,
+        alias="LLM_TICKET_SECONDS",
+        gt=0,
+        le=3600,
+        description="How long a stream ticket may be redeemed, once.",
+    )
+
     # --- Results --------------------------------------------------------------------------------
     default_max_tokens: int = Field(
         512,

@@ -1,32 +1,114 @@
-"""Waiting for results: one LISTEN connection per process, any number of waiters.
+"""Waiting for results and reading them live: one LISTEN connection per process, any number of both.
 
-Subscribe first, then read the table, then wait: no transition falls between.
+Subscribe first, then read the table, then wait: no transition falls between. Results that run in
+this very process are read from memory; the text of others is read from the table, by offset,
+whenever a notification says that there is more.
 """
 
 import asyncio
-from uuid import UUID
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from uuid import UUID, uuid4
 
 import asyncpg
 
-from app.errors import TooManyWaitersError
-from app.listener import ENDED, Listener
+from app.database import Database, is_passing
+from app.errors import TooManyStreamsError, TooManyWaitersError
+from app.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.results import ResultStore
+from app.runner import Attempt
+from app.settings import Settings
+from app.watched import ANNOUNCE_SECONDS, announce, is_question
+
+logger = logging.getLogger(__name__)
+
+
+class _Subscribers:
+    """Events by result, to be set when there is news of it."""
+
+    def __init__(self) -> None:
+        self._events: dict[UUID, set[asyncio.Event]] = {}
+        self.count = 0
+
+    def __iter__(self) -> Iterator[UUID]:
+        return iter(self._events)
+
+    @contextlib.contextmanager
+    def subscribed(self, result_id: UUID) -> Iterator[asyncio.Event]:
+        event = asyncio.Event()
+        self._events.setdefault(result_id, set()).add(event)
+        self.count += 1
+        try:
+            yield event
+        finally:
+            self.count -= 1
+            events = self._events[result_id]
+            events.discard(event)
+            if not events:
+                del self._events[result_id]
+
+    def wake(self, result_id: UUID) -> None:
+        for event in self._events.get(result_id, ()):
+            event.set()
+
+    def wake_all(self) -> None:
+        for result_id in self:
+            self.wake(result_id)
 
 
 class StreamHub:
-    """Wakes those who wait for a result when it becomes terminal, wherever it ended."""
+    """Wakes those who wait for a result's end or read its text, wherever it runs."""
 
-    def __init__(self, results: ResultStore, listener: Listener, max_waiters: int) -> None:
+    def __init__(self, database: Database, results: ResultStore, settings: Settings) -> None:
+        self.id = uuid4()  # of this process among those that read
+        self.is_closing = False
+        self._database = database
         self._results = results
-        self._max_waiters = max_waiters
-        self._waiting: dict[UUID, set[asyncio.Event]] = {}
-        self._count = 0
+        self._settings = settings
+        self._waiters = _Subscribers()
+        self._readers = _Subscribers()
+        self._running: dict[UUID, Attempt] = {}  # in this process
+        self._to_announce: set[UUID] = set()
+        self._announce_now = asyncio.Event()
+
+    def subscribe(self, listener: Listener) -> None:
+        """Listen; before the listener runs. Only a process that has readers needs it."""
         listener.subscribe(ENDED, self._on_ended)
+        listener.subscribe(APPENDED, self._on_appended)
+        listener.subscribe(WATCHED, self._on_watched)
+
+    async def run(self) -> None:
+        """Announce which results are read here until cancelled; see `watched`."""
+        while True:
+            try:
+                async with asyncio.timeout(ANNOUNCE_SECONDS):
+                    await self._announce_now.wait()
+            except TimeoutError:
+                self._to_announce.update(self._readers)
+            self._announce_now.clear()
+            ids = [one for one in self._to_announce if one not in self._running]
+            self._to_announce.clear()
+            try:
+                if ids:
+                    await announce(self._database, self.id, ids)
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                logger.info("announcing waits: %s", error, extra={"action": "announce_failed"})
+
+    def close(self) -> None:
+        """The process stops: readers and waiters leave with what there is."""
+        self.is_closing = True
+        self._waiters.wake_all()
+        self._readers.wake_all()
+
+    # --- waiting for the end --------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
         """Whether a further waiter would be refused."""
-        return self._count >= self._max_waiters
+        return self._waiters.count >= self._settings.max_waiters
 
     async def wait_terminal(self, team_id: str, result_id: UUID, seconds: float) -> asyncpg.Record:
         """The result once it is terminal, or as it stands after `seconds`.
@@ -37,42 +119,84 @@ class StreamHub:
             return await self._results.get(team_id, result_id)
         if self.is_full:
             raise TooManyWaitersError(
-                f"{self._count} requests are waiting already (LLM_MAX_WAITERS). Poll instead.",
+                f"{self._waiters.count} requests are waiting already (LLM_MAX_WAITERS). "
+                "Poll instead.",
                 headers={"Retry-After": "5"},
             )
-        event = asyncio.Event()
-        self._waiting.setdefault(result_id, set()).add(event)
-        self._count += 1
-        try:
-            return await self._wait(team_id, result_id, event, seconds)
-        finally:
-            self._count -= 1
-            waiters = self._waiting[result_id]
-            waiters.discard(event)
-            if not waiters:
-                del self._waiting[result_id]
-
-    async def _wait(
-        self, team_id: str, result_id: UUID, event: asyncio.Event, seconds: float
-    ) -> asyncpg.Record:
         ends = asyncio.get_running_loop().time() + seconds
-        while True:
-            event.clear()
-            row = await self._results.get(team_id, result_id)
-            remaining = ends - asyncio.get_running_loop().time()
-            if row["state"] != "pending" or remaining <= 0:
-                return row
-            try:
-                async with asyncio.timeout(remaining):
-                    await event.wait()
-            except TimeoutError:
-                return await self._results.get(team_id, result_id)
+        with self._waiters.subscribed(result_id) as woken:
+            while True:
+                woken.clear()
+                row = await self._results.get(team_id, result_id)
+                is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
+                if row["state"] != "pending" or is_over:
+                    return row
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(ends):
+                        await woken.wait()
+
+    # --- reading the text -----------------------------------------------------------------------
+
+    def check_room(self) -> None:
+        """Raises TooManyStreamsError when this process has no room for a further reader."""
+        if self._readers.count >= self._settings.max_streams:
+            raise TooManyStreamsError(
+                f"{self._readers.count} streams are open already (LLM_MAX_STREAMS). Poll instead, "
+                "or come back later.",
+                headers={"Retry-After": "5"},
+            )
+
+    def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[asyncio.Event]:
+        """An event that is set whenever the result may have more text, or has ended."""
+        return self._readers.subscribed(result_id)
+
+    def running(self, result_id: UUID) -> Attempt | None:
+        """The attempt of a result that runs in this process."""
+        return self._running.get(result_id)
+
+    def announce(self, result_id: UUID) -> None:
+        """Have the worker that runs a result, now or later, tell this process of its text."""
+        self._to_announce.add(result_id)
+        self._announce_now.set()
+
+    # --- the worker of this process -------------------------------------------------------------
+
+    def attach(self, attempt: Attempt) -> None:
+        """An attempt begins in this process: it is read from memory."""
+        self._running[attempt.claim.id] = attempt
+        self._readers.wake(attempt.claim.id)
+
+    def on_text(self, attempt: Attempt) -> None:
+        """An attempt of this process has more text."""
+        self._readers.wake(attempt.claim.id)
+
+    def detach(self, attempt: Attempt) -> None:
+        """The attempt is over, and its end committed unless it was decided elsewhere."""
+        result_id = attempt.claim.id
+        if self._running.get(result_id) is attempt:
+            del self._running[result_id]
+        self._wake(result_id)
+
+    # --- notifications --------------------------------------------------------------------------
 
     def _on_ended(self, payload: str) -> None:
-        if payload:
-            ended = [UUID(hex=digits) for digits in payload.split(",")]
-        else:  # (re)connected: whatever ended meanwhile was told to nobody
-            ended = list(self._waiting)
-        for result_id in ended:
-            for event in self._waiting.get(result_id, ()):
-                event.set()
+        for result_id in self._named(payload, self._waiters):
+            self._waiters.wake(result_id)
+        self._on_appended(payload)
+
+    def _on_appended(self, payload: str) -> None:
+        for result_id in self._named(payload, self._readers):
+            self._readers.wake(result_id)
+
+    def _on_watched(self, payload: str) -> None:
+        if not payload or is_question(payload):
+            self._to_announce.update(self._readers)
+            self._announce_now.set()
+
+    def _named(self, payload: str, subscribers: _Subscribers) -> Iterable[UUID]:
+        # None are named after a (re)connection: what happened meanwhile was told to nobody.
+        return split_ids(payload) if payload else list(subscribers)
+
+    def _wake(self, result_id: UUID) -> None:
+        self._waiters.wake(result_id)
+        self._readers.wake(result_id)

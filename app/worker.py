@@ -24,13 +24,17 @@ from app.model_registry import ModelRegistry
 from app.model_trust import ModelTrust
 from app.runner import Attempt, StopReason
 from app.settings import Settings
+from app.stream_hub import StreamHub
 from app.triton_client import TritonClient
+from app.watched import Watched
 
 logger = logging.getLogger(__name__)
 
 _SILENCE_CHECK_SECONDS = 2.0
 _STOP_SECONDS = 5.0  # for the last writes after the grace period
 _FOREVER = 1e9  # seconds: an ended attempt is written whenever the database is back, or fenced
+# Between two writes of text that is read in other processes: they share a commit, and a notification.
+_WATCHED_FLUSH_SECONDS = 0.005
 
 
 class Worker:
@@ -43,13 +47,18 @@ class Worker:
         triton: TritonClient,
         registry: ModelRegistry,
         listener: Listener,
+        hub: StreamHub,
         settings: Settings,
     ) -> None:
         self._database = database
         self._queue = queue
         self._triton = triton
         self._registry = registry
+        self._hub = hub
         self._settings = settings
+        self._watched = Watched(database, listener, hub.id, self._tell)
+        self._untold: set[UUID] = set()  # watched results with news
+        self._has_untold = asyncio.Event()
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._trust = ModelTrust(triton)
@@ -180,8 +189,9 @@ class Worker:
 
     def _start(self, claims: list[Claim]) -> None:
         for claim in claims:
-            attempt = Attempt(claim, self._triton)
+            attempt = Attempt(claim, self._triton, self._on_text)
             self._running[claim.id] = attempt
+            self._hub.attach(attempt)
             self._spawn(self._run(attempt), f"result {claim.id}")
 
     def _spawn(self, work: Coroutine[None, None, object], name: str) -> None:
@@ -205,6 +215,7 @@ class Worker:
         finally:
             if self._running.get(claim.id) is attempt:
                 del self._running[claim.id]
+            self._hub.detach(attempt)
             if self._is_short or claim.is_suspect:
                 self._wake.set()
         if claim.is_suspect:
@@ -257,24 +268,55 @@ class Worker:
                 logger.warning("model %s is dead", model, extra=self._extra("model_dead"))
                 self._stop_all_of(model)
 
-    async def _flush(self) -> None:
-        """Keep the text of running results in the database, all of them in one statement."""
-        while True:
-            await asyncio.sleep(self._settings.flush_seconds)
-            chunks = [
-                chunk for attempt in self._running.values() if (chunk := attempt.take_chunk())
-            ]
-            if chunks:
-                self._nothing_is_flushed.clear()
-                try:
-                    await self._append(chunks)
-                finally:
-                    self._nothing_is_flushed.set()
+    # --- text of running results ----------------------------------------------------------------
 
-    async def _append(self, chunks: list[Chunk]) -> None:
+    def _on_text(self, attempt: Attempt) -> None:
+        self._hub.on_text(attempt)
+        if attempt.claim.id in self._watched:
+            self._tell([attempt.claim.id])
+
+    def _tell(self, ids: Iterable[UUID]) -> None:
+        """Write these results' text soon, and tell who reads it in other processes."""
+        news = [identifier for identifier in ids if identifier in self._running]
+        if news:
+            self._untold.update(news)
+            self._has_untold.set()
+
+    async def _flush(self) -> None:
+        """Keep the text of running results in the database, all of them in one statement.
+
+        What is read elsewhere is written at once, the rest now and then.
+        """
+        loop = asyncio.get_running_loop()
+        all_at = loop.time() + self._settings.flush_seconds
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(all_at):
+                    await self._has_untold.wait()
+            told, self._untold = self._untold, set()
+            self._has_untold.clear()
+            if loop.time() >= all_at:
+                all_at = loop.time() + self._settings.flush_seconds
+                await self._keep(self._running, told)
+            else:
+                await self._keep(told, told)
+                await asyncio.sleep(_WATCHED_FLUSH_SECONDS)
+
+    async def _keep(self, ids: Iterable[UUID], told: set[UUID]) -> None:
+        attempts = [self._running[identifier] for identifier in ids if identifier in self._running]
+        chunks = [chunk for attempt in attempts if (chunk := attempt.take_chunk())]
+        if not chunks and not told:
+            return
+        self._nothing_is_flushed.clear()
+        try:
+            await self._append(chunks, list(told))
+        finally:
+            self._nothing_is_flushed.set()
+
+    async def _append(self, chunks: list[Chunk], told: list[UUID]) -> None:
         while True:
             try:
-                return await self._queue.append(self._lease.id, chunks)
+                return await self._queue.append(self._lease.id, chunks, told)
             except DatabaseUnavailableError as error:
                 logger.info("flush waits: %s", error, extra=self._extra("flush_waits"))
 
@@ -338,6 +380,8 @@ class Worker:
             attempt.stop(StopReason.NOT_OURS)
         await _cancel_all(self._tasks)
         await self._ending.close()
+        for attempt in self._running.values():
+            self._hub.detach(attempt)
         self._running.clear()
         try:
             await self._queue.retire(self._lease.id)

@@ -159,6 +159,13 @@ class AttemptRead(BaseModel):
     error: dict[str, str] | None
 
 
+class TicketRead(BaseModel):
+    """A stream ticket; it is told only now."""
+
+    ticket: str
+    expires_at: datetime
+
+
 class ModelRead(BaseModel):
     """A model that Triton serves, or served before."""
 

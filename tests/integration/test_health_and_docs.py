@@ -22,6 +22,8 @@ ROUTES = {
     "/results/cancel": {"post"},
     "/results/{result_id}": {"get", "delete"},
     "/results/{result_id}/attempts": {"get"},
+    "/results/{result_id}/stream": {"get"},
+    "/results/{result_id}/stream-ticket": {"post"},
     "/results/{result_id}/cancel": {"post"},
     "/health": {"get"},
     "/health/live": {"get"},

@@ -169,7 +169,7 @@ async def test_too_many_waiters_are_told(api: Service) -> None:
         waiting = [asyncio.create_task(running.client.get(path)) for _ in range(2)]
 
         async def is_full() -> bool:
-            return running.services.hub._count == 2
+            return running.services.hub._waiters.count == 2
 
         await until(is_full)
         problem = assert_problem(await running.client.get(path), 503, "too_many_waiters")

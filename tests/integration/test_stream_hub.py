@@ -94,7 +94,7 @@ class Hub:
 
     async def until_waiting(self, count: int) -> None:
         async def are_waiting() -> bool:
-            return self.hub._count == count
+            return self.hub._waiters.count == count
 
         await until(are_waiting)
         await asyncio.sleep(0.05)  # and have read the table, so that only news can wake them
@@ -126,10 +126,9 @@ async def hub(
             listener = Listener(heard)
             results = ResultStore(database, JobQueue(database, settings), settings)
             connection = await connect(settings)
-            made = Hub(
-                StreamHub(results, listener, settings.max_waiters),
-                listener, Bench(database, settings, connection), proxy,
-            )  # fmt: skip
+            stream_hub = StreamHub(database, results, settings)
+            stream_hub.subscribe(listener)
+            made = Hub(stream_hub, listener, Bench(database, settings, connection), proxy)
 
             def count_looks(payload: str) -> None:
                 made.looks += not payload
@@ -154,8 +153,8 @@ async def test_five_hundred_waiters_are_told(hub: Hub) -> None:
     await hub.complete(ids)
     rows = await asyncio.wait_for(asyncio.gather(*waiting), 10)
     assert {row["state"] for row in rows} == {"completed"}
-    assert hub.hub._count == 0
-    assert hub.hub._waiting == {}
+    assert hub.hub._waiters.count == 0
+    assert hub.hub._waiters._events == {}
 
 
 async def test_only_the_results_own_waiters_wake(hub: Hub) -> None:
@@ -189,7 +188,7 @@ async def test_unknown_results_and_other_teams(hub: Hub) -> None:
     for seconds in (0, 30):
         with pytest.raises(NotFoundError):
             await hub.hub.wait_terminal("other", identifier, seconds)
-    assert hub.hub._waiting == {}
+    assert hub.hub._waiters._events == {}
 
 
 async def test_a_waiter_that_leaves_is_forgotten(hub: Hub) -> None:

@@ -1,0 +1,181 @@
+"""Following one result: its text from a position on, live, until it is terminal.
+
+Independent of any dialect: `schemas/` and `sse` make wire formats of what comes out here.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+
+from app.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
+from app.results import ResultStore
+from app.stream_hub import StreamHub
+
+# The text of one event: a reader that is slow gets its text in pieces, and holds no more of it.
+_MAX_CHARACTERS = 8192
+_POSITION = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
+
+
+@dataclass(slots=True, frozen=True)
+class Position:
+    """A place in a result: the attempt, and how many code points of its text are known.
+
+    The end has a place of its own, one behind the last character.
+    """
+
+    attempt: int = 0
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.attempt}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str, field: str) -> "Position":
+        """Read `attempt:offset`. Raises InvalidRequestError."""
+        match = _POSITION.fullmatch(text)
+        if match is None:
+            message = "must be `attempt:offset`, as the events' ids are"
+            raise InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def of_end(cls, row: asyncpg.Record) -> "Position":
+        """The place behind a terminal result."""
+        return cls(row["attempt"], len(row["output"] or "") + 1)
+
+
+@dataclass(slots=True, frozen=True)
+class AttemptStarted:
+    """Another attempt begins: its text replaces what was read of earlier ones."""
+
+    position: Position
+
+
+@dataclass(slots=True, frozen=True)
+class TextDelta:
+    """More text; `position` is the place behind it."""
+
+    position: Position
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """The result is terminal; nothing follows."""
+
+    position: Position
+    row: asyncpg.Record
+
+
+@dataclass(slots=True, frozen=True)
+class Silence:
+    """Nothing happened for a while."""
+
+
+Event = AttemptStarted | TextDelta | Ended | Silence
+
+
+@dataclass(slots=True, frozen=True)
+class _Part:
+    """What was found behind a position."""
+
+    attempt: int
+    text: str
+    has_more: bool = False  # that can be read at once
+    ended: asyncpg.Record | None = None
+
+
+class Follower:
+    """Reads one result from a position on. The caller has checked that it is the team's."""
+
+    def __init__(
+        self,
+        hub: StreamHub,
+        results: ResultStore,
+        team_id: str,
+        result_id: UUID,
+        position: Position,
+        silence_seconds: float,
+    ) -> None:
+        self._hub = hub
+        self._results = results
+        self._team_id = team_id
+        self._result_id = result_id
+        self._position = position
+        self._silence_seconds = silence_seconds
+        self._is_announced = False
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield what happens, until the result is terminal or deleted, or the process stops.
+
+        Survives an outage of the database: it goes on when that is back.
+        """
+        with self._hub.reading(self._result_id) as woken:
+            while not self._hub.is_closing:
+                woken.clear()
+                has_more = False
+                try:
+                    part = await self._read()
+                except NotFoundError:  # deleted
+                    return
+                except DatabaseUnavailableError:
+                    pass
+                else:
+                    has_more = part.has_more
+                    for event in self._advance(part):
+                        yield event
+                    if part.ended is not None:
+                        yield Ended(Position.of_end(part.ended), part.ended)
+                        return
+                if not has_more and not await self._is_woken(woken):
+                    yield Silence()
+
+    async def _is_woken(self, woken: asyncio.Event) -> bool:
+        """Wait for news; False after a time of silence."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._silence_seconds):
+                await woken.wait()
+        return woken.is_set()
+
+    async def _read(self) -> _Part:
+        """What there is behind the position: from memory, else from the table."""
+        attempt = self._hub.running(self._result_id)
+        if attempt is not None:
+            number = attempt.claim.attempt
+            offset = self._offset_in(number)
+            text = attempt.text.since(offset, _MAX_CHARACTERS)
+            return _Part(number, text, has_more=offset + len(text) < len(attempt.text))
+        stored = await self._results.text_since(
+            self._result_id, self._position.attempt, self._position.offset
+        )
+        if stored.is_pending:
+            self._announce()
+            return _Part(stored.attempt, stored.text, has_more=stored.has_more)
+        row = await self._results.get(self._team_id, self._result_id)
+        output = row["output"] or ""
+        return _Part(row["attempt"], output[self._offset_in(row["attempt"]) :], ended=row)
+
+    def _announce(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True  # and the hub announces it from time to time
+            self._hub.announce(self._result_id)
+
+    def _offset_in(self, attempt: int) -> int:
+        return self._position.offset if attempt == self._position.attempt else 0
+
+    def _advance(self, part: _Part) -> Iterator[Event]:
+        """Move behind a part, event by event."""
+        if part.attempt < self._position.attempt:
+            return  # of an attempt that this process has lost, and does not know it yet
+        if part.attempt > self._position.attempt:
+            self._position = Position(part.attempt, 0)
+            yield AttemptStarted(self._position)
+        for start in range(0, len(part.text), _MAX_CHARACTERS):
+            text = part.text[start : start + _MAX_CHARACTERS]
+            self._position = Position(part.attempt, self._position.offset + len(text))
+            yield TextDelta(self._position, text)

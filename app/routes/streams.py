@@ -1,0 +1,120 @@
+"""/results/{id}/stream: a result's text, live and resumable; tickets for browsers."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import FieldError, InvalidRequestError
+from app.follow import AttemptStarted, Follower, Position, Silence, TextDelta
+from app.routes.common import TEAM, ServicesOf, describe, services_of, to_id
+from app.schemas.native import TicketRead, result_to_wire
+from app.services import Services
+from app.sse import KEEP_ALIVE, MEDIA_TYPE, EventStreamResponse, encode_event
+from app.wire import json_response
+
+router = APIRouter(tags=["streams"])
+raw = APIRouter(tags=["streams"])
+
+_POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
+
+
+@raw.get(
+    "/results/{result_id}/stream",
+    responses={
+        200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "Events."},
+        204: {"description": "The client has seen the end."},
+    },
+    openapi_extra=describe(
+        path={"result_id": "The result's id."},
+        query={
+            "after": {
+                "schema": _POSITION,
+                "description": "The id of the last event that was received.",
+            },
+            "ticket": {
+                "schema": {"type": "string"},
+                "description": "A stream ticket, where no header can be sent.",
+            },
+        },
+        header={
+            "Last-Event-ID": {
+                "schema": _POSITION,
+                "description": "As `after`, which it overrides; sent by browsers that reconnect.",
+            }
+        },
+    ),
+)
+async def stream_result(request: Request) -> Response:
+    """Read a result's text as it comes (server-sent events), from the beginning or from `after`.
+
+    Events: `attempt` {attempt}, whose text replaces that of earlier attempts; `delta` {text,
+    offset}; and at the end `completed` or `failed` with the Result. Offsets are code points.
+    """
+    services = services_of(request)
+    result_id = to_id(request.path_params["result_id"], "result")
+    position = _position_of(request)
+    team = TEAM
+    ticket = request.query_params.get("ticket")
+    if ticket is not None:
+        team = await services.tickets.redeem(ticket, result_id)
+    row = await services.results.get(team, result_id)
+    if position.attempt > row["attempt"]:
+        message = f"there is no attempt {position.attempt} yet; the present one is {row['attempt']}"
+        raise InvalidRequestError(f"after: {message}.", [FieldError("after", message)])
+    if row["state"] != "pending" and position == Position.of_end(row):
+        return Response(status_code=204)
+    services.hub.check_room()
+    return EventStreamResponse(event_frames(services, team, result_id, position))
+
+
+@router.post("/results/{result_id}/stream-ticket", status_code=201, response_model=TicketRead)
+async def issue_ticket(result_id: str, services: ServicesOf) -> Response:
+    """Get a ticket that opens this result's stream once, within a minute: `?ticket=`."""
+    identifier = to_id(result_id, "result")
+    await services.results.get(TEAM, identifier)
+    ticket = await services.tickets.issue(TEAM, identifier)
+    return json_response({"ticket": ticket.text, "expires_at": ticket.expires_at}, 201)
+
+
+async def event_frames(
+    services: Services, team_id: str, result_id: UUID, position: Position
+) -> AsyncGenerator[bytes, None]:
+    """The native events of a result behind a position, encoded."""
+    follower = Follower(
+        services.hub,
+        services.results,
+        team_id,
+        result_id,
+        position,
+        services.settings.keep_alive_seconds,
+    )
+    is_first = True
+    async for event in follower.events():
+        if isinstance(event, Silence):
+            yield KEEP_ALIVE
+            continue
+        if isinstance(event, TextDelta):
+            begins = event.position.offset - len(event.text)
+            name, data = "delta", {"text": event.text, "offset": begins}
+        elif isinstance(event, AttemptStarted):
+            name, data = "attempt", {"attempt": event.position.attempt}
+        else:
+            name, data = event.row["state"], _to_wire(services, event.row)
+        yield encode_event(name, str(event.position), orjson.dumps(data), retry=is_first)
+        is_first = False
+
+
+def _to_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
+    return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
+
+
+def _position_of(request: Request) -> Position:
+    told = request.headers.get("last-event-id") or request.query_params.get("after")
+    field = "Last-Event-ID" if request.headers.get("last-event-id") else "after"
+    return Position.parse(told, field) if told else Position()

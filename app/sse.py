@@ -1,0 +1,84 @@
+"""Server-sent events over ASGI: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "text/event-stream"
+KEEP_ALIVE = b": keep-alive\n\n"
+# How long a browser waits before it connects again.
+RETRY_MILLISECONDS = 1000
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # nginx and its kin pass each event on at once
+}
+
+
+def encode_event(name: str, identifier: str, data: bytes, *, retry: bool = False) -> bytes:
+    """One event; `data` is JSON, which has no line breaks.
+
+    `retry` adds the hint how soon to connect again. It goes with an event because some clients
+    take the hint alone for an event without data.
+    """
+    hint = b"retry: %d\n" % RETRY_MILLISECONDS if retry else b""
+    return b"%bevent: %b\nid: %b\ndata: %b\n\n" % (
+        hint, name.encode(), identifier.encode(), data,
+    )  # fmt: skip
+
+
+class EventStreamResponse(Response):
+    """Sends frames as they come, until there are no more or the client leaves.
+
+    A slow client slows `frames` down: nothing is queued here. `on_left` is called when the client
+    left before the end.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        headers: dict[str, str] | None = None,
+        on_left: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        super().__init__(None, 200, _HEADERS | (headers or {}), f"{MEDIA_TYPE}; charset=utf-8")
+        del self.headers["content-length"]
+        self._frames = frames
+        self._on_left = on_left
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_all(send))
+        leaving = asyncio.create_task(until_disconnect(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            elif self._on_left is not None:
+                await self._on_left()
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await self._frames.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        async for frame in self._frames:
+            await send(_body(frame))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _body(frame: bytes) -> dict[str, object]:
+    return {"type": "http.response.body", "body": frame, "more_body": True}
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
