@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 ENQUEUED = "llm_enqueued"  # model names, comma-separated
 ENDED = "llm_ended"  # ids (32 hex digits each, comma-separated) of results that became terminal
 CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
+WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 
 _PING_SECONDS = 5.0
 _PING_TIMEOUT_SECONDS = 5.0
