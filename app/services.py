@@ -16,6 +16,9 @@ from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.triton_client import TritonClient
+from app.webhook_outbox import WebhookOutbox
+from app.webhook_sender import Sender
+from app.webhooks import Deliverer
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,6 +35,7 @@ class Services:
     depth: QueueDepth
     listener: Listener
     hub: StreamHub
+    outbox: WebhookOutbox
 
 
 @contextlib.asynccontextmanager
@@ -55,20 +59,32 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             depth=QueueDepth(database, settings),
             listener=listener,
             hub=StreamHub(results, listener, settings.max_waiters),
+            outbox=WebhookOutbox(database, settings),
         )
 
 
 @contextlib.asynccontextmanager
-async def background(services: Services) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit."""
-    tasks = [
-        asyncio.create_task(work, name=name)
-        for name, work in (
-            ("registry", services.registry.run()),
-            ("listener", services.listener.run()),
-            ("maintenance", Maintenance(services.queue, services.settings).run()),
-        )
-    ]
+async def background(
+    services: Services, *, with_worker: bool
+) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
+
+    Webhooks are delivered by the processes that have a worker.
+    """
+    work = {
+        "registry": services.registry.run(),
+        "listener": services.listener.run(),
+        "maintenance": Maintenance(services.queue, services.settings).run(),
+    }
+    if with_worker:
+        work["webhooks"] = Deliverer(
+            services.outbox,
+            services.results,
+            services.registry,
+            services.listener,
+            Sender(services.settings),
+        ).run()
+    tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:
         yield tasks
     finally:
