@@ -33,13 +33,14 @@ _COLUMNS = """result_id, url, state, attempts, next_attempt_at, created_at, fini
 _CLAIM = """
 WITH due AS (
   SELECT result_id FROM webhook_deliveries
-  WHERE state = 'pending' AND next_attempt_at <= now()
+  WHERE state = 'pending' AND next_attempt_at <= now() AND split_part(url, '/', 3) <> ALL($3)
   ORDER BY next_attempt_at LIMIT $1 FOR UPDATE SKIP LOCKED
 )
 UPDATE webhook_deliveries d
 SET attempts = d.attempts + 1, next_attempt_at = now() + make_interval(secs => $2)
 FROM due WHERE d.result_id = due.result_id
-RETURNING d.result_id, d.team_id, d.url, d.attempts, d.next_attempt_at AS lease
+RETURNING d.result_id, d.team_id, d.url, split_part(d.url, '/', 3) AS receiver, d.attempts,
+          d.next_attempt_at AS lease
 """
 
 _SECONDS_UNTIL_DUE = """
@@ -111,6 +112,7 @@ class Due:
     result_id: UUID
     team_id: str
     url: str
+    receiver: str  # host and port, as the URL has them
     attempts: int  # this one included
     lease: datetime
 
@@ -155,13 +157,13 @@ class WebhookOutbox:
 
     # --- for the deliverer ----------------------------------------------------------------------
 
-    async def claim(self, count: int, lease_seconds: float) -> list[Due]:
-        """Take up to so many due deliveries; they are due again when the lease is over.
+    async def claim(self, count: int, lease_seconds: float, busy: Sequence[str] = ()) -> list[Due]:
+        """Take up to so many due deliveries, none to `busy` receivers; due again after the lease.
 
         Not sent again after a lost connection: what was taken then is due again by itself.
         """
         async with self._database.connection() as connection:
-            rows = await connection.fetch(_CLAIM, count, lease_seconds)
+            rows = await connection.fetch(_CLAIM, count, lease_seconds, busy)
         return [Due(**row) for row in rows]
 
     async def seconds_until_due(self) -> float | None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -38,6 +39,9 @@ SCHEDULE = (
 _LONGEST_PAUSE = 24 * _HOUR
 _JITTER = 0.1  # so much later, at random: what failed together does not come back together
 _CALLS = 32  # at the same time
+# A receiver with so many of them gets no more for now, and one claim takes no more: one that hangs
+# leaves half of the places to the others.
+_CALLS_OF_ONE = 8
 _MARGIN_SECONDS = 15.0  # of a claim beyond the call itself: to read the result, write the verdict
 _POLL_SECONDS = 30.0  # for what a process that died has left; all else is told, or known in advance
 _SHORTEST_PAUSE = 0.05
@@ -66,10 +70,8 @@ class Deliverer:
         self._schedule = schedule
         self._lease = sender.timeout + _MARGIN_SECONDS
         self._wake = asyncio.Event()
-        self._calls: set[asyncio.Task[None]] = set()
-        self._has_more = (
-            False  # whether free places, not the outbox, were the limit of the last claim
-        )
+        self._calls: dict[asyncio.Task[None], str] = {}  # and the receiver of each
+        self._is_short = False  # whether places, not the outbox, were the limit of the last look
         listener.subscribe(WEBHOOKS, lambda _: self._wake.set())
 
     async def run(self) -> None:
@@ -86,18 +88,18 @@ class Deliverer:
 
     async def _start_due(self) -> float:
         """Call what is due, as far as there are free places; seconds until a further look."""
-        free = _CALLS - len(self._calls)
-        if not free:
-            self._has_more = True
-            return _POLL_SECONDS
         try:
-            due = await self._outbox.claim(free, self._lease)
-            self._has_more = len(due) == free
-            teams = {delivery.team_id for delivery in due}
-            secrets = {team: (await self._outbox.secret(team)).all for team in teams}
-            for delivery in due:
-                self._start(delivery, secrets[delivery.team_id])
-            seconds = None if self._has_more else await self._outbox.seconds_until_due()
+            while free := _CALLS - len(self._calls):
+                asked = min(free, _CALLS_OF_ONE)
+                due = await self._outbox.claim(asked, self._lease, self._busy())
+                teams = {delivery.team_id for delivery in due}
+                secrets = {team: (await self._outbox.secret(team)).all for team in teams}
+                for delivery in due:
+                    self._start(delivery, secrets[delivery.team_id])
+                if len(due) < asked:
+                    break
+            self._is_short = not free or bool(self._busy())
+            seconds = None if self._is_short else await self._outbox.seconds_until_due()
         except Exception as error:
             if not is_passing(error):
                 raise
@@ -107,14 +109,18 @@ class Deliverer:
             return _POLL_SECONDS
         return min(max(seconds, _SHORTEST_PAUSE), _POLL_SECONDS)
 
+    def _busy(self) -> list[str]:
+        calls = Counter(self._calls.values())
+        return [receiver for receiver, count in calls.items() if count >= _CALLS_OF_ONE]
+
     def _start(self, due: Due, secrets: Sequence[str]) -> None:
         task = asyncio.create_task(self._run(due, secrets), name=f"webhook {due.result_id}")
-        self._calls.add(task)
+        self._calls[task] = due.receiver
         task.add_done_callback(self._on_end)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
-        if self._has_more:
+        del self._calls[task]
+        if self._is_short:
             self._wake.set()
 
     async def _run(self, due: Due, secrets: Sequence[str]) -> None:
@@ -144,8 +150,10 @@ class Deliverer:
             "error": answer.error,
             "seconds": round(time.monotonic() - started, 3),
         }
-        await self._outbox.conclude(self._judge(due, answer, orjson.dumps(entry).decode()))
-        self._wake.set()  # it may be due before what the last look saw
+        verdict = self._judge(due, answer, orjson.dumps(entry).decode())
+        await self._outbox.conclude(verdict)
+        if verdict.state == "pending":
+            self._wake.set()  # it may be due before what the last look saw
 
     def _judge(self, due: Due, answer: Answer, entry: str) -> Verdict:
         if answer.error is None:

@@ -365,6 +365,8 @@ async def test_queue_depth_reads_the_queue_alone(table: Table) -> None:
 
 async def test_webhooks_due(table: Table) -> None:
     await check(table, table.outbox.claim(32, 30.0), "ix_webhook_deliveries_next_attempt_at")
+    claim = table.outbox.claim(32, 30.0, ["busy.example"])
+    await check(table, claim, "ix_webhook_deliveries_next_attempt_at")
     dues = await table.outbox.claim(100, 30.0)
     assert len(dues) == 100
     verdicts = [Verdict(due, "delivered", 0, "{}") for due in dues]

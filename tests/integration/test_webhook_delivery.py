@@ -408,8 +408,24 @@ async def test_five_hundred_at_once_to_two_deliverers(
         await until(are_delivered, seconds=60)
         seconds = time.monotonic() - began
     assert Counter(call.id for call in receiver.calls) == Counter(message_id(i) for i in ids)
-    assert receiver.most_at_once <= 64
+    assert 2 < receiver.most_at_once <= 2 * 15
     assert seconds < 30
+
+
+async def test_a_receiver_that_hangs_leaves_places_to_the_others(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    async with receiving() as hanging, receiving() as receiver:
+        hanging.respond = silence
+        # Each has a URL of its own: they are one receiver all the same.
+        for n in range(5):
+            await owe(connection, f"{hanging.url}?n={n}", 40)
+        ids = await owe(connection, receiver.url, 20)
+        async with delivering(settings):
+            for result in ids:
+                assert (await until_ended(connection, result, seconds=1))["state"] == "delivered"
+            assert 8 <= hanging.most_at_once <= 15
+            await until_calls(hanging, 20)  # whose turn comes when one has timed out
 
 
 async def test_no_deliverer_polls_when_nothing_is_due(
