@@ -343,7 +343,7 @@ async def test_the_judged_address_is_called_whatever_the_name_says_next(
 async def test_another_address_of_the_name_is_tried_where_one_takes_no_connection(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    names = Names(["::1", "127.0.0.2", "127.0.0.1"])
+    names = Names(["::1", "127.0.0.1", "127.0.0.2"])
     async with receiving() as receiver, delivering(settings, lookup=names):
         (result,) = await owe(connection, f"http://hook.example:{receiver.port}/")
         row = await until_ended(connection, result)
@@ -465,8 +465,11 @@ async def test_a_held_up_deliverer_writes_nothing_over_its_successor(
         assert await outbox.claim(10, 60) == []
         second = await take()
         assert (first.attempts, second.attempts) == (1, 2)
-        await outbox.conclude(Verdict(second, "delivered", 0, '{"n": 2}'))
         await outbox.conclude(Verdict(first, "failed", 0, '{"n": 1}'))
+        row = await read(connection, result)
+        assert (row["state"], row["log"]) == ("pending", [])
+        await outbox.conclude(Verdict(second, "delivered", 0, '{"n": 2}'))
+        await outbox.conclude(Verdict(second, "failed", 0, '{"n": 3}'))
         row = await read(connection, result)
         assert (row["state"], row["log"]) == ("delivered", [{"n": 2}])
 
