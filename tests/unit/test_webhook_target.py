@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, strategies as st
 
 from app.webhook_target import RefusedTargetError, is_public, resolve, url_fault
 
@@ -71,8 +72,20 @@ def test_public_targets_pass(url: str) -> None:
     assert url_fault(url, allow_private=False) is None
 
 
-def test_long_bodies_of_digits_are_judged_quickly() -> None:
-    assert url_fault("http://" + "1" * 2000 + "/", allow_private=False) is not None
+def test_long_hosts_are_judged_quickly() -> None:
+    for host in ("1" * 2000, "1." * 1000, "a." * 1000, "a-" * 1000):
+        assert url_fault(f"http://{host}/", allow_private=False) is not None
+
+
+@given(
+    scheme=st.sampled_from(["", "http:", "http://", "https://", "http://["]),
+    rest=st.text(st.characters()) | st.text("0123456789abcdefx.:[]%@/\\"),
+)
+def test_any_text_is_judged_without_an_error(scheme: str, rest: str) -> None:
+    fault = url_fault(scheme + rest, allow_private=False)
+    assert fault is None or fault
+    if fault is None:
+        assert httpx.URL(scheme + rest).scheme in ("http", "https")
 
 
 @pytest.mark.parametrize(
