@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -30,6 +29,7 @@ _CONNECT_SECONDS = 5.0
 _EXCERPT_SECONDS = 1.0
 _EXCERPT_BYTES = 256
 _RESOLVERS = 8  # threads
+_HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,7 +77,7 @@ class Sender:
         self._lookup = lookup
         self._resolvers = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="webhook-dns")
         self._client = httpx.AsyncClient(
-            verify=httpx.create_ssl_context(),  # SSL_CERT_FILE adds a private authority
+            verify=httpx.create_ssl_context(),  # or the authorities in SSL_CERT_FILE
             trust_env=False,
             follow_redirects=False,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
@@ -173,8 +173,7 @@ def _retry_after(response: httpx.Response) -> float:
     if text.isascii() and text.isdigit():
         return float(text[:9])
     try:
-        moment = parsedate_to_datetime(text)
+        moment = datetime.strptime(text, _HTTP_DATE).replace(tzinfo=UTC)
     except ValueError:
         return 0.0
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, (aware - datetime.now(UTC)).total_seconds())
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

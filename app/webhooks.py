@@ -48,6 +48,7 @@ _SHORTEST_PAUSE = 0.05
 _DATABASE_PAUSE = 1.0
 _STOP_SECONDS = 5.0  # calls under way when the process stops may end; what is cut is due again
 
+_BROKE = "webhook of result %s broke"
 _BUG = Answer("a bug in the service; its worker's log has the details")
 
 
@@ -131,6 +132,8 @@ class Deliverer:
         except DatabaseUnavailableError as error:
             # It is due again when the lease is over, under the same message id.
             logger.info("webhook waits: %s", error, extra=_extra("webhook_waits", due))
+        except Exception:
+            logger.exception(_BROKE, due.result_id, extra=_extra("webhook_broke", due))
 
     async def _deliver(self, due: Due, secrets: Sequence[str]) -> None:
         row = await self._results.get(due.team_id, due.result_id)
@@ -140,9 +143,8 @@ class Deliverer:
             headers = sign(secrets, message_id(due.result_id), body)
             answer = await self._sender.send(due.url, headers, body)
         except Exception:
-            logger.exception(
-                "webhook of result %s broke", due.result_id, extra=_extra("webhook_broke", due)
-            )
+            # Recorded as a failed call: a bug may not call, or claim, for ever.
+            logger.exception(_BROKE, due.result_id, extra=_extra("webhook_broke", due))
             answer = _BUG
         entry = {
             "at": at,

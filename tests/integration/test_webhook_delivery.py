@@ -266,7 +266,9 @@ async def test_a_success_is_one_whatever_its_body(
     ("text", "least", "most"),
     [
         ("100", 100, 111), ("999999999", 86_400, 95_100), ("0", 0, 1), ("-5", 0, 1), ("x", 0, 1),
-        ("", 0, 1), ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 1), ("in an hour", 3500, 3970),
+        ("", 0, 1), ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 1),
+        ("Wed, 21 Oct 2015 07:28:00 +99999999999999", 0, 1), ("Fri, 31 Dec 9999 23:59:59 GMT", 86_400, 95_100),
+        ("in an hour", 3500, 3970),
     ],
 )  # fmt: skip
 async def test_a_busy_receiver_may_ask_for_time(
