@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # It tells each request's URL, and a webhook's may hold a token.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -140,7 +142,7 @@ async def _run_worker(settings: Settings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)
-        async with background(services) as tasks:
+        async with background(services, with_worker=True) as tasks:
             running = asyncio.create_task(worker.run(), name="worker")
             done, _ = await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if running not in done:

@@ -22,6 +22,7 @@ from app.listener import (
     ENDED,
     ENQUEUED,
     IDS_PER_NOTIFICATION,
+    WEBHOOKS,
     join_ids,
 )
 from app.settings import Settings
@@ -61,6 +62,7 @@ class NewResult:
     metadata: str = "{}"
     group_id: UUID | None = None
     new_context: NewContext | None = None
+    webhook_url: str | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,6 +140,21 @@ def _notify_ids(channel: str, condition: str = "true") -> str:
     string_agg(replace(id::text, '-', ''), ',') FILTER (WHERE {condition})) END"""
 
 
+def _write_deliveries(ended: str) -> str:
+    """A CTE that owes a delivery to each terminal row of `ended` that has a webhook."""
+    return f"""deliveries AS (
+  INSERT INTO webhook_deliveries (result_id, team_id, url)
+  SELECT id, team_id, webhook_url FROM {ended}
+  WHERE webhook_url IS NOT NULL AND state <> 'pending'
+  -- No delivery may ever keep a result from its end.
+  ON CONFLICT DO NOTHING RETURNING 1
+)"""
+
+
+_NOTIFY_DELIVERIES = (
+    f"CASE WHEN EXISTS (SELECT FROM deliveries) THEN pg_notify('{WEBHOOKS}', '') END"
+)
+
 _ENQUEUE = f"""
 WITH context_input AS (
   SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
@@ -148,15 +165,16 @@ WITH context_input AS (
   ON CONFLICT (id) DO NOTHING
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
-    $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::bool[])
+    $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::bool[],
+    $18::text[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
-         deadline_seconds, metadata, group_id, has_new_context)
+         deadline_seconds, metadata, group_id, has_new_context, webhook_url)
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
-                       priority, deadline_at, metadata, group_id)
+                       priority, deadline_at, metadata, group_id, webhook_url)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
-         i.metadata::jsonb, i.group_id
+         i.metadata::jsonb, i.group_id, i.webhook_url
   FROM input i
   -- The lock: one that is being deleted is waited for, and then missing.
   WHERE i.has_new_context OR EXISTS (
@@ -270,7 +288,7 @@ _CONCLUDE = f"""
     error_message = {_by_verdict(1, "j.error_message")},
     error_retryable = {_by_verdict(2, "j.error_retryable")}
   FROM judged j WHERE r.id = j.id
-  RETURNING r.id, r.state
+  RETURNING r.id, r.state, r.team_id, r.webhook_url
 """
 
 _END_ATTEMPTS = f"""
@@ -295,8 +313,9 @@ WITH input AS (
   ORDER BY r.id FOR UPDATE OF r
 ), ended AS ({_CONCLUDE}), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-)
-SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")} FROM ended
+), {_write_deliveries("ended")}
+SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
+FROM ended
 """
 
 _ALREADY_ENDED = """
@@ -340,9 +359,9 @@ WITH picked AS MATERIALIZED (
   ORDER BY r.id FOR UPDATE OF r
 ), ended AS ({_CONCLUDE}), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-)
+), {_write_deliveries("ended")}
 SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,
-  {_notify_ids(ENDED, "state <> 'pending'")}
+  {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
 FROM ended
 """
 
@@ -361,10 +380,10 @@ WITH picked AS (
     error_message = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[1]} END,
     error_retryable = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[2]} END
   FROM picked p WHERE r.id = p.id
-  RETURNING r.id, r.state
-)
+  RETURNING r.id, r.state, r.team_id, r.webhook_url
+), {_write_deliveries("cancelled")}
 SELECT count(*) AS cancelled, {_notify_ids(ENDED, "state = 'failed'")},
-  {_notify_ids(CANCELLED_CHANNEL, "state = 'pending'")}
+  {_notify_ids(CANCELLED_CHANNEL, "state = 'pending'")}, {_NOTIFY_DELIVERIES}
 FROM cancelled
 """
 
@@ -377,9 +396,9 @@ WITH ended AS (
   WHERE r.id IN (
     SELECT id FROM results WHERE state = 'pending' AND worker_id IS NULL AND deadline_at <= now()
     ORDER BY deadline_at LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED)
-  RETURNING r.id
-)
-SELECT count(*) AS ended, {_notify_ids(ENDED)} FROM ended
+  RETURNING r.id, r.state, r.team_id, r.webhook_url
+), {_write_deliveries("ended")}
+SELECT count(*) AS ended, {_notify_ids(ENDED)}, {_NOTIFY_DELIVERIES} FROM ended
 """
 
 _TELL_STOPPED = f"""
@@ -579,6 +598,7 @@ async def _enqueue(
         [result.metadata for result in results],
         [result.group_id for result in results],
         [result.new_context is not None for result in results],
+        [result.webhook_url for result in results],
     )
     stored = set(row["ids"] or ()) if row else set()
     if resent and len(stored) < len(results):

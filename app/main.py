@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from app import __version__, wire
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, errors, health, models, results, streams
+from app.routes import contexts, errors, health, models, results, streams, webhooks
 from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.services import background, open_services
@@ -65,7 +65,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.hub,
                     settings,
                 )
-            async with background(services) as tasks:
+            async with background(services, with_worker=with_worker) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 if worker:
                     tasks.append(asyncio.create_task(worker.run(), name="worker"))
@@ -103,6 +103,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         *(results.router, streams.router, contexts.router, models.router),
     ):
         app.include_router(router)
+    app.include_router(webhooks.router)
     app.include_router(health.router)
     app.include_router(errors.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign] # FastAPI's own extension point

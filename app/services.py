@@ -17,6 +17,9 @@ from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.tickets import TicketOffice
 from app.triton_client import TritonClient
+from app.webhook_outbox import WebhookOutbox
+from app.webhook_sender import Sender
+from app.webhooks import Deliverer
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +37,7 @@ class Services:
     listener: Listener
     hub: StreamHub
     tickets: TicketOffice
+    outbox: WebhookOutbox
 
 
 @contextlib.asynccontextmanager
@@ -58,20 +62,32 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             listener=listener,
             hub=StreamHub(database, results, settings),
             tickets=TicketOffice(database, settings),
+            outbox=WebhookOutbox(database, settings),
         )
 
 
 @contextlib.asynccontextmanager
-async def background(services: Services) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit."""
-    tasks = [
-        asyncio.create_task(work, name=name)
-        for name, work in (
-            ("registry", services.registry.run()),
-            ("listener", services.listener.run()),
-            ("maintenance", Maintenance(services.queue, services.settings).run()),
-        )
-    ]
+async def background(
+    services: Services, *, with_worker: bool
+) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
+
+    Webhooks are delivered by the processes that have a worker.
+    """
+    work = {
+        "registry": services.registry.run(),
+        "listener": services.listener.run(),
+        "maintenance": Maintenance(services.queue, services.settings).run(),
+    }
+    if with_worker:
+        work["webhooks"] = Deliverer(
+            services.outbox,
+            services.results,
+            services.registry,
+            services.listener,
+            Sender(services.settings),
+        ).run()
+    tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:
         yield tasks
     finally:

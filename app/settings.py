@@ -214,6 +214,30 @@ class Settings(BaseSettings):
         description="How long a stopping worker lets its results finish before it hands them back.",
     )
 
+    # --- Webhooks -------------------------------------------------------------------------------
+    webhook_timeout_seconds: float = Field(
+        15.0,
+        alias="LLM_WEBHOOK_TIMEOUT_SECONDS",
+        gt=0,
+        le=300,
+        description="How long one call of a webhook may take, from its name's resolution to its "
+        "status.",
+    )
+    webhook_rotation_seconds: float = Field(
+        86_400.0,
+        alias="LLM_WEBHOOK_ROTATION_SECONDS",
+        ge=0,
+        description="How long webhooks are signed with the previous secret as well, after a "
+        "rotation.",
+    )
+    webhook_allow_private: bool = Field(
+        False,
+        alias="LLM_WEBHOOK_ALLOW_PRIVATE",
+        description="Permit webhooks to loopback, private and link-local addresses (development, "
+        "or receivers in your own network). Who may send prompts can then reach what the worker "
+        "can.",
+    )
+
     def database_address(self) -> tuple[str, int]:
         """Host and port of PostgreSQL; the port is 5432 unless `LLM_DATABASE_URL` names one."""
         return split_address(self.database_host, 5432)

@@ -13,6 +13,7 @@ from app.job_queue import NewContext, NewResult
 from app.model_registry import Model
 from app.schemas.native import ContextCreate, ResultCreate, SendOptions
 from app.services import Services
+from app.webhook_target import url_fault
 
 # A tokenizer makes at most one token of a byte, and adds a few special ones.
 _SPECIAL_TOKENS = 8
@@ -150,6 +151,10 @@ async def _new_result(
             "deadline_seconds",
             f"must be at most {settings.max_deadline_seconds:.0f} (LLM_MAX_DEADLINE_SECONDS)",
         )
+    if options.webhook_url is not None:
+        wrong = url_fault(options.webhook_url, allow_private=settings.webhook_allow_private)
+        if wrong:
+            raise _invalid("webhook_url", wrong)
     parameters = options.parameters
     max_tokens = await _max_tokens(model, text, parameters.max_tokens, settings.default_max_tokens)
     if (parameters.min_tokens or 0) > max_tokens:
@@ -169,6 +174,7 @@ async def _new_result(
         deadline_seconds=deadline,
         metadata=_json(options.metadata) if options.metadata else "{}",
         new_context=new_context,
+        webhook_url=options.webhook_url,
     )
     return _Prepared(model, result)
 

@@ -218,6 +218,13 @@ webhook_deliveries = Table(
         "next_attempt_at",
         postgresql_where=text("state = 'pending'"),
     ),
+    # What is not delivered is little: lists of it must not walk through all that was.
+    Index(
+        "ix_webhook_deliveries_team_id_result_id_open",
+        "team_id",
+        "result_id",
+        postgresql_where=text("state <> 'delivered'"),
+    ),
 )
 
 webhook_secrets = Table(

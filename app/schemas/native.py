@@ -17,6 +17,7 @@ from app.schemas.sampling import SamplingParameters
 MAX_BULK = 1000
 MAX_METADATA_BYTES = 16_384
 MAX_PROMPT_CHARACTERS = 2_000_000
+MAX_URL_CHARACTERS = 2_048
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -78,6 +79,9 @@ class SendOptions(_WithMetadata):
     )
     deadline_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="Fail if not finished by then; default 24 h, at most 7 days."
+    )
+    webhook_url: Annotated[str, Field(max_length=MAX_URL_CHARACTERS)] | None = Field(
+        None, description="Told when the result is terminal; see /webhooks/deliveries."
     )
 
 

@@ -87,6 +87,12 @@ def upgrade() -> None:
         ["next_attempt_at"],
         postgresql_where=sa.text("state = 'pending'"),
     )
+    op.create_index(
+        "ix_webhook_deliveries_team_id_result_id_open",
+        "webhook_deliveries",
+        ["team_id", "result_id"],
+        postgresql_where=sa.text("state <> 'delivered'"),
+    )
     op.create_table(
         "webhook_secrets",
         sa.Column("team_id", sa.String(), nullable=False),

@@ -4,6 +4,7 @@ Every statement is the one that the service sent: recorded, then explained with 
 service's own connections, generic plans included.
 """
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -24,6 +25,7 @@ from app.job_queue import AttemptEnd, Chunk, JobQueue, Outcome
 from app.queue_depth import QueueDepth
 from app.results import ResultFilter, ResultStore
 from app.settings import Settings
+from app.webhook_outbox import State, Verdict, WebhookOutbox
 from tests.integration.support import fresh_database
 from tests.postgres import PostgresServer
 
@@ -35,6 +37,7 @@ QUEUED = 4_000
 RUNNING = 300
 # What one statement may read, in rows of any node: far below the table, above every batch.
 FEW = 2_500
+TABLES = ("results", "contexts", "result_chunks", "webhook_deliveries")
 # Two filters at once: the pending or the failed results at most, never the table.
 MOST_PENDING = 5_200
 
@@ -66,6 +69,7 @@ class Table:
     results: ResultStore
     contexts: ContextStore
     depth: QueueDepth
+    outbox: WebhookOutbox
     worker: UUID
     context: UUID
     ids: list[UUID]
@@ -84,6 +88,7 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
         yield Table(
             database, queue, ResultStore(database, queue, settings),
             ContextStore(database, queue, settings), QueueDepth(database, settings),
+            WebhookOutbox(database, settings),
             worker, context, ids, running,
         )  # fmt: skip
         await database.__aexit__()
@@ -143,7 +148,14 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
         "UPDATE results SET deadline_at = now() - interval '1 s' WHERE id = ANY($1)",
         [ids[place] for place in sorted(open_places - running_places)[:50]],
     )
-    for name in ("results", "contexts", "workers", "result_chunks"):
+    await connection.execute(
+        """INSERT INTO webhook_deliveries (result_id, team_id, url, state, finished_at)
+           SELECT id, team_id, 'http://hook.example/', CASE n % 20 WHEN 0 THEN 'pending'
+             WHEN 1 THEN 'failed' ELSE 'delivered' END, CASE n % 20 WHEN 0 THEN NULL ELSE now() END
+           FROM (SELECT id, team_id, row_number() OVER (ORDER BY id) AS n FROM results
+                 WHERE state <> 'pending') r"""
+    )
+    for name in ("results", "contexts", "workers", "result_chunks", "webhook_deliveries"):
         await connection.execute(f"ANALYZE {name}")
     return contexts[5], ids, running
 
@@ -199,9 +211,10 @@ async def check(
                 "Actual Loops"
             ]
             assert read <= few, f"{read:.0f} rows: {node}"
-            if node.get("Relation Name") in ("results", "contexts", "result_chunks"):
+            if node.get("Relation Name") in TABLES:
                 assert node["Node Type"] not in ("Seq Scan", "Parallel Seq Scan"), node
-            if node.get("Relation Name") == "results" or "Bitmap Index" in node["Node Type"]:
+            named = node.get("Relation Name") in ("results", "webhook_deliveries")
+            if named or "Bitmap Index" in node["Node Type"]:
                 used.add(node.get("Index Name"))
     used.discard(None)
     assert set(indexes) <= used, used
@@ -348,6 +361,36 @@ async def test_delete(table: Table) -> None:
 async def test_queue_depth_reads_the_queue_alone(table: Table) -> None:
     plan = await explain_unprepared(table, table.depth.by_model())
     assert "ix_results_unclaimed" in plan or "ix_results_deadline_at_unclaimed" in plan
+
+
+async def test_webhooks_due(table: Table) -> None:
+    await check(table, table.outbox.claim(32, 30.0), "ix_webhook_deliveries_next_attempt_at")
+    claim = table.outbox.claim(32, 30.0, ["busy.example"])
+    await check(table, claim, "ix_webhook_deliveries_next_attempt_at")
+    dues = await table.outbox.claim(100, 30.0)
+    assert len(dues) == 100
+    verdicts = [Verdict(due, "delivered", 0, "{}") for due in dues]
+    await check(table, conclude_all(table, verdicts), "pk_webhook_deliveries")
+    plan = await explain_unprepared(table, table.outbox.seconds_until_due())
+    assert "ix_webhook_deliveries_next_attempt_at" in plan
+    again = table.outbox.redeliver(TEAM, dues[0].result_id)
+    await check(table, again, "ix_webhook_deliveries_team_id_result_id")
+
+
+async def conclude_all(table: Table, verdicts: list[Verdict]) -> None:
+    await asyncio.gather(*(table.outbox.conclude(verdict) for verdict in verdicts))
+
+
+@pytest.mark.parametrize("state", [None, "pending", "failed", "delivered"])
+@pytest.mark.parametrize("is_paged", [False, True])
+async def test_lists_of_webhooks(table: Table, state: State | None, is_paged: bool) -> None:
+    name = "ix_webhook_deliveries_team_id_result_id"
+    index = f"{name}_open" if state in ("pending", "failed") else name
+    for result_id in (None, table.ids[77]):
+        after = table.ids[ROWS // 2] if is_paged else None
+        page = table.outbox.list(TEAM, state=state, result_id=result_id, after=after, limit=50)
+        plans = await check(table, page, index)
+        assert not [node for node in nodes(plans[0]) if node["Node Type"] == "Sort"]
 
 
 async def test_these_checks_can_fail(table: Table) -> None:

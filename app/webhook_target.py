@@ -1,0 +1,109 @@
+"""Where a webhook may go: judge a URL at the door, and its addresses before each call.
+
+A URL from a client makes this service a caller inside its own network. So a name is resolved once,
+every address of it is judged, and the call goes to an address that was judged: a name that
+resolves to something else a moment later leads nowhere.
+"""
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable
+from concurrent.futures import Executor
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any
+
+import httpx
+
+# (host, port) -> rows whose last member begins with an address: `socket.getaddrinfo`.
+Lookup = Callable[..., list[tuple[Any, ...]]]
+
+_PORTS = {"http": 80, "https": 443}
+_MAX_PORT = 65_535
+_MAX_ADDRESSES = 4
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+_GLOBAL_UNICAST = ip_network("2000::/3")
+_NAT64 = ip_network("64:ff9b::/96")
+_PERMIT = "LLM_WEBHOOK_ALLOW_PRIVATE=true permits it"
+
+
+class RefusedTargetError(Exception):
+    """This receiver must not be called; the message is for people."""
+
+
+def url_fault(url: str, *, allow_private: bool) -> str | None:
+    """What is wrong with a webhook's URL as far as that can be told without DNS, or None."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        return f"is not a URL: {error}"
+    if parsed.scheme not in _PORTS:
+        return "must begin with http:// or https://"
+    if parsed.userinfo:
+        return "must not hold a user or a password; the signature tells who is calling"
+    if not 0 < _port_of(parsed) <= _MAX_PORT:
+        return f"the port must be 1 to {_MAX_PORT}"
+    host = _host_of(parsed)
+    literal = _to_literal(host)
+    if "%" in host or (literal is None and not _NAME.fullmatch(host)):
+        return "has no valid host"
+    if allow_private:
+        return None
+    if host == "localhost" or host.endswith(".localhost"):
+        return f"{host} is this machine itself; {_PERMIT}"
+    if literal is not None and not is_public(literal):
+        return f"{literal} is not a public address; {_PERMIT}"
+    return None
+
+
+async def resolve(
+    url: httpx.URL, lookup: Lookup, executor: Executor, *, allow_private: bool
+) -> list[str]:
+    """The addresses to call, in order, each of them judged.
+
+    Raises RefusedTargetError if any may not be called, and OSError if the name is unknown.
+    """
+    host, port = _host_of(url), _port_of(url)
+    # On threads of our own: a nameserver that hangs must not hold up the service's other names.
+    found = await asyncio.get_running_loop().run_in_executor(
+        executor, lambda: lookup(host, port, type=socket.SOCK_STREAM)
+    )
+    addresses = list(dict.fromkeys(str(row[-1][0]) for row in found))
+    for address in addresses:
+        if not allow_private and not is_public(ip_address(address)):
+            raise RefusedTargetError(f"{host} is {address}, not a public address; {_PERMIT}")
+    return addresses[:_MAX_ADDRESSES]
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether an address, and the IPv4 address it carries, if any, is of the public internet."""
+    if isinstance(address, IPv4Address):
+        return address.is_global and not address.is_multicast
+    if address.ipv4_mapped is not None:
+        return is_public(address.ipv4_mapped)
+    if address in _NAT64:
+        return is_public(IPv4Address(int(address) & 0xFFFF_FFFF))
+    if address.sixtofour is not None and not is_public(address.sixtofour):
+        return False
+    return address.is_global and address in _GLOBAL_UNICAST
+
+
+def _host_of(url: httpx.URL) -> str:
+    """The host as DNS takes it; a final dot says nothing that matters here."""
+    return url.raw_host.decode().lower().removesuffix(".")
+
+
+def _port_of(url: httpx.URL) -> int:
+    return _PORTS[url.scheme] if url.port is None else url.port
+
+
+def _to_literal(host: str) -> IPv4Address | IPv6Address | None:
+    """An address in any of the forms that the system's resolver reads without DNS: 127.1, 0x7f.1."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
