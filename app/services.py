@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from app.contexts import ContextStore
 from app.database import Database
+from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.listener import Listener
-from app.maintenance import Maintenance
+from app.maintenance import Maintenance, remove_expired_keys
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 from app.results import ResultStore
@@ -26,6 +27,7 @@ class Services:
     database: Database
     triton: TritonClient
     queue: JobQueue
+    keys: IdempotencyKeys
     contexts: ContextStore
     results: ResultStore
     registry: ModelRegistry
@@ -49,6 +51,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             database=database,
             triton=triton,
             queue=queue,
+            keys=IdempotencyKeys(database, settings),
             contexts=ContextStore(database, queue, settings),
             results=results,
             registry=ModelRegistry(database, triton, settings),
@@ -67,6 +70,7 @@ async def background(services: Services) -> AsyncIterator[list[asyncio.Task[None
             ("registry", services.registry.run()),
             ("listener", services.listener.run()),
             ("maintenance", Maintenance(services.queue, services.settings).run()),
+            ("expired keys", remove_expired_keys(services.keys)),
         )
     ]
     try:

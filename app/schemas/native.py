@@ -20,6 +20,8 @@ MAX_PROMPT_CHARACTERS = 2_000_000
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
+# Without control characters: a key is printed in logs and problems.
+Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
 
@@ -78,6 +80,11 @@ class SendOptions(_WithMetadata):
     )
     deadline_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="Fail if not finished by then; default 24 h, at most 7 days."
+    )
+    idempotency_key: Key | None = Field(
+        None,
+        description="The same key and body again are answered with the first result, another body "
+        "with 409. The header `Idempotency-Key` says the same of a request that is no list.",
     )
 
 
@@ -145,6 +152,7 @@ class ResultRead(BaseModel):
     first_token_at: datetime | None
     finished_at: datetime | None
     metadata: dict[str, Any]
+    retry_of: UUID | None = Field(description="The result that this one is a retry of.")
     logprobs: list[Any] | None = Field(None, description="Only when asked for.")
 
 
@@ -212,6 +220,7 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
         row["cancel_requested_at"],
         row["finished_at"],
     )
+    retry_of = row["retry_of"]
     error = None
     if row["error_code"] is not None:
         error = {
@@ -245,6 +254,7 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
         "first_token_at": row["first_token_at"],
         "finished_at": finished,
         "metadata": orjson.Fragment(row["metadata"]),
+        "retry_of": retry_of and str(retry_of),
     }
     if row["logprobs"] is not None:
         wire["logprobs"] = orjson.Fragment(row["logprobs"])
@@ -274,6 +284,7 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
         "first_token_at": None,
         "finished_at": None,
         "metadata": orjson.Fragment(result.metadata),
+        "retry_of": result.retry_of and str(result.retry_of),
     }
 
 

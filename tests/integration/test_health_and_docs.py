@@ -23,6 +23,7 @@ ROUTES = {
     "/results/{result_id}": {"get", "delete"},
     "/results/{result_id}/attempts": {"get"},
     "/results/{result_id}/cancel": {"post"},
+    "/results/{result_id}/retry": {"post"},
     "/health": {"get"},
     "/health/live": {"get"},
     "/health/ready": {"get"},
