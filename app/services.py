@@ -13,6 +13,7 @@ from app.listener import Listener
 from app.maintenance import Maintenance, remove_expired_keys
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
+from app.queue_position import QueuePositions
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -32,6 +33,7 @@ class Services:
     results: ResultStore
     registry: ModelRegistry
     depth: QueueDepth
+    positions: QueuePositions
     listener: Listener
     hub: StreamHub
 
@@ -56,6 +58,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             results=results,
             registry=ModelRegistry(database, triton, settings),
             depth=QueueDepth(database, settings),
+            positions=QueuePositions(database),
             listener=listener,
             hub=StreamHub(results, listener, settings.max_waiters),
         )

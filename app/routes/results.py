@@ -93,14 +93,14 @@ async def read_result(request: Request) -> Response:
     services = services_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
     if not request.scope["query_string"]:
-        return _result_response(services, await services.results.get(TEAM, result_id))
+        return await _result_response(services, await services.results.get(TEAM, result_id))
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
     row = await services.hub.wait_terminal(TEAM, result_id, seconds)
     if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
         partial = await services.results.partial_output(TEAM, result_id)
-        return json_response(_to_wire(services, row) | {"result": partial})
-    return _result_response(services, row)
+        return await _result_response(services, row, {"result": partial})
+    return await _result_response(services, row)
 
 
 @raw.post(
@@ -310,8 +310,17 @@ def _to_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
     return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
 
 
-def _result_response(services: Services, row: asyncpg.Record) -> Response:
-    return json_response(_to_wire(services, row))
+async def _result_response(
+    services: Services, row: asyncpg.Record, more: dict[str, Any] | None = None
+) -> Response:
+    """A result; while it is pending with its place in the queue and when to ask again."""
+    wire = _to_wire(services, row)
+    if row["state"] != "pending":
+        return json_response(wire)
+    estimate = await services.positions.estimate(row)
+    wire["queue_position"] = estimate.position
+    wire["estimated_wait_seconds"] = estimate.wait_seconds
+    return json_response(wire | (more or {}), headers={"Retry-After": str(estimate.poll_seconds)})
 
 
 def _to_seconds(text: str, most: float) -> float:

@@ -153,6 +153,14 @@ class ResultRead(BaseModel):
     finished_at: datetime | None
     metadata: dict[str, Any]
     retry_of: UUID | None = Field(description="The result that this one is a retry of.")
+    queue_position: int | Literal["1000+"] | None = Field(
+        description="While pending, at `GET /results/{id}`: 1 is the next to be run, 0 is running; "
+        "null where unknown."
+    )
+    estimated_wait_seconds: float | None = Field(
+        description="Until it runs, by the queue before it and the throughput of the last minute; "
+        "null where unknown."
+    )
     logprobs: list[Any] | None = Field(None, description="Only when asked for.")
 
 
@@ -255,6 +263,8 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
         "finished_at": finished,
         "metadata": orjson.Fragment(row["metadata"]),
         "retry_of": retry_of and str(retry_of),
+        "queue_position": None,
+        "estimated_wait_seconds": None,
     }
     if row["logprobs"] is not None:
         wire["logprobs"] = orjson.Fragment(row["logprobs"])
@@ -285,6 +295,8 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
         "finished_at": None,
         "metadata": orjson.Fragment(result.metadata),
         "retry_of": result.retry_of and str(result.retry_of),
+        "queue_position": None,
+        "estimated_wait_seconds": None,
     }
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import orjson
@@ -23,6 +23,7 @@ from app.idempotency import IdempotencyKeys, NewKey
 from app.ids import created_at, new_id
 from app.job_queue import AttemptEnd, Chunk, JobQueue, NewContext, NewResult, Outcome
 from app.queue_depth import QueueDepth
+from app.queue_position import QueuePositions
 from app.results import ResultFilter, ResultStore
 from app.settings import Settings
 from tests.integration.support import fresh_database
@@ -48,6 +49,10 @@ class RecordingDatabase(Database):
         super().__init__(settings, "test")
         self.statements: list[tuple[str, tuple[Any, ...]]] = []
 
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        return self
+
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         async with super().connection() as connection:
@@ -68,6 +73,7 @@ class Table:
     results: ResultStore
     contexts: ContextStore
     depth: QueueDepth
+    positions: QueuePositions
     keys: IdempotencyKeys
     worker: UUID
     context: UUID
@@ -87,7 +93,7 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
         yield Table(
             database, queue, ResultStore(database, queue, settings),
             ContextStore(database, queue, settings), QueueDepth(database, settings),
-            IdempotencyKeys(database, settings), worker,
+            QueuePositions(database), IdempotencyKeys(database, settings), worker,
             context, ids, running,
         )  # fmt: skip
         await database.__aexit__()
@@ -281,6 +287,14 @@ async def test_keys(table: Table) -> None:
     await check(table, found, "pk_idempotency_keys")
     removal = table.keys.remove_expired()
     await check(table, removal, "ix_idempotency_keys_expires_at", "pk_idempotency_keys")
+
+
+async def test_queue_position(table: Table) -> None:
+    row = await table.database.fetchrow(
+        "SELECT * FROM results WHERE state = 'pending' AND worker_id IS NULL LIMIT $1", 1
+    )
+    assert row is not None
+    await check(table, table.positions.estimate(row), "ix_results_unclaimed")
 
 
 async def test_request_of_a_retry(table: Table) -> None:
