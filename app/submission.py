@@ -84,16 +84,19 @@ async def submit_context(
     Raises UnknownModelError, NotFoundError, InvalidRequestError, QueueFullError,
     IdempotencyConflictError.
     """
-    key = None
-    if options.idempotency_key is not None:
-        request = {"model": model_name, "context_id": str(context_id)} | _members(options)
-        key = services.keys.new(options.idempotency_key, hash_request(request))
+    if options.idempotency_key is None:  # nothing to look up: the hot path
+        prepared = await _prepare_saved(services, team_id, model_name, context_id, options)
+        return _only(await _commit(services, [prepared]))
+    request = {"model": model_name, "context_id": str(context_id)} | _members(options)
+    key = services.keys.new(options.idempotency_key, hash_request(request))
     asked = _Asked(lambda: _prepare_saved(services, team_id, model_name, context_id, options), key)
     return _only(await _submit(services, team_id, [asked]))
 
 
 async def submit(services: Services, team_id: str, create: ResultCreate) -> Answer:
     """Save a prompt, unless it is saved already, and send it, in one commit. Raises as above."""
+    if create.idempotency_key is None:
+        return _only(await _commit(services, [await _prepare(services, team_id, create)]))
     return _only(await _submit(services, team_id, [_to_asked(services, team_id, create)]))
 
 
@@ -196,22 +199,24 @@ async def _commit(
     services: Services, prepared: Sequence[_Prepared | Answer | ServiceError]
 ) -> list[Answer | ServiceError]:
     new = [item for item in prepared if isinstance(item, _Prepared)]
-    explained: dict[UUID, Answer | ServiceError] = {}
+    stored: Sequence[bool] = []
     if new:
         await services.depth.admit(len(new))
         stored = await services.queue.enqueue([item.result for item in new])
-        refused = [item for item, is_stored in zip(new, stored, strict=True) if not is_stored]
-        if refused:
-            reasons = await asyncio.gather(*(_why_not_stored(services, item) for item in refused))
-            explained = {
-                item.result.id: reason for item, reason in zip(refused, reasons, strict=True)
-            }
-    return [
-        explained.get(item.result.id) or Accepted(item.result, item.model.ready)
-        if isinstance(item, _Prepared)
-        else item
-        for item in prepared
-    ]
+    refused = [item for item, is_stored in zip(new, stored, strict=True) if not is_stored]
+    reasons: Sequence[Answer | ServiceError] = []
+    if refused:
+        reasons = await asyncio.gather(*(_why_not_stored(services, item) for item in refused))
+    are_stored, why_not = iter(stored), iter(reasons)
+    answers: list[Answer | ServiceError] = []
+    for item in prepared:
+        if not isinstance(item, _Prepared):
+            answers.append(item)
+        elif next(are_stored):
+            answers.append(Accepted(item.result, item.model.ready))
+        else:
+            answers.append(next(why_not))
+    return answers
 
 
 async def _why_not_stored(services: Services, prepared: _Prepared) -> Answer | ServiceError:

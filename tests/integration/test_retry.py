@@ -1,6 +1,7 @@
 """Retry: a new result of the same request, linked to the first; and the list of what may be retried."""
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -172,4 +173,6 @@ async def test_the_attempts_of_a_retry_are_its_own(service: Service) -> None:
     for (entry,), result in zip(histories, (first, second), strict=True):
         assert entry["attempt"] == 1
         assert entry["error"].items() <= result["error"].items()
-        assert result["started_at"] <= entry["started_at"] <= entry["ended_at"]
+        times = [result["started_at"], entry["started_at"], entry["ended_at"]]
+        moments = [datetime.fromisoformat(time) for time in times]
+        assert moments == sorted(moments)
