@@ -16,6 +16,7 @@ import orjson
 from app.database import Connection, Database
 from app.errors import CANCELLED, DEADLINE_EXCEEDED, ENGINE_CRASHED, WORKER_LOST, Failure
 from app.group_commit import Lane
+from app.idempotency import NewKey, take_keys_sql
 from app.listener import (
     APPENDED,
     CANCELLED as CANCELLED_CHANNEL,
@@ -61,8 +62,10 @@ class NewResult:
     priority: int = 0
     metadata: str = "{}"
     group_id: UUID | None = None
+    retry_of: UUID | None = None
     new_context: NewContext | None = None
     webhook_url: str | None = None
+    key: NewKey | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -155,31 +158,42 @@ _NOTIFY_DELIVERIES = (
     f"CASE WHEN EXISTS (SELECT FROM deliveries) THEN pg_notify('{WEBHOOKS}', '') END"
 )
 
-_ENQUEUE = f"""
-WITH context_input AS (
+
+def _has_context(is_rendered: str) -> str:
+    """Whether the context of a new result `i` exists, as plain text unless the prompt is rendered.
+
+    It is locked: one that is being deleted is waited for, and then missing.
+    """
+    return f"""(i.has_new_context OR EXISTS (
+      SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
+        AND ({is_rendered} OR c.content IS NOT NULL) FOR KEY SHARE))"""
+
+
+def _enqueue_sql(keys: str, is_context_kept: str, is_result_kept: str) -> str:
+    """The insertion of contexts and results, with what is to be done about keys before it."""
+    return f"""
+WITH {keys} context_input AS (
   SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
     AS i(id, team_id, content, messages, metadata)
 ), new_contexts AS (
   INSERT INTO contexts (id, team_id, content, messages, metadata)
   SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
+  WHERE {is_context_kept}
   ON CONFLICT (id) DO NOTHING
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
-    $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::bool[],
-    $18::text[])
+    $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
+    $18::text[], $19::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
-         deadline_seconds, metadata, group_id, has_new_context, webhook_url)
+         deadline_seconds, metadata, group_id, retry_of, webhook_url, has_new_context)
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
-                       priority, deadline_at, metadata, group_id, webhook_url)
+                       priority, deadline_at, metadata, group_id, retry_of, webhook_url)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
-         i.metadata::jsonb, i.group_id, i.webhook_url
+         i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url
   FROM input i
-  -- The lock: one that is being deleted is waited for, and then missing.
-  WHERE i.has_new_context OR EXISTS (
-    SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
-      AND (i.prompt IS NOT NULL OR c.content IS NOT NULL) FOR KEY SHARE)
+  WHERE {_has_context("i.prompt IS NOT NULL")} AND {is_result_kept}
   ON CONFLICT (id) DO NOTHING
   RETURNING id, model_name
 )
@@ -188,6 +202,15 @@ SELECT array_agg(id) AS ids,
             THEN pg_notify('{ENQUEUED}', left(string_agg(DISTINCT model_name, ','), 7000)) END
 FROM inserted
 """
+
+
+_ENQUEUE = _enqueue_sql("", "true", "true")
+# A statement of its own: most batches have no key, and need not open the table and its indexes.
+_ENQUEUE_WITH_KEYS = _enqueue_sql(
+    take_keys_sql(20, _has_context("i.is_rendered")),
+    "id NOT IN (SELECT context_id FROM refused)",
+    "i.id NOT IN (SELECT id FROM refused)",
+)
 
 _ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
 
@@ -425,7 +448,8 @@ class JobQueue:
         )
 
     async def enqueue(self, results: Sequence[NewResult]) -> list[bool]:
-        """Commit new results in one statement; False where the context does not exist.
+        """Commit new results in one statement; False where the context does not exist, or the
+        idempotency key is another result's.
 
         Returns only after the commit: an id may be told from then on.
         """
@@ -579,8 +603,8 @@ async def _enqueue(
     connection: Connection, results: Sequence[NewResult], resent: bool
 ) -> list[bool]:
     contexts = [result.new_context for result in results if result.new_context is not None]
-    row = await connection.fetchrow(
-        _ENQUEUE,
+    keyed = [(result.key, result) for result in results if result.key is not None]
+    arguments: list[Sequence[object]] = [
         [context.id for context in contexts],
         [context.team_id for context in contexts],
         [context.content for context in contexts],
@@ -597,9 +621,22 @@ async def _enqueue(
         [result.deadline_seconds for result in results],
         [result.metadata for result in results],
         [result.group_id for result in results],
-        [result.new_context is not None for result in results],
+        [result.retry_of for result in results],
         [result.webhook_url for result in results],
-    )
+        [result.new_context is not None for result in results],
+    ]
+    if keyed:
+        arguments += [
+            [result.id for _, result in keyed],
+            [result.team_id for _, result in keyed],
+            [result.context_id for _, result in keyed],
+            [result.new_context is not None for _, result in keyed],
+            [result.prompt is not None for _, result in keyed],
+            [key.key for key, _ in keyed],
+            [key.request_hash for key, _ in keyed],
+            [key.seconds for key, _ in keyed],
+        ]
+    row = await connection.fetchrow(_ENQUEUE_WITH_KEYS if keyed else _ENQUEUE, *arguments)
     stored = set(row["ids"] or ()) if row else set()
     if resent and len(stored) < len(results):
         # The first sending may have been committed although its answer was lost.

@@ -25,6 +25,7 @@ from app.model_trust import ModelTrust
 from app.runner import Attempt, StopReason
 from app.settings import Settings
 from app.stream_hub import StreamHub
+from app.throughput import Throughput
 from app.triton_client import TritonClient
 from app.watched import Watched
 
@@ -71,6 +72,7 @@ class Worker:
         self._nothing_is_flushed = asyncio.Event()
         self._nothing_is_flushed.set()
         self._generated: Counter[str] = Counter()
+        self._throughput = Throughput()
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         registry.on_change(self._wake.set)
@@ -206,6 +208,8 @@ class Worker:
             self._generated[claim.model_name] += attempt.completion_tokens
             if end is not None:
                 self._judge_model(attempt, end)
+                if end.outcome in (Outcome.COMPLETED, Outcome.FAILED):
+                    self._throughput.count(claim.model_name)
                 # The end removes the chunks that it sees: not one that is just being written.
                 await self._nothing_is_flushed.wait()
                 if not await self._write_end(end):
@@ -326,13 +330,15 @@ class Worker:
         """What this worker does by model, as JSON, since the last call."""
         running = Counter(attempt.claim.model_name for attempt in self._running.values())
         generated, self._generated = self._generated, Counter()
+        rates = self._throughput.beat(running.keys() | generated.keys())
         return orjson.dumps(
             {
                 model: {
                     "running": running[model],
                     "tokens_per_second": round(generated[model] / self._lease.period, 1),
+                    "results_per_second": round(rate, 4),
                 }
-                for model in running.keys() | generated.keys()
+                for model, rate in rates.items()
             }
         ).decode()
 

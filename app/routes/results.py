@@ -3,7 +3,7 @@
 import contextlib
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -23,6 +23,7 @@ from app.errors import (
 )
 from app.results import ResultFilter
 from app.routes.common import (
+    KEY_HEADER,
     TEAM,
     After,
     Force,
@@ -31,6 +32,7 @@ from app.routes.common import (
     ServicesOf,
     body_of,
     describe,
+    idempotency_key,
     page_response,
     reference,
     services_of,
@@ -47,11 +49,13 @@ from app.schemas.native import (
     result_to_wire,
 )
 from app.services import Services
-from app.submission import Accepted, submit, submit_all, submit_context
+from app.submission import Answer, Replayed, retry, submit, submit_all, submit_context
 from app.wire import json_response, parse
 
 router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])
+
+Options = TypeVar("Options", bound=SendOptions)
 
 _SEND = TypeAdapter(SendOptions)
 _CREATE = TypeAdapter(ResultCreate)
@@ -89,14 +93,14 @@ async def read_result(request: Request) -> Response:
     services = services_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
     if not request.scope["query_string"]:
-        return _result_response(services, await services.results.get(TEAM, result_id))
+        return await _result_response(services, await services.results.get(TEAM, result_id))
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
     row = await services.hub.wait_terminal(TEAM, result_id, seconds)
     if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
         partial = await services.results.partial_output(TEAM, result_id)
-        return json_response(_to_wire(services, row) | {"result": partial})
-    return _result_response(services, row)
+        return await _result_response(services, row, {"result": partial})
+    return await _result_response(services, row)
 
 
 @raw.post(
@@ -105,20 +109,20 @@ async def read_result(request: Request) -> Response:
     responses={202: {"model": ResultRead}, 200: {"model": ResultRead}},
     openapi_extra=describe(
         path={"model_name": "A model's name.", "context_id": "A saved context's id."},
-        header=_WAIT_HEADER,
+        header=_WAIT_HEADER | KEY_HEADER,
         body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
     ),
 )
 async def send_context(request: Request) -> Response:
     """Send a saved prompt to a model. The answer holds the result's id, committed."""
     body = await body_of(request)
-    options = parse(_SEND, body) if body else _NO_OPTIONS
+    options = _with_key(request, parse(_SEND, body) if body else _NO_OPTIONS)
     path = request.path_params
     services = services_of(request)
-    accepted = await submit_context(
+    answer = await submit_context(
         services, TEAM, path["model_name"], to_id(path["context_id"], "context"), options
     )
-    return await _accepted_response(request, services, accepted)
+    return await _accepted_response(request, services, answer)
 
 
 @raw.post(
@@ -126,7 +130,7 @@ async def send_context(request: Request) -> Response:
     status_code=202,
     responses={202: {"model": ResultRead | list[ResultRead]}, 200: {"model": ResultRead}},
     openapi_extra=describe(
-        header=_WAIT_HEADER,
+        header=_WAIT_HEADER | KEY_HEADER,
         body={
             "schema": {
                 "oneOf": [
@@ -146,11 +150,12 @@ async def create_results(request: Request) -> Response:
     body = await body_of(request)
     services = services_of(request)
     if body.lstrip()[:1] == b"[":
-        accepted = await submit_all(services, TEAM, _parse_list(body))
-        return json_response([_bulk_item(item) for item in accepted], 202)
-    return await _accepted_response(
-        request, services, await submit(services, TEAM, parse(_CREATE, body))
-    )
+        if idempotency_key(request) is not None:
+            raise _one_key_for_many()
+        answers = await submit_all(services, TEAM, _parse_list(body))
+        return json_response([_bulk_item(services, answer) for answer in answers], 202)
+    create = _with_key(request, parse(_CREATE, body))
+    return await _accepted_response(request, services, await submit(services, TEAM, create))
 
 
 @router.get("/results/", response_model=list[ResultRead])
@@ -210,6 +215,23 @@ async def cancel_result(result_id: str, services: ServicesOf) -> Response:
     return json_response(_to_wire(services, row), 202 if row["state"] == "pending" else 200)
 
 
+@router.post(
+    "/results/{result_id}/retry",
+    status_code=202,
+    response_model=ResultRead,
+    responses={200: {"model": ResultRead}},
+    openapi_extra=describe(header=_WAIT_HEADER | KEY_HEADER),
+)
+async def retry_result(request: Request, result_id: str, services: ServicesOf) -> Response:
+    """Send the request of an ended result once more: a new result, linked by `retry_of`.
+
+    409 while the first one is pending.
+    """
+    key = idempotency_key(request)
+    answer = await retry(services, TEAM, to_id(result_id, "result"), key)
+    return await _accepted_response(request, services, answer)
+
+
 @router.delete("/results/{result_id}", status_code=204)
 async def delete_result(result_id: str, services: ServicesOf, force: Force = False) -> Response:
     """Delete a result; 409 while it is pending, unless `force`."""
@@ -217,20 +239,39 @@ async def delete_result(result_id: str, services: ServicesOf, force: Force = Fal
     return Response(status_code=204)
 
 
-async def _accepted_response(request: Request, services: Services, accepted: Accepted) -> Response:
-    result = accepted.result
-    headers = {"Location": f"/results/{result.id}"}
+async def _accepted_response(request: Request, services: Services, answer: Answer) -> Response:
+    """The result that a request made, or made before: 202 with its place, 200 once terminal."""
+    wire = _answer_to_wire(services, answer)
+    headers = {"Location": f"/results/{wire['id']}"}
+    if isinstance(answer, Replayed):
+        headers["Idempotent-Replayed"] = "true"
     prefer = next((value for name, value in request.scope["headers"] if name == b"prefer"), b"")
     wanted = _PREFER_WAIT.search(prefer)
     if wanted:
         seconds = min(float(wanted[1]), services.settings.max_wait_seconds)
         # The result is committed: an error of the waiting must not hide its id.
         with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
-            row = await services.hub.wait_terminal(TEAM, result.id, seconds)
+            row = await services.hub.wait_terminal(TEAM, UUID(wire["id"]), seconds)
+            wire = _to_wire(services, row)
             headers["Preference-Applied"] = f"wait={seconds:.0f}"
-            status = 202 if row["state"] == "pending" else 200
-            return json_response(_to_wire(services, row), status, headers)
-    return json_response(accepted_to_wire(result, model_ready=accepted.model_ready), 202, headers)
+    if wire["state"] != "pending":
+        return json_response(wire, 200, headers)
+    return json_response(wire, 202, headers | {"Retry-After": "1"})
+
+
+def _with_key(request: Request, options: Options) -> Options:
+    """The options with the key of the header."""
+    key = idempotency_key(request, options.idempotency_key)
+    if key == options.idempotency_key:
+        return options
+    return options.model_copy(update={"idempotency_key": key})
+
+
+def _one_key_for_many() -> InvalidRequestError:
+    message = "cannot name a whole list: give each item its own idempotency_key"
+    return InvalidRequestError(
+        f"Idempotency-Key: {message}.", [FieldError("Idempotency-Key", message)]
+    )
 
 
 def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
@@ -255,18 +296,31 @@ def _parse_item(body: bytes) -> ResultCreate | ServiceError:
         return error
 
 
-def _bulk_item(item: Accepted | ServiceError) -> dict[str, Any]:
-    if isinstance(item, ServiceError):
-        return item.to_problem()
-    return accepted_to_wire(item.result, model_ready=item.model_ready)
+def _bulk_item(services: Services, item: Answer | ServiceError) -> dict[str, Any]:
+    return item.to_problem() if isinstance(item, ServiceError) else _answer_to_wire(services, item)
+
+
+def _answer_to_wire(services: Services, answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, Replayed):
+        return _to_wire(services, answer.row)
+    return accepted_to_wire(answer.result, model_ready=answer.model_ready)
 
 
 def _to_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
     return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
 
 
-def _result_response(services: Services, row: asyncpg.Record) -> Response:
-    return json_response(_to_wire(services, row))
+async def _result_response(
+    services: Services, row: asyncpg.Record, more: dict[str, Any] | None = None
+) -> Response:
+    """A result; while it is pending with its place in the queue and when to ask again."""
+    wire = _to_wire(services, row)
+    if row["state"] != "pending":
+        return json_response(wire)
+    estimate = await services.positions.estimate(row)
+    wire["queue_position"] = estimate.position
+    wire["estimated_wait_seconds"] = estimate.wait_seconds
+    return json_response(wire | (more or {}), headers={"Retry-After": str(estimate.poll_seconds)})
 
 
 def _to_seconds(text: str, most: float) -> float:
