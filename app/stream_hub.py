@@ -19,6 +19,7 @@ from app.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.results import ResultStore
 from app.runner import Attempt
 from app.settings import Settings
+from app.waiting import is_set_by, is_set_within
 from app.watched import ANNOUNCE_SECONDS, announce, is_question
 
 logger = logging.getLogger(__name__)
@@ -81,10 +82,7 @@ class StreamHub:
     async def run(self) -> None:
         """Announce which results are read here until cancelled; see `watched`."""
         while True:
-            try:
-                async with asyncio.timeout(ANNOUNCE_SECONDS):
-                    await self._announce_now.wait()
-            except TimeoutError:
+            if not await is_set_within(self._announce_now, ANNOUNCE_SECONDS):
                 self._to_announce.update(self._readers)
             self._announce_now.clear()
             ids = [one for one in self._to_announce if one not in self._running]
@@ -131,9 +129,7 @@ class StreamHub:
                 is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
                 if row["state"] != "pending" or is_over:
                     return row
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(ends):
-                        await woken.wait()
+                await is_set_by(woken, ends)
 
     # --- reading the text -----------------------------------------------------------------------
 

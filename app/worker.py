@@ -5,7 +5,6 @@ streams, writes nothing more under that id and comes back under a new one.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Iterable
@@ -27,6 +26,7 @@ from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.throughput import Throughput
 from app.triton_client import TritonClient
+from app.waiting import is_set_by, is_set_within
 from app.watched import Watched
 
 logger = logging.getLogger(__name__)
@@ -150,8 +150,7 @@ class Worker:
             )
             if asked and claimed.total() >= sum(asked.values()):
                 continue  # there may be more
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
+            await is_set_within(self._wake, self._settings.poll_seconds)
 
     def _free_slots(self) -> dict[str, int]:
         """The free slots, shared between the ready models."""
@@ -294,9 +293,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         all_at = loop.time() + self._settings.flush_seconds
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(all_at):
-                    await self._has_untold.wait()
+            await is_set_by(self._has_untold, all_at)
             told, self._untold = self._untold, set()
             self._has_untold.clear()
             if loop.time() >= all_at:
