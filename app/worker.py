@@ -7,7 +7,7 @@ streams, writes nothing more under that id and comes back under a new one.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -100,6 +100,7 @@ class Worker:
             )
         ]
         claiming = asyncio.create_task(self._claim_until_stopped(), name="worker claim")
+        self._queue.birthplace = self
         try:
             done, _ = await asyncio.wait(
                 [claiming, *side_tasks], return_when=asyncio.FIRST_COMPLETED
@@ -165,6 +166,30 @@ class Worker:
         slots = {name: share + (place < rest) for place, name in enumerate(models)}
         return self._trust.restrict(slots, self._running.values())
 
+    # The queue's birthplace: results of this process's API that need not wait for a claim.
+
+    @property
+    def worker_id(self) -> UUID:
+        """The id that this worker lives under."""
+        return self._lease.id
+
+    def may_start(self, models: Sequence[str]) -> list[bool]:
+        """Which new results of these models have a place here now."""
+        if self._is_short or self._stopping.is_set():
+            return [False] * len(models)
+        slots = self._free_slots()
+        taken = Counter[str]()
+        places = []
+        for model in models:
+            places.append(taken[model] < slots.get(model, 0))
+            taken[model] += 1
+        return places
+
+    def start(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run results that were stored as claimed; those of a former life are freed with it."""
+        if worker_id == self._lease.id and self._queue.birthplace is self:
+            self._start(claims)
+
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
         """Claim and start what is there; how much, by model."""
         try:
@@ -188,7 +213,7 @@ class Worker:
                 raise
             logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
 
-    def _start(self, claims: list[Claim]) -> None:
+    def _start(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             attempt = Attempt(claim, self._triton, self._on_text)
             self._running[claim.id] = attempt
@@ -379,6 +404,7 @@ class Worker:
 
     async def _abandon(self) -> None:
         """End this id: stop what still runs without a word, and hand its rows back."""
+        self._queue.birthplace = None
         for attempt in self._running.values():
             attempt.stop(StopReason.NOT_OURS)
         await _cancel_all(self._tasks)

@@ -15,7 +15,6 @@ from app.errors import CANCELLED, Failure, FailureCode
 from app.idempotency import NewKey
 from app.ids import new_id
 from app.job_queue import (
-    MAX_BATCH,
     AttemptEnd,
     Chunk,
     Claim,
@@ -24,6 +23,7 @@ from app.job_queue import (
     NewResult,
     Outcome,
 )
+from app.job_queue_sql import MAX_BATCH
 from app.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.settings import Settings
 from tests.conftest import connect, make_settings
