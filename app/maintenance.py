@@ -1,4 +1,4 @@
-"""What every process does for all: free the results of lost workers, end overdue ones, forget keys.
+"""What every process does for all: free results of lost workers, end overdue ones, clean up.
 
 Any number of processes may run it: each statement takes what it can lock and skips the rest.
 """
@@ -11,11 +11,12 @@ from app.database import is_passing
 from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.settings import Settings
+from app.tickets import TicketOffice
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 1.0
-_KEYS_PERIOD_SECONDS = 60.0  # an expired key only takes room
+_EXPIRED_PERIOD_SECONDS = 60.0  # an expired key or ticket only takes room
 _UNBROKEN_SECONDS = 3.0  # between two looks; more means that the database was away or we slept
 
 
@@ -59,15 +60,16 @@ class Maintenance:
                 )
 
 
-async def remove_expired_keys(keys: IdempotencyKeys) -> None:
-    """Remove idempotency keys whose time is over, until cancelled.
+async def remove_expired(keys: IdempotencyKeys, tickets: TicketOffice) -> None:
+    """Remove idempotency keys and stream tickets whose time is over, until cancelled.
 
     Beside `Maintenance`: a long removal must not hold up a rescue.
     """
     while True:
         try:
             await keys.remove_expired()
+            await tickets.remove_expired()
         except Exception as error:
             if not is_passing(error):
                 raise
-        await asyncio.sleep(_KEYS_PERIOD_SECONDS)
+        await asyncio.sleep(_EXPIRED_PERIOD_SECONDS)

@@ -10,7 +10,7 @@ from app.database import Database
 from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.listener import Listener
-from app.maintenance import Maintenance, remove_expired_keys
+from app.maintenance import Maintenance, remove_expired
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
@@ -84,7 +84,7 @@ async def background(
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
-        "expired keys": remove_expired_keys(services.keys),
+        "expired": remove_expired(services.keys, services.tickets),
     }
     if with_worker:
         work["webhooks"] = Deliverer(

@@ -108,28 +108,43 @@ class StreamHub:
         """Whether a further waiter would be refused."""
         return self._waiters.count >= self._settings.max_waiters
 
-    async def wait_terminal(self, team_id: str, result_id: UUID, seconds: float) -> asyncpg.Record:
+    def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[asyncio.Event]:
+        """An event for `wait_terminal`, to be had before the result is stored."""
+        return self._waiters.subscribed(result_id)
+
+    async def wait_terminal(
+        self, team_id: str, result_id: UUID, seconds: float, woken: asyncio.Event | None = None
+    ) -> asyncpg.Record:
         """The result once it is terminal, or as it stands after `seconds`.
 
-        Raises NotFoundError, and TooManyWaitersError beyond the process's limit.
+        With an event of `expecting` the table is read only once there is news. Raises
+        NotFoundError, and TooManyWaitersError beyond the process's limit.
         """
         if seconds <= 0:
             return await self._results.get(team_id, result_id)
-        if self.is_full:
+        if woken is None and self.is_full:
             raise TooManyWaitersError(
                 f"{self._waiters.count} requests are waiting already (LLM_MAX_WAITERS). "
                 "Poll instead.",
                 headers={"Retry-After": "5"},
             )
         ends = asyncio.get_running_loop().time() + seconds
-        with self._waiters.subscribed(result_id) as woken:
-            while True:
-                woken.clear()
-                row = await self._results.get(team_id, result_id)
-                is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
-                if row["state"] != "pending" or is_over:
-                    return row
-                await is_set_by(woken, ends)
+        if woken is not None:
+            await is_set_by(woken, ends)
+            return await self._wait(team_id, result_id, ends, woken)
+        with self._waiters.subscribed(result_id) as woken_now:
+            return await self._wait(team_id, result_id, ends, woken_now)
+
+    async def _wait(
+        self, team_id: str, result_id: UUID, ends: float, woken: asyncio.Event
+    ) -> asyncpg.Record:
+        while True:
+            woken.clear()
+            row = await self._results.get(team_id, result_id)
+            is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
+            if row["state"] != "pending" or is_over:
+                return row
+            await is_set_by(woken, ends)
 
     # --- reading the text -----------------------------------------------------------------------
 

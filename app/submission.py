@@ -78,27 +78,38 @@ def to_new_context(team_id: str, create: ContextCreate | ResultCreate) -> NewCon
 
 
 async def submit_context(
-    services: Services, team_id: str, model_name: str, context_id: UUID, options: SendOptions
+    services: Services,
+    team_id: str,
+    model_name: str,
+    context_id: UUID,
+    options: SendOptions,
+    result_id: UUID,
 ) -> Answer:
-    """Send a saved context to a model; returns once the result is committed.
+    """Send a saved context to a model; returns once the result is committed, as `result_id`.
 
     Raises UnknownModelError, NotFoundError, InvalidRequestError, QueueFullError,
     IdempotencyConflictError.
     """
     if options.idempotency_key is None:  # nothing to look up: the hot path
-        prepared = await _prepare_saved(services, team_id, model_name, context_id, options)
+        prepared = await _prepare_saved(
+            services, team_id, model_name, context_id, options, result_id
+        )
         return _only(await _commit(services, [prepared]))
     request = {"model": model_name, "context_id": str(context_id)} | _members(options)
     key = services.keys.new(options.idempotency_key, hash_request(request))
-    asked = _Asked(lambda: _prepare_saved(services, team_id, model_name, context_id, options), key)
+    asked = _Asked(
+        lambda: _prepare_saved(services, team_id, model_name, context_id, options, result_id), key
+    )
     return _only(await _submit(services, team_id, [asked]))
 
 
-async def submit(services: Services, team_id: str, create: ResultCreate) -> Answer:
+async def submit(services: Services, team_id: str, create: ResultCreate, result_id: UUID) -> Answer:
     """Save a prompt, unless it is saved already, and send it, in one commit. Raises as above."""
     if create.idempotency_key is None:
-        return _only(await _commit(services, [await _prepare(services, team_id, create)]))
-    return _only(await _submit(services, team_id, [_to_asked(services, team_id, create)]))
+        prepared = await _prepare(services, team_id, create, result_id)
+        return _only(await _commit(services, [prepared]))
+    asked = _to_asked(services, team_id, create, result_id)
+    return _only(await _submit(services, team_id, [asked]))
 
 
 async def submit_all(
@@ -106,27 +117,31 @@ async def submit_all(
 ) -> list[Answer | ServiceError]:
     """Send many in one commit; an item that cannot be accepted has its error in its place."""
     asked = [
-        create if isinstance(create, ServiceError) else _to_asked(services, team_id, create)
+        create
+        if isinstance(create, ServiceError)
+        else _to_asked(services, team_id, create, new_id())
         for create in creates
     ]
     return await _submit(services, team_id, asked)
 
 
-async def retry(services: Services, team_id: str, result_id: UUID, key: str | None) -> Answer:
-    """Send the request of a terminal result once more, as a new result.
+async def retry(
+    services: Services, team_id: str, retry_of: UUID, key: str | None, result_id: UUID
+) -> Answer:
+    """Send the request of a terminal result once more, as a new result, `result_id`.
 
-    Raises ConflictError while the result is pending; else as above.
+    Raises ConflictError while the first is pending; else as above.
     """
-    new_key = services.keys.new(key, hash_request({"retry_of": str(result_id)})) if key else None
-    asked = _Asked(lambda: _prepare_retry(services, team_id, result_id), new_key)
+    new_key = services.keys.new(key, hash_request({"retry_of": str(retry_of)})) if key else None
+    asked = _Asked(lambda: _prepare_retry(services, team_id, retry_of, result_id), new_key)
     return _only(await _submit(services, team_id, [asked]))
 
 
-def _to_asked(services: Services, team_id: str, create: ResultCreate) -> _Asked:
+def _to_asked(services: Services, team_id: str, create: ResultCreate, result_id: UUID) -> _Asked:
     key = None
     if create.idempotency_key is not None:
         key = services.keys.new(create.idempotency_key, hash_request(_members(create)))
-    return _Asked(lambda: _prepare(services, team_id, create), key)
+    return _Asked(lambda: _prepare(services, team_id, create, result_id), key)
 
 
 def _members(options: SendOptions) -> dict[str, Any]:
@@ -241,19 +256,30 @@ async def _why_not_stored(services: Services, prepared: _Prepared) -> Answer | S
     return answer
 
 
-async def _prepare(services: Services, team_id: str, create: ResultCreate) -> _Prepared:
+async def _prepare(
+    services: Services, team_id: str, create: ResultCreate, result_id: UUID
+) -> _Prepared:
     if create.context_id is not None:
-        return await _prepare_saved(services, team_id, create.model, create.context_id, create)
+        return await _prepare_saved(
+            services, team_id, create.model, create.context_id, create, result_id
+        )
     model = await services.registry.find(create.model)
     messages = _plain_messages(create.messages) if create.messages is not None else None
     prompt = await _render(model, messages) if messages is not None else None
     text = prompt if prompt is not None else create.content or ""
     context = to_new_context(team_id, create)
-    return await _new_result(services, model, context.id, team_id, prompt, text, create, context)
+    return await _new_result(
+        services, model, result_id, context.id, team_id, prompt, text, create, context
+    )
 
 
 async def _prepare_saved(
-    services: Services, team_id: str, model_name: str, context_id: UUID, options: SendOptions
+    services: Services,
+    team_id: str,
+    model_name: str,
+    context_id: UUID,
+    options: SendOptions,
+    result_id: UUID,
 ) -> _Prepared:
     model = await services.registry.find(model_name)
     prompt, text = None, ""
@@ -262,18 +288,22 @@ async def _prepare_saved(
         if context.messages is not None:
             prompt = await _render(model, context.messages)
         text = prompt if prompt is not None else context.content or ""
-    return await _new_result(services, model, context_id, team_id, prompt, text, options, None)
+    return await _new_result(
+        services, model, result_id, context_id, team_id, prompt, text, options, None
+    )
 
 
-async def _prepare_retry(services: Services, team_id: str, result_id: UUID) -> _Prepared:
-    row = await services.results.request(team_id, result_id)
+async def _prepare_retry(
+    services: Services, team_id: str, retry_of: UUID, result_id: UUID
+) -> _Prepared:
+    row = await services.results.request(team_id, retry_of)
     if row["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
     model = await services.registry.find(row["model_name"])
     # To a tenth, or the time from the making of the id to the commit would add up over retries.
-    deadline = round((row["deadline_at"] - created_at(result_id)).total_seconds(), 1)
+    deadline = round((row["deadline_at"] - created_at(retry_of)).total_seconds(), 1)
     result = NewResult(
-        id=new_id(),
+        id=result_id,
         team_id=team_id,
         context_id=row["context_id"],
         model_name=model.name,
@@ -284,7 +314,7 @@ async def _prepare_retry(services: Services, team_id: str, result_id: UUID) -> _
         deadline_seconds=max(deadline, 0.1),
         metadata=row["metadata"],
         webhook_url=row["webhook_url"],
-        retry_of=result_id,
+        retry_of=retry_of,
     )
     return _Prepared(model, result)
 
@@ -292,6 +322,7 @@ async def _prepare_retry(services: Services, team_id: str, result_id: UUID) -> _
 async def _new_result(
     services: Services,
     model: Model,
+    result_id: UUID,
     context_id: UUID,
     team_id: str,
     prompt: str | None,
@@ -318,7 +349,7 @@ async def _new_result(
             f"{parameters.min_tokens} exceeds max_tokens, which is {max_tokens} unless it is given",
         )
     result = NewResult(
-        id=new_id(),
+        id=result_id,
         team_id=team_id,
         context_id=context_id,
         model_name=model.name,

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
+import asyncpg
 from fastapi import Depends, Query
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
@@ -13,7 +14,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
-from app.schemas.native import Key
+from app.schemas.native import Key, result_to_wire
 from app.services import Services
 from app.settings import DEFAULT_TEAM
 from app.wire import json_response, problem_response
@@ -154,6 +155,11 @@ def to_id(text: str, noun: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise NotFoundError(f"There is no {noun} {text[:64]!r}.") from None
+
+
+def result_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
+    """A result as JSON members."""
+    return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
 
 
 def page_response(request: Request, items: Sequence[dict[str, Any]], limit: int) -> Response:

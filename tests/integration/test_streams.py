@@ -319,6 +319,10 @@ async def test_tickets(one: Service, connection: asyncpg.Connection) -> None:
     late = (await one.client.post(f"{path}-ticket")).json()["ticket"]
     await connection.execute("UPDATE stream_tickets SET expires_at = now()")
     assert_problem(await one.client.get(path, params={"ticket": late}), 403, "bad_ticket")
+    await one.client.post(f"{path}-ticket")
+    await connection.execute("UPDATE stream_tickets SET expires_at = now()")
+    await one.services.tickets.remove_expired()
+    assert await connection.fetchval("SELECT count(*) FROM stream_tickets") == 0
     assert_problem(await one.client.post(f"/results/{UNKNOWN_ID}/stream-ticket"), 404, "not_found")
 
 
