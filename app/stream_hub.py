@@ -80,22 +80,29 @@ class StreamHub:
 
     async def run(self) -> None:
         """Announce which results are read here until cancelled; see `watched`."""
+        loop = asyncio.get_running_loop()
+        all_at = loop.time() + ANNOUNCE_SECONDS
         while True:
-            try:
-                async with asyncio.timeout(ANNOUNCE_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(all_at):
                     await self._announce_now.wait()
-            except TimeoutError:
-                self._to_announce.update(self._readers)
+            if loop.time() >= all_at:
+                all_at = loop.time() + ANNOUNCE_SECONDS
+                self._announce_all()
             self._announce_now.clear()
-            ids = [one for one in self._to_announce if one not in self._running]
-            self._to_announce.clear()
+            ids, self._to_announce = self._to_announce, set()
             try:
                 if ids:
-                    await announce(self._database, self.id, ids)
+                    await announce(self._database, self.id, list(ids))
             except Exception as error:
                 if not is_passing(error):
                     raise
+                self._to_announce |= ids  # with the next
                 logger.info("announcing waits: %s", error, extra={"action": "announce_failed"})
+
+    def _announce_all(self) -> None:
+        self._to_announce.update(one for one in self._readers if one not in self._running)
+        self._announce_now.set()
 
     def close(self) -> None:
         """The process stops: readers and waiters leave with what there is."""
@@ -190,8 +197,7 @@ class StreamHub:
 
     def _on_watched(self, payload: str) -> None:
         if not payload or is_question(payload):
-            self._to_announce.update(self._readers)
-            self._announce_now.set()
+            self._announce_all()
 
     def _named(self, payload: str, subscribers: _Subscribers) -> Iterable[UUID]:
         # None are named after a (re)connection: what happened meanwhile was told to nobody.
