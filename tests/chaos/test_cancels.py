@@ -49,7 +49,6 @@ async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) ->
             reader.check_end()
             assert reader.result == stored[reader.result_id]
         outcomes.update(outcome_of(result) for result in stored.values())
-    print("FIGURE", outcomes)
     assert set(outcomes) == {"completed", "cancelled"}
     assert min(outcomes.values()) > ROUNDS * RACES / 20, outcomes
     await check_history(stack)
