@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ class StreamReader:
     result: dict[str, Any] | None = None  # of the terminal event
     deltas: int = 0
     connections: int = 0
+    receive_buffer: int | None = None  # bytes that are taken from the server before they are read
     news_at: list[float] = field(default_factory=list)  # when each delta came, by the loop's clock
 
     @property
@@ -70,13 +72,18 @@ class StreamReader:
         assert self.attempts == sorted(set(self.attempts))
         assert not self.attempts or self.attempts[-1] == self.result["attempt"]
 
+    async def pause(self) -> None:
+        """Called after each block that was read: a slow reader takes its time."""
+
     async def read(self, port: int, most_bytes: float = float("inf")) -> bool:
         """Read on from where it was; False once there is nothing more (204).
 
         Leaves after so many bytes, wherever in an event that is. Raises ConnectionError when
         the server went away.
         """
-        async with open_stream(port, self.result_id, self.position) as (status, blocks):
+        async with open_stream(
+            port, self.result_id, self.position, self.receive_buffer
+        ) as (status, blocks):
             if status == 204:
                 return False
             assert status == 200, status
@@ -90,6 +97,7 @@ class StreamReader:
                     self.take(frame.decode())
                 if count >= most_bytes:
                     break
+                await self.pause()
         return True
 
     async def read_to_the_end(self, port_of: Callable[[], int], cuts: Sequence[float] = ()) -> None:
@@ -121,14 +129,10 @@ def random_cuts(seed: object, count: int, most_bytes: int) -> list[float]:
 async def open_stream(
     port: int, result_id: str, position: str = "", receive_buffer: int | None = None
 ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-    """The status of a stream and its body, block by block, over a connection of its own.
-
-    Nothing is read ahead of the caller beyond `receive_buffer` bytes.
-    """
+    """The status of a stream and its body, block by block, over a connection of its own."""
     known = f"Last-Event-ID: {position}\r\n" if position else ""
     head = f"GET /results/{result_id}/stream HTTP/1.1\r\nHost: localhost\r\n{known}\r\n"
-    limits = {} if receive_buffer is None else {"limit": receive_buffer}
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, **limits)
+    reader, writer = await _connect(port, receive_buffer)
     try:
         writer.write(head.encode())
         async with asyncio.timeout(_ANSWER_SECONDS):
@@ -140,6 +144,18 @@ async def open_stream(
     finally:
         writer.transport.abort()  # what is still to come is not waited for
         await close(writer)
+
+
+async def _connect(
+    port: int, receive_buffer: int | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if receive_buffer is None:
+        return await asyncio.open_connection("127.0.0.1", port)
+    connection = socket.socket()
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+    return await asyncio.open_connection(sock=connection, limit=receive_buffer)
 
 
 async def _blocks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
