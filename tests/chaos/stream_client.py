@@ -81,9 +81,10 @@ class StreamReader:
         Leaves after so many bytes, wherever in an event that is. Raises ConnectionError when
         the server went away.
         """
-        async with open_stream(
-            port, self.result_id, self.position, self.receive_buffer
-        ) as (status, blocks):
+        async with open_stream(port, self.result_id, self.position, self.receive_buffer) as (
+            status,
+            blocks,
+        ):
             if status == 204:
                 return False
             assert status == 200, status

@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 from app.embedded.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
-from tests.chaos.stack import Stack, ask_directly, check_completed, revive, until
+from tests.chaos.stack import (
+    LEASE_SECONDS,
+    SPEAKING,
+    Stack,
+    ask_directly,
+    check_completed,
+    revive,
+    until,
+)
 from tests.chaos.stream_client import StreamReader, random_cuts
 
 CLIENTS = 200
@@ -63,3 +71,65 @@ async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> N
     assert all(reader.attempts == [1] for reader in readers if reader.result_id not in again)
     await check_history(stack)
     check_logs(stack)
+
+
+async def test_a_frozen_process_shows_its_lost_attempt_to_nobody(
+    stack: Stack, triton: EmbeddedTriton
+) -> None:
+    """It serves and works, sleeps for two leases, and is asked for results that run elsewhere now.
+
+    Its own readers saw text that was never stored; those of another process wait for its return.
+    """
+    solo = await stack.start_api("solo", "serve --with-worker")
+    prompts = [long_words(number) for number in range(20)]
+    told = await stack.send(prompts)
+    await stack.until(SPEAKING, len(prompts), 20)
+    own, foreign = ([StreamReader(one) for one in told] for _ in range(2))
+    port_of = stack.ports.__getitem__
+    reading = [
+        asyncio.create_task(reader.read_to_the_end(lambda: port_of("solo"))) for reader in own
+    ] + [asyncio.create_task(reader.read_to_the_end(lambda: port_of("api"))) for reader in foreign]
+
+    async def have_read(attempt: int, readers: list[StreamReader]) -> bool:
+        return all(reader.attempt == attempt and reader.deltas for reader in readers)
+
+    await until(lambda: have_read(1, [*own, *foreign]), 20, "all read")
+    solo.send_signal(signal.SIGSTOP)
+    stopped_at = asyncio.get_running_loop().time()
+    await stack.start_worker("bob")
+    try:
+        for reader in foreign:
+            reader.deltas = 0
+        await until(lambda: have_read(2, foreign), 30, "the second attempts are read")
+        # They move to the sleeping process, which answers when it wakes, before it knows.
+        moved = [
+            StreamReader(r.result_id, r.text, r.attempt, list(r.attempts), r.position)
+            for r in foreign
+        ]
+        reading += [
+            asyncio.create_task(reader.read_to_the_end(lambda: port_of("solo"))) for reader in moved
+        ]
+        await asyncio.sleep(
+            max(0.0, stopped_at + 2 * LEASE_SECONDS - asyncio.get_running_loop().time())
+        )
+    finally:
+        solo.send_signal(signal.SIGCONT)
+    await asyncio.wait_for(asyncio.gather(*reading), 60)
+    for reader in (*own, *foreign, *moved):
+        reader.check_end()
+        assert reader.attempts == [1, 2]
+    await check_completed(stack, told, {prompt: said(prompt) for prompt in prompts})
+    assert "fenced" in stack.log("solo")
+    await check_history(stack)
+    check_logs(stack)
+
+
+def long_words(number: int) -> str:
+    """A prompt whose text is longer than one event, for six seconds."""
+    words = " ".join(f"{number}-{place}-".ljust(400, "é") for place in range(40))
+    return f"{{{{delay_ms=150 text={words}}}}}"
+
+
+def said(prompt: str) -> str:
+    """What the model says to such a prompt."""
+    return prompt.partition("text=")[2].removesuffix("}}")
