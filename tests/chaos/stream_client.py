@@ -120,6 +120,12 @@ class StreamReader:
                 await asyncio.sleep(_REST)
 
 
+def any_of(ports: Sequence[int], seed: object) -> Callable[[], int]:
+    """A client's choice among the APIs, anew for each connection."""
+    chosen = random.Random(str(seed))  # noqa: S311 - not for secrets
+    return lambda: chosen.choice(ports)
+
+
 def random_cuts(seed: object, count: int, most_bytes: int) -> list[float]:
     """How many bytes to read before each of `count` disconnects; the same for the same seed."""
     chosen = random.Random(str(seed))  # noqa: S311 - not for secrets

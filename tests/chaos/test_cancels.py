@@ -77,7 +77,7 @@ async def is_quiet(triton: EmbeddedTriton) -> bool:
     """Whether the model says nothing for a while: one that was not stopped would go on."""
     before = await responses(triton)
     await asyncio.sleep(_QUIET_SECONDS)
-    return await responses(triton) == before
+    return bool(await responses(triton) == before)
 
 
 async def responses(triton: EmbeddedTriton) -> Any:

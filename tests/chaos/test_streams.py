@@ -1,9 +1,7 @@
 """Streams through disconnects and deaths: what a client joined is what is stored, byte for byte."""
 
 import asyncio
-import random
 import signal
-from collections.abc import Callable
 
 from app.embedded.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
@@ -16,17 +14,11 @@ from tests.chaos.stack import (
     revive,
     until,
 )
-from tests.chaos.stream_client import StreamReader, random_cuts
+from tests.chaos.stream_client import StreamReader, any_of, random_cuts
 
 CLIENTS = 200
 CUTS = 20
 PROMPTS = [f"Streamed {number} {{{{chunks=60 delay_ms=150}}}}" for number in range(CLIENTS // 2)]
-
-
-def any_of(ports: list[int], seed: object) -> Callable[[], int]:
-    """A client's choice among the APIs, anew for each connection."""
-    chosen = random.Random(str(seed))  # noqa: S311 - not for secrets
-    return lambda: chosen.choice(ports)
 
 
 async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> None:
