@@ -137,7 +137,9 @@ class Follower:
     async def _read(self) -> _Part:
         """What there is behind the position: from memory, else from the table."""
         attempt = self._hub.running(self._result_id)
-        if attempt is not None:
+        # An older one than the reader's this process has lost, and does not know it yet.
+        if attempt is not None and attempt.claim.attempt >= self._position.attempt:
+            self._is_announced = False  # should it run elsewhere later
             number = attempt.claim.attempt
             offset = self._offset_in(number)
             text = attempt.text.since(offset, _MAX_CHARACTERS)
@@ -162,8 +164,6 @@ class Follower:
 
     def _advance(self, part: _Part) -> Iterator[Event]:
         """Move behind a part, event by event."""
-        if part.attempt < self._position.attempt:
-            return  # of an attempt that this process has lost, and does not know it yet
         if part.attempt > self._position.attempt:
             self._position = Position(part.attempt, 0)
             yield AttemptStarted(self._position)

@@ -19,7 +19,7 @@ from app.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.results import ResultStore
 from app.runner import Attempt
 from app.settings import Settings
-from app.waiting import is_set_by, is_set_within
+from app.waiting import is_set_by
 from app.watched import ANNOUNCE_SECONDS, announce, is_question
 
 logger = logging.getLogger(__name__)
@@ -81,19 +81,27 @@ class StreamHub:
 
     async def run(self) -> None:
         """Announce which results are read here until cancelled; see `watched`."""
+        loop = asyncio.get_running_loop()
+        all_at = loop.time() + ANNOUNCE_SECONDS
         while True:
-            if not await is_set_within(self._announce_now, ANNOUNCE_SECONDS):
-                self._to_announce.update(self._readers)
+            await is_set_by(self._announce_now, all_at)
+            if loop.time() >= all_at:
+                all_at = loop.time() + ANNOUNCE_SECONDS
+                self._announce_all()
             self._announce_now.clear()
-            ids = [one for one in self._to_announce if one not in self._running]
-            self._to_announce.clear()
+            ids, self._to_announce = self._to_announce, set()
             try:
                 if ids:
-                    await announce(self._database, self.id, ids)
+                    await announce(self._database, self.id, list(ids))
             except Exception as error:
                 if not is_passing(error):
                     raise
+                self._to_announce |= ids  # with the next
                 logger.info("announcing waits: %s", error, extra={"action": "announce_failed"})
+
+    def _announce_all(self) -> None:
+        self._to_announce.update(one for one in self._readers if one not in self._running)
+        self._announce_now.set()
 
     def close(self) -> None:
         """The process stops: readers and waiters leave with what there is."""
@@ -201,8 +209,7 @@ class StreamHub:
 
     def _on_watched(self, payload: str) -> None:
         if not payload or is_question(payload):
-            self._to_announce.update(self._readers)
-            self._announce_now.set()
+            self._announce_all()
 
     def _named(self, payload: str, subscribers: _Subscribers) -> Iterable[UUID]:
         # None are named after a (re)connection: what happened meanwhile was told to nobody.
