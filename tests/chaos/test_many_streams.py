@@ -11,10 +11,11 @@ from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import PARAMETERS, Stack, revive, until
 from tests.chaos.stream_client import StreamReader
 
-RESULTS = 10
-SLOW = 5  # readers of each result
-CHUNKS, CHARACTERS = 600, 2000  # a result: 1.2 MB
-GROWTH = 30_000  # kB; one reader's buffers times 50 are 5 MB, the texts times 50 are 60 MB
+RESULTS = 4
+SLOW = 4  # readers of each result
+# A result: 8 MB, as the kernel alone takes up to 4 MB for a client that does not read.
+CHUNKS, CHARACTERS = 800, 2400
+GROWTH = 30_000  # kB; what the kernel does not take, is 60 MB
 
 STREAMS = 2000
 RUNNING = 50  # at once
@@ -31,7 +32,8 @@ class SlowReader(StreamReader):
 
 
 async def test_slow_readers_cost_no_memory_and_delay_nobody(stack: Stack) -> None:
-    """50 stop reading while 12 MB of text are produced, which others read live."""
+    """16 stop reading while 32 MB of text are produced, which others read live."""
+    await stack.restart_api(LLM_MAX_BODY_BYTES="10000000")
     await stack.start_worker("alice")
     ids = await asyncio.gather(*(send_text(stack, number) for number in range(RESULTS)))
     may_go_on = asyncio.Event()
@@ -43,20 +45,24 @@ async def test_slow_readers_cost_no_memory_and_delay_nobody(stack: Stack) -> Non
     fast = [StreamReader(one) for one in ids]
     before = pss(stack.api.pid)
     reading_slowly = [asyncio.create_task(read(stack, reader)) for reader in slow]
+    reading = [asyncio.create_task(read(stack, reader)) for reader in fast]
+
+    async def is_nearly_said() -> bool:
+        return all(len(reader.text) > 0.9 * CHUNKS * CHARACTERS for reader in fast)
 
     async with highest_pss(stack.api.pid) as seen:
-        await asyncio.wait_for(asyncio.gather(*(read(stack, reader) for reader in fast)), 60)
+        await until(is_nearly_said, 60, "the fast ones have read nearly all")
+    # The end is an event with the whole text in it: what it takes is not what this is about.
     assert max(seen) - before < GROWTH, (before, seen)
-    assert not any(reader.is_over for reader in slow)
+    await asyncio.wait_for(asyncio.gather(*reading), 60)
     for reader in fast:
         gaps = [b - a for a, b in zip(reader.news_at, reader.news_at[1:], strict=False)]
         assert max(gaps) < 2.0
         assert reader.deltas > CHUNKS // 4
 
+    assert not any(reader.is_over for reader in slow)
     may_go_on.set()
-    async with highest_pss(stack.api.pid) as seen:
-        await asyncio.wait_for(asyncio.gather(*reading_slowly), 60)
-    assert max(seen) - before < GROWTH, (before, seen)
+    await asyncio.wait_for(asyncio.gather(*reading_slowly), 60)
     for reader in (*fast, *slow):
         reader.check_end()
         assert len(reader.text) == CHUNKS * (CHARACTERS + 1) - 1
@@ -107,8 +113,8 @@ async def read(stack: Stack, reader: StreamReader) -> None:
 
 async def send_text(stack: Stack, number: int) -> str:
     """A result that says long words, for about four seconds."""
-    words = " ".join(f"{number:02}é{place:03}".ljust(CHARACTERS, "x") for place in range(CHUNKS))
-    prompt = f"{{{{delay_ms=7 text={words}}}}}"
+    words = " ".join(f"{number:02}é{place:03}".ljust(CHARACTERS, "🙂") for place in range(CHUNKS))
+    prompt = f"{{{{delay_ms=5 text={words}}}}}"
     return await stack.send_one(prompt, max_tokens=CHUNKS)
 
 
