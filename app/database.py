@@ -68,7 +68,8 @@ class Database:
             min_size=0,  # the service starts, and says so, while the database is away
             max_size=self._settings.database_pool_size,
             max_inactive_connection_lifetime=300,
-            command_timeout=self._timeout,
+            # A connection that went silent leaves time to try once more on another.
+            command_timeout=self._timeout / 2,
             # Sessions carry no state between borrowers; the default reset costs a round trip.
             reset=_keep,
         )
@@ -124,6 +125,11 @@ class Database:
             raise
         finally:
             await self._pool.release(connection)
+
+    async def renew(self) -> None:
+        """Have every borrower get a new connection: the present ones may have gone silent."""
+        assert self._pool is not None, "Database is used inside `async with`"
+        await self._pool.expire_connections()
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run an idempotent piece of work, again after a lost connection, for a bounded time.

@@ -4,7 +4,7 @@ Independent of any dialect: `schemas/` and `sse` make wire formats of what comes
 """
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -109,7 +109,7 @@ class Follower:
         self._silence_seconds = silence_seconds
         self._is_announced = False
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Yield what happens, until the result is terminal or deleted, or the process stops.
 
         Survives an outage of the database: it goes on when that is back.

@@ -65,6 +65,8 @@ class Listener:
             except Exception as error:
                 if not is_passing(error):
                     raise
+                if isinstance(error, TimeoutError):  # silent: then others may be, too
+                    await self._database.renew()
                 logger.info(
                     "listener lost its connection: %s", error, extra={"action": "listener_lost"}
                 )

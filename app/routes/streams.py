@@ -1,6 +1,8 @@
 """/results/{id}/stream: a result's text, live and resumable; tickets for browsers."""
 
+import contextlib
 from collections.abc import AsyncGenerator
+from typing import Any
 from uuid import UUID
 
 import orjson
@@ -9,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import FieldError, InvalidRequestError
-from app.follow import AttemptStarted, Follower, Position, Silence, TextDelta
+from app.follow import AttemptStarted, Ended, Follower, Position, Silence, TextDelta
 from app.routes.common import TEAM, ServicesOf, describe, result_wire, services_of, to_id
 from app.schemas.native import TicketRead
 from app.services import Services
@@ -93,19 +95,25 @@ async def event_frames(
         services.settings.keep_alive_seconds,
     )
     is_first = True
-    async for event in follower.events():
-        if isinstance(event, Silence):
-            yield KEEP_ALIVE
-            continue
-        if isinstance(event, TextDelta):
-            begins = event.position.offset - len(event.text)
-            name, data = "delta", {"text": event.text, "offset": begins}
-        elif isinstance(event, AttemptStarted):
-            name, data = "attempt", {"attempt": event.position.attempt}
-        else:
-            name, data = event.row["state"], result_wire(services, event.row)
-        yield encode_event(name, str(event.position), orjson.dumps(data), retry=is_first)
-        is_first = False
+    async with contextlib.aclosing(follower.events()) as events:
+        async for event in events:
+            if isinstance(event, Silence):
+                yield KEEP_ALIVE
+            else:
+                yield _encode(services, event, retry=is_first)
+                is_first = False
+
+
+def _encode(services: Services, event: AttemptStarted | TextDelta | Ended, *, retry: bool) -> bytes:
+    data: dict[str, Any]
+    if isinstance(event, TextDelta):
+        begins = event.position.offset - len(event.text)
+        name, data = "delta", {"text": event.text, "offset": begins}
+    elif isinstance(event, AttemptStarted):
+        name, data = "attempt", {"attempt": event.position.attempt}
+    else:
+        name, data = event.row["state"], result_wire(services, event.row)
+    return encode_event(name, str(event.position), orjson.dumps(data), retry=retry)
 
 
 def _position_of(request: Request) -> Position:
