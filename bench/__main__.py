@@ -8,7 +8,16 @@ from pathlib import Path
 
 import uvloop
 
-from bench import machine, p1_submit, p2_life, p6_poll, p7_lists, p9_memory, report
+from bench import (
+    machine,
+    p1_submit,
+    p2_life,
+    p4_first_token,
+    p6_poll,
+    p7_lists,
+    p9_memory,
+    report,
+)
 from bench.cpu import cores_in_use
 from bench.report import Options, Report
 from bench.servers import House
@@ -18,6 +27,10 @@ Goal = Callable[[House, Options], Awaitable[Report]]
 _GOALS: dict[str, tuple[Goal, str]] = {
     "p1": (p1_submit.run, "durable submissions; baselines: validate only, one INSERT each"),
     "p2": (p2_life.run, "whole life of a result; baseline: a bare gRPC client"),
+    "p4": (
+        p4_first_token.run,
+        "streams: the first token and those after it; baseline: direct gRPC",
+    ),
     "p6": (p6_poll.run, "polls by id; baselines: a fixed answer, one SELECT each"),
     "p7": (p7_lists.run, "list pages at depth; baseline: depth 0 of the same query"),
     "p9": (p9_memory.run, "memory of the API, idle and with 2,000 long-polls"),
