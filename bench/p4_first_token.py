@@ -8,9 +8,7 @@ the API's process and apart. All take turns.
 import contextlib
 import math
 import statistics
-import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from functools import partial
 
 from bench.report import Options, Report, median_ratio
@@ -18,6 +16,7 @@ from bench.servers import House
 from bench.streams import (
     Read,
     Stream,
+    at_database,
     direct_client,
     http_clients,
     posts_stream,
@@ -162,17 +161,13 @@ def _first(stream: Stream) -> float:
 
 
 def _stages(done: list[Stream], delay: float) -> dict[str, float]:
-    """Medians, in ms from the request to each stage; the script's own delay is left out.
-
-    The database's clock is this machine's: what it told of the claim is moved to CLOCK_MONOTONIC.
-    """
-    offset = time.time_ns() - time.monotonic_ns()
+    """Medians, in ms from the request to each stage; the script's own delay is left out."""
     found: dict[str, list[float]] = {stage: [] for stage in _STAGES}
     for stream in done:
         if stream.result:
-            started = datetime.fromisoformat(stream.result["started_at"]).timestamp() * 1e9
+            started = at_database(stream, "started_at")
             found["POST answered"].append((stream.accepted - stream.began) / 1e6)
-            found["claimed"].append((started - offset - stream.began) / 1e6)
+            found["claimed"].append((started - stream.began) / 1e6)
         found["sent by the model"].append((stream.sent[0] - stream.began) / 1e6 - delay)
         found["seen by the client"].append(_first(stream) - delay)
     return {stage: statistics.median(values) for stage, values in found.items() if values}

@@ -7,8 +7,9 @@ CLOCK_MONOTONIC, which all processes of a machine share: no reader has to guess 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import grpc
@@ -113,6 +114,12 @@ class HttpClient:
         self._writer.close()
 
 
+def at_database(stream: Stream, name: str) -> int:
+    """A time of the terminal result as CLOCK_MONOTONIC: the database's clock is this machine's."""
+    told = datetime.fromisoformat(stream.result[name]).timestamp()
+    return int(told * 1e9) - (time.time_ns() - time.monotonic_ns())
+
+
 def submission(prompt: str, headers: str = "", model: str = MODEL) -> bytes:
     """The POST of one prompt."""
     body = {"model": model, "content": prompt, "parameters": PARAMETERS}
@@ -165,7 +172,7 @@ async def direct_client(address: str) -> AsyncIterator[DirectClient]:
         yield DirectClient(channel)
 
 
-async def repeat(reads: list[Read], seconds: float, length: float) -> list[Stream]:
+async def repeat(reads: Sequence[Read], seconds: float, length: float) -> list[Stream]:
     """Closed loops side by side, one a reader, their beginnings spread over a stream's `length`."""
     done: list[Stream] = []
     ends = time.monotonic() + length + seconds
