@@ -123,7 +123,7 @@ async def _idle_cost(pair: _Pair, paths: list[str], options: Options) -> str:
 
 
 async def _grow_live(report: Report, options: Options, pair: _Pair) -> None:
-    counts = [min(count, int(500 * options.seconds)) for count in _LIVE]
+    counts = [min(count, int(700 * options.seconds)) for count in _LIVE]
     samples: dict[str, list[Sample]] = {f"{count:,} live streams": [] for count in counts}
     for _ in range(min(_LIVE_TURNS, options.rounds)):
         for taken, count in zip(samples.values(), counts, strict=True):
