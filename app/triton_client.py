@@ -238,7 +238,7 @@ class TritonClient:
         """
         request_id = uuid4().hex
         request = build_request(model, prompt, parameters, request_id)
-        call = self._stub.ModelStreamInfer(iter([request]))
+        call = self._infer(request)
         is_over = False
         try:
             async for response in call:
