@@ -17,6 +17,7 @@ T = TypeVar("T")
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 _CONNECT_TIMEOUT = 5.0  # seconds
+_CLOSE_TIMEOUT = 5.0
 _FIRST_PAUSE = 0.05  # seconds between tries against a database that is away
 _LONGEST_PAUSE = 1.0
 
@@ -76,7 +77,8 @@ class Database:
     async def __aexit__(self, *_: object) -> None:
         assert self._pool is not None
         try:
-            await asyncio.wait_for(self._pool.close(), 5)
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
 

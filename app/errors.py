@@ -131,6 +131,10 @@ class ConflictError(ServiceError):
     status, code, title = 409, "conflict", "Conflict with the present state"
 
 
+class IdempotencyConflictError(ServiceError):
+    status, code, title = 409, "idempotency_conflict", "The key is another request's"
+
+
 class BodyTooLargeError(ServiceError):
     status, code, title = 413, "body_too_large", "The body is too large"
 

@@ -3,8 +3,6 @@
 Independent of any dialect: `schemas/` and `sse` make wire formats of what comes out here.
 """
 
-import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import asyncpg
 from app.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
 from app.results import ResultStore
 from app.stream_hub import StreamHub
+from app.waiting import is_set_within
 
 # The text of one event: a reader that is slow gets its text in pieces, and holds no more of it.
 _MAX_CHARACTERS = 8192
@@ -132,20 +131,15 @@ class Follower:
                     if part.ended is not None:
                         yield Ended(Position.of_end(part.ended), part.ended)
                         return
-                if not has_more and not await self._is_woken(woken):
+                if not has_more and not await is_set_within(woken, self._silence_seconds):
                     yield Silence()
-
-    async def _is_woken(self, woken: asyncio.Event) -> bool:
-        """Wait for news; False after a time of silence."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._silence_seconds):
-                await woken.wait()
-        return woken.is_set()
 
     async def _read(self) -> _Part:
         """What there is behind the position: from memory, else from the table."""
         attempt = self._hub.running(self._result_id)
-        if attempt is not None:
+        # An older one than the reader's this process has lost, and does not know it yet.
+        if attempt is not None and attempt.claim.attempt >= self._position.attempt:
+            self._is_announced = False  # should it run elsewhere later
             number = attempt.claim.attempt
             offset = self._offset_in(number)
             text = attempt.text.since(offset, _MAX_CHARACTERS)
@@ -170,8 +164,6 @@ class Follower:
 
     def _advance(self, part: _Part) -> Iterator[Event]:
         """Move behind a part, event by event."""
-        if part.attempt < self._position.attempt:
-            return  # of an attempt that this process has lost, and does not know it yet
         if part.attempt > self._position.attempt:
             self._position = Position(part.attempt, 0)
             yield AttemptStarted(self._position)

@@ -1,4 +1,4 @@
-"""The queue: the only file that writes `results.state`.
+"""The queue: the only file that changes `results.state`, by the statements of `job_queue_sql`.
 
 The result row is the job. Every write names the state, the worker and the attempt it expects, so
 a race becomes a row count of zero: somebody else decided, stop, write nothing. All times are the
@@ -8,31 +8,21 @@ database's clock. `docs/state_machine.md` draws the transitions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import orjson
 
+from app import job_queue_sql as sql
 from app.database import Connection, Database
-from app.errors import CANCELLED, DEADLINE_EXCEEDED, ENGINE_CRASHED, WORKER_LOST, Failure
+from app.errors import Failure
 from app.group_commit import Lane
-from app.listener import (
-    APPENDED,
-    CANCELLED as CANCELLED_CHANNEL,
-    ENDED,
-    ENQUEUED,
-    IDS_PER_NOTIFICATION,
-    WEBHOOKS,
-    join_ids,
-)
+from app.idempotency import NewKey
+from app.job_queue_sql import MAX_BATCH, SUSPECT_DEATHS
+from app.listener import join_ids
 from app.settings import Settings
 
-# A result that was in flight at this many engine deaths runs alone from then on.
-SUSPECT_DEATHS = 2
-# One notification carries the ids of one statement.
-MAX_BATCH = IDS_PER_NOTIFICATION
 _MAX_ENQUEUE = 1000
-_HISTORY_LIMIT = 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,8 +51,10 @@ class NewResult:
     priority: int = 0
     metadata: str = "{}"
     group_id: UUID | None = None
+    retry_of: UUID | None = None
     new_context: NewContext | None = None
     webhook_url: str | None = None
+    key: NewKey | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -117,319 +109,71 @@ class Chunk:
     completion_tokens: int | None
 
 
-def _failure_sql(failure: Failure) -> tuple[str, str, str]:
-    quoted = failure.message.replace("'", "''")
-    return f"'{failure.code}'", f"'{quoted}'", str(failure.retryable).lower()
+class Birthplace(Protocol):
+    """The worker of this process, which runs results from the statement on that stores them."""
 
+    @property
+    def worker_id(self) -> UUID:
+        """Whose claims they are."""
 
-def _by_verdict(column: int, otherwise: str) -> str:
-    """A CASE that picks one column of the failure that the verdict stands for."""
-    return f"""CASE j.verdict
-      WHEN 'cancelled' THEN {_failure_sql(CANCELLED)[column]}
-      WHEN 'expired' THEN {_failure_sql(DEADLINE_EXCEEDED)[column]}
-      WHEN 'crashed' THEN {_failure_sql(ENGINE_CRASHED)[column]}
-      WHEN 'worker_lost' THEN {_failure_sql(WORKER_LOST)[column]}
-      WHEN 'completed' THEN NULL
-      WHEN 'requeued' THEN NULL
-      ELSE {otherwise} END"""
+    def may_start(self, models: Sequence[str]) -> list[bool]:
+        """For each result of these models, whether it has a place here now."""
 
-
-def _notify_ids(channel: str, condition: str = "true") -> str:
-    """Tell a channel the ids of those rows of the statement that meet a condition, if any."""
-    return f"""CASE WHEN count(*) FILTER (WHERE {condition}) > 0 THEN pg_notify('{channel}',
-    string_agg(replace(id::text, '-', ''), ',') FILTER (WHERE {condition})) END"""
-
-
-def _write_deliveries(ended: str) -> str:
-    """A CTE that owes a delivery to each terminal row of `ended` that has a webhook."""
-    return f"""deliveries AS (
-  INSERT INTO webhook_deliveries (result_id, team_id, url)
-  SELECT id, team_id, webhook_url FROM {ended}
-  WHERE webhook_url IS NOT NULL AND state <> 'pending'
-  -- No delivery may ever keep a result from its end.
-  ON CONFLICT DO NOTHING RETURNING 1
-)"""
-
-
-_NOTIFY_DELIVERIES = (
-    f"CASE WHEN EXISTS (SELECT FROM deliveries) THEN pg_notify('{WEBHOOKS}', '') END"
-)
-
-_ENQUEUE = f"""
-WITH context_input AS (
-  SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
-    AS i(id, team_id, content, messages, metadata)
-), new_contexts AS (
-  INSERT INTO contexts (id, team_id, content, messages, metadata)
-  SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
-  ON CONFLICT (id) DO NOTHING
-), input AS (
-  SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
-    $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::bool[],
-    $18::text[])
-    AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
-         deadline_seconds, metadata, group_id, has_new_context, webhook_url)
-), inserted AS (
-  INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
-                       priority, deadline_at, metadata, group_id, webhook_url)
-  SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
-         i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
-         i.metadata::jsonb, i.group_id, i.webhook_url
-  FROM input i
-  -- The lock: one that is being deleted is waited for, and then missing.
-  WHERE i.has_new_context OR EXISTS (
-    SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
-      AND (i.prompt IS NOT NULL OR c.content IS NOT NULL) FOR KEY SHARE)
-  ON CONFLICT (id) DO NOTHING
-  RETURNING id, model_name
-)
-SELECT array_agg(id) AS ids,
-       CASE WHEN count(*) > 0
-            THEN pg_notify('{ENQUEUED}', left(string_agg(DISTINCT model_name, ','), 7000)) END
-FROM inserted
-"""
-
-_ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
-
-_CLAIM = f"""
-WITH me AS (
-  SELECT id FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE
-), picked AS (
-  SELECT p.id FROM me, unnest($2::text[], $3::int[]) AS w(model_name, free)
-  CROSS JOIN LATERAL (
-    SELECT r.id FROM results r
-    WHERE r.kind = 'generation' AND r.model_name = w.model_name
-      AND r.state = 'pending' AND r.worker_id IS NULL
-      AND (r.not_before IS NULL OR r.not_before <= now())
-    ORDER BY r.priority DESC, r.id
-    LIMIT w.free FOR UPDATE SKIP LOCKED
-  ) p
-  WHERE NOT EXISTS (
-    SELECT FROM results s WHERE s.model_name = w.model_name
-      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
-)
-UPDATE results r
-SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
-FROM picked p, contexts c
-WHERE r.id = p.id AND c.id = r.context_id
-RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
-          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
-"""
-
-# Run under a lock of the model's row, so that two workers cannot each find the model empty.
-_CLAIM_SUSPECT = f"""
-UPDATE results r
-SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
-FROM contexts c
-WHERE c.id = r.context_id AND r.id = (
-  SELECT s.id FROM results s
-  WHERE s.model_name = $2 AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS}
-    AND s.worker_id IS NULL AND (s.not_before IS NULL OR s.not_before <= now())
-  ORDER BY s.id LIMIT 1 FOR UPDATE)
-AND NOT EXISTS (
-  SELECT FROM results o
-  WHERE o.state = 'pending' AND o.worker_id IS NOT NULL AND o.model_name = $2)
-AND EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE)
-RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
-          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
-"""
-
-_SUSPECT_MODELS = f"""
-SELECT DISTINCT model_name FROM results
-WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS NULL
-  AND model_name = ANY($1::text[])
-"""
-
-_APPEND = f"""
-WITH kept AS (
-  INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
-  SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens
-  FROM (
-    SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[])
-      AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
-    JOIN results r ON r.id = u.result_id
-    WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
-    ORDER BY r.id FOR SHARE OF r
-  ) i
-  ON CONFLICT DO NOTHING
-)
-SELECT pg_notify('{APPENDED}', ids) FROM unnest($8::text[]) AS told(ids)
-"""
-
-# Writes the verdict `j` on the rows `r`: the one place where a result leaves its attempt.
-_CONCLUDE = f"""
-  UPDATE results r SET
-    state = CASE WHEN j.verdict = 'requeued' THEN 'pending'
-                 WHEN j.verdict = 'completed' THEN 'completed' ELSE 'failed' END,
-    worker_id = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE r.worker_id END,
-    started_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE r.started_at END,
-    first_token_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE
-      r.started_at + make_interval(secs => j.first_token_seconds) END,
-    finished_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE clock_timestamp() END,
-    not_before = CASE WHEN j.verdict = 'requeued'
-      THEN now() + make_interval(secs => j.retry_after_seconds) END,
-    lost_attempts = r.lost_attempts + j.lost::int,
-    engine_deaths = r.engine_deaths + j.engine_died::int,
-    attempt_history = CASE
-      WHEN j.error_code IS NULL OR jsonb_array_length(r.attempt_history) >= {_HISTORY_LIMIT}
-      THEN r.attempt_history
-      ELSE r.attempt_history || jsonb_build_object('attempt', r.attempt, 'worker_id', r.worker_id,
-        'started_at', r.started_at, 'ended_at', clock_timestamp(), 'counted', j.lost,
-        'error', jsonb_build_object('code', j.error_code, 'message', j.error_message)) END,
-    model_version = coalesce(j.model_version, r.model_version),
-    output = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.output END,
-    finish_reason = CASE WHEN j.verdict = 'requeued' THEN NULL
-                         WHEN j.verdict = 'completed' THEN j.finish_reason
-                         WHEN j.verdict = 'cancelled' THEN 'cancelled' ELSE 'error' END,
-    prompt_tokens = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.prompt_tokens END,
-    completion_tokens = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.completion_tokens END,
-    logprobs = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.logprobs::jsonb END,
-    error_code = {_by_verdict(0, "j.error_code")},
-    error_message = {_by_verdict(1, "j.error_message")},
-    error_retryable = {_by_verdict(2, "j.error_retryable")}
-  FROM judged j WHERE r.id = j.id
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
-"""
-
-_END_ATTEMPTS = f"""
-WITH input AS (
-  SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
-    $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
-    $15::float8[])
-    AS i(result_id, attempt, outcome, output, finish_reason, prompt_tokens, completion_tokens,
-         logprobs, model_version, first_token_seconds, error_code, error_message, error_retryable,
-         retry_after_seconds)
-), judged AS (
-  SELECT r.id, i.*, i.outcome = 'lost' AS lost, i.outcome = 'lost' AS engine_died,
-    CASE
-      WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
-      WHEN i.outcome IN ('completed', 'failed') THEN i.outcome
-      WHEN r.deadline_at <= now() THEN 'expired'
-      WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= $16::int THEN
-        CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
-      ELSE 'requeued' END AS verdict
-  FROM input i JOIN results r ON r.id = i.result_id
-  WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
-  ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
-  DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}
-SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
-FROM ended
-"""
-
-_ALREADY_ENDED = """
-SELECT r.id FROM results r
-JOIN unnest($2::uuid[], $3::int[]) AS i(id, attempt) ON r.id = i.id
-WHERE r.attempt = i.attempt AND (r.worker_id = $1 AND r.state <> 'pending' OR r.worker_id IS NULL)
-"""
-
-_LOST_WORKERS = """
-SELECT id FROM workers
-WHERE dead_at IS NULL AND lease_expires_at < now()
-  AND pg_postmaster_start_time() + make_interval(secs => $1) < now()
-ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
-"""
-
-# The rows of dead workers ($1), whose text survives in the chunks. $2: whether the attempts count.
-_RELEASE = f"""
-WITH picked AS MATERIALIZED (
-  -- In no order: ordered by id, the planner walks all results in the hope of a common owner.
-  SELECT id FROM results
-  WHERE worker_id = ANY($1::uuid[]) AND state = 'pending' LIMIT {MAX_BATCH}
-), judged AS (
-  SELECT r.id, r.attempt, $2::bool AS lost, false AS engine_died,
-    CASE
-      WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
-      WHEN r.deadline_at <= now() THEN 'expired'
-      WHEN $2::bool AND r.lost_attempts + 1 >= $3::int THEN 'worker_lost'
-      ELSE 'requeued' END AS verdict,
-    coalesce((SELECT string_agg(c.text, '' ORDER BY c."offset") FROM result_chunks c
-              WHERE c.result_id = r.id AND c.attempt = r.attempt), '') AS output,
-    (SELECT max(c.prompt_tokens) FROM result_chunks c
-     WHERE c.result_id = r.id AND c.attempt = r.attempt) AS prompt_tokens,
-    (SELECT max(c.completion_tokens) FROM result_chunks c
-     WHERE c.result_id = r.id AND c.attempt = r.attempt) AS completion_tokens,
-    NULL::text AS finish_reason, NULL::text AS logprobs, NULL::int AS model_version,
-    NULL::float8 AS first_token_seconds, 0::float8 AS retry_after_seconds,
-    CASE WHEN $2::bool THEN {_failure_sql(WORKER_LOST)[0]} END AS error_code,
-    'The worker stopped renewing its lease.' AS error_message, true AS error_retryable
-  FROM picked p JOIN results r ON r.id = p.id
-  WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
-  ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
-  DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}
-SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,
-  {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
-FROM ended
-"""
-
-# Unclaimed rows end at once; running ones are marked, and their owner is told.
-_CANCEL = f"""
-WITH picked AS (
-  SELECT id, worker_id FROM results WHERE {{where}} AND state = 'pending'
-  ORDER BY id LIMIT {MAX_BATCH} FOR UPDATE
-), cancelled AS (
-  UPDATE results r SET
-    cancel_requested_at = coalesce(r.cancel_requested_at, now()),
-    state = CASE WHEN p.worker_id IS NULL THEN 'failed' ELSE 'pending' END,
-    finished_at = CASE WHEN p.worker_id IS NULL THEN now() END,
-    finish_reason = CASE WHEN p.worker_id IS NULL THEN 'cancelled' END,
-    error_code = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[0]} END,
-    error_message = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[1]} END,
-    error_retryable = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[2]} END
-  FROM picked p WHERE r.id = p.id
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
-), {_write_deliveries("cancelled")}
-SELECT count(*) AS cancelled, {_notify_ids(ENDED, "state = 'failed'")},
-  {_notify_ids(CANCELLED_CHANNEL, "state = 'pending'")}, {_NOTIFY_DELIVERIES}
-FROM cancelled
-"""
-
-_EXPIRE = f"""
-WITH ended AS (
-  UPDATE results r SET state = 'failed', finished_at = now(), finish_reason = 'error',
-    error_code = {_failure_sql(DEADLINE_EXCEEDED)[0]},
-    error_message = {_failure_sql(DEADLINE_EXCEEDED)[1]},
-    error_retryable = {_failure_sql(DEADLINE_EXCEEDED)[2]}
-  WHERE r.id IN (
-    SELECT id FROM results WHERE state = 'pending' AND worker_id IS NULL AND deadline_at <= now()
-    ORDER BY deadline_at LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED)
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
-), {_write_deliveries("ended")}
-SELECT count(*) AS ended, {_notify_ids(ENDED)}, {_NOTIFY_DELIVERIES} FROM ended
-"""
-
-_TELL_STOPPED = f"""
-SELECT {_notify_ids(CANCELLED_CHANNEL)}, {_notify_ids(ENDED)} FROM unnest($1::uuid[]) AS i(id)
-"""
-
-_STILL_OURS = """
-SELECT id, attempt, cancel_requested_at IS NOT NULL AS is_cancelled FROM results
-WHERE worker_id = $1 AND state = 'pending'
-"""
+    def start(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run results that are committed as claimed by `worker_id`."""
 
 
 class JobQueue:
-    """Enqueue, claim, append, end, cancel, rescue, expire: every transition of a result."""
+    """Enqueue, claim, append, end, cancel, rescue, expire: every transition of a result.
+
+    Where a `birthplace` is set and nothing of a model waits, new results are claimed as they are
+    stored: one write less for each, and no way through notification and claim.
+    """
 
     def __init__(self, database: Database, settings: Settings) -> None:
+        self.birthplace: Birthplace | None = None
         self._database = database
         self._settings = settings
         self._enqueues: Lane[NewResult, bool] = Lane(
             database,
-            _enqueue,
+            self._enqueue,
             max_items=_MAX_ENQUEUE,
             retry_seconds=settings.database_timeout_seconds,
         )
 
     async def enqueue(self, results: Sequence[NewResult]) -> list[bool]:
-        """Commit new results in one statement; False where the context does not exist.
+        """Commit new results in one statement; False where the context does not exist, or the
+        idempotency key is another result's.
 
         Returns only after the commit: an id may be told from then on.
         """
         return list(await self._enqueues.submit_all(results))
+
+    async def _enqueue(
+        self, connection: Connection, results: Sequence[NewResult], resent: bool
+    ) -> list[bool]:
+        place = self.birthplace
+        worker_id = place.worker_id if place else None
+        models = [result.model_name for result in results]
+        may_start = place.may_start(models) if place else [False] * len(results)
+        keyed = [(result.key, result) for result in results if result.key is not None]
+        row = await connection.fetchrow(
+            sql.ENQUEUE_WITH_KEYS if keyed else sql.ENQUEUE,
+            *_to_columns(results),
+            may_start,
+            worker_id if any(may_start) else None,
+            *(_to_key_columns(keyed) if keyed else ()),
+        )
+        assert row is not None
+        if place and worker_id and row["started"]:
+            place.start(worker_id, _to_claims(results, row["started"], row["prompts"]))
+        stored = set(row["ids"] or ())
+        if resent and len(stored) < len(results):
+            # The first sending may have been committed although its answer was lost. What it
+            # claimed is handed back by the heartbeat.
+            ids = [result.id for result in results]
+            stored |= {row["id"] for row in await connection.fetch(sql.ALREADY_ENQUEUED, ids)}
+        return [result.id in stored for result in results]
 
     async def claim(self, worker_id: UUID, free: Mapping[str, int]) -> list[Claim]:
         """Claim up to `free[model]` results of each model; none once the worker is marked dead.
@@ -438,17 +182,17 @@ class JobQueue:
         `owned` and are handed back by the heartbeat.
         """
         async with self._database.connection() as connection:
-            rows = await connection.fetch(_CLAIM, worker_id, list(free), list(free.values()))
+            rows = await connection.fetch(sql.CLAIM, worker_id, list(free), list(free.values()))
         return [_to_claim(row) for row in rows]
 
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
         """Claim, for each model on which nothing runs, one result that must run alone."""
         claims = []
-        for row in await self._database.fetch(_SUSPECT_MODELS, list(models)):
+        for row in await self._database.fetch(sql.SUSPECT_MODELS, list(models)):
             model = row["model_name"]
             async with self._database.connection() as connection, connection.transaction():
                 await connection.execute("SELECT FROM models WHERE name = $1 FOR UPDATE", model)
-                claimed = await connection.fetch(_CLAIM_SUSPECT, worker_id, model)
+                claimed = await connection.fetch(sql.CLAIM_SUSPECT, worker_id, model)
             claims += [_to_claim(row) for row in claimed]
         return claims
 
@@ -461,7 +205,7 @@ class JobQueue:
         """
         await self._database.run(
             lambda connection: connection.execute(
-                _APPEND,
+                sql.APPEND,
                 worker_id,
                 [chunk.result_id for chunk in chunks],
                 [chunk.attempt for chunk in chunks],
@@ -490,7 +234,7 @@ class JobQueue:
 
         Asked on the heartbeat's own connection: no retry may hold up the next renewal.
         """
-        rows = await connection.fetch(_STILL_OURS, worker_id)
+        rows = await connection.fetch(sql.STILL_OURS, worker_id)
         return {row["id"]: (row["attempt"], row["is_cancelled"]) for row in rows}
 
     async def cancel(self, team_id: str, **filters: object) -> int:
@@ -502,7 +246,7 @@ class JobQueue:
         where = " AND ".join(f"{name} = ${place}" for place, name in enumerate(names, 1))
         # A second pass finds only rows not yet marked; one `id` needs no pass.
         where += "" if "id" in filters else " AND cancel_requested_at IS NULL"
-        statement = _CANCEL.format(where=where)
+        statement = sql.CANCEL.format(where=where)
         total: int = 0
         while True:
             row = await self._database.fetchrow(statement, team_id, *filters.values())
@@ -514,7 +258,7 @@ class JobQueue:
     async def tell_stopped(self, ids: Sequence[UUID]) -> None:
         """Tell workers and waiters that results of these ids are gone."""
         for start in range(0, len(ids), MAX_BATCH):
-            await self._database.fetch(_TELL_STOPPED, list(ids[start : start + MAX_BATCH]))
+            await self._database.fetch(sql.TELL_STOPPED, list(ids[start : start + MAX_BATCH]))
 
     async def rescue(self, lease_seconds: float) -> int:
         """Mark workers dead whose lease ran out, and free their results; how many results.
@@ -525,7 +269,9 @@ class JobQueue:
 
         async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
-                lost = [row["id"] for row in await connection.fetch(_LOST_WORKERS, lease_seconds)]
+                lost = [
+                    row["id"] for row in await connection.fetch(sql.LOST_WORKERS, lease_seconds)
+                ]
                 if lost:
                     await connection.execute(
                         "UPDATE workers SET dead_at = now() WHERE id = ANY($1::uuid[])", lost
@@ -548,7 +294,7 @@ class JobQueue:
         released: int = 0
         while worker_ids:
             row = await self._database.fetchrow(
-                _RELEASE, list(worker_ids), counted, self._settings.max_attempts
+                sql.RELEASE, list(worker_ids), counted, self._settings.max_attempts
             )
             assert row is not None
             released += row["released"]
@@ -560,7 +306,7 @@ class JobQueue:
         """Fail queued results past their deadline; how many."""
         expired: int = 0
         while True:
-            row = await self._database.fetchrow(_EXPIRE)
+            row = await self._database.fetchrow(sql.EXPIRE)
             assert row is not None
             expired += row["ended"]
             if row["ended"] < MAX_BATCH:
@@ -575,12 +321,9 @@ class JobQueue:
         return [row["id"] for row in rows]
 
 
-async def _enqueue(
-    connection: Connection, results: Sequence[NewResult], resent: bool
-) -> list[bool]:
+def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
     contexts = [result.new_context for result in results if result.new_context is not None]
-    row = await connection.fetchrow(
-        _ENQUEUE,
+    return [
         [context.id for context in contexts],
         [context.team_id for context in contexts],
         [context.content for context in contexts],
@@ -597,15 +340,47 @@ async def _enqueue(
         [result.deadline_seconds for result in results],
         [result.metadata for result in results],
         [result.group_id for result in results],
-        [result.new_context is not None for result in results],
+        [result.retry_of for result in results],
         [result.webhook_url for result in results],
-    )
-    stored = set(row["ids"] or ()) if row else set()
-    if resent and len(stored) < len(results):
-        # The first sending may have been committed although its answer was lost.
-        ids = [result.id for result in results]
-        stored |= {row["id"] for row in await connection.fetch(_ALREADY_ENQUEUED, ids)}
-    return [result.id in stored for result in results]
+        [result.new_context is not None for result in results],
+    ]
+
+
+def _to_key_columns(keyed: Sequence[tuple[NewKey, NewResult]]) -> list[Sequence[object]]:
+    return [
+        [result.id for _, result in keyed],
+        [result.team_id for _, result in keyed],
+        [result.context_id for _, result in keyed],
+        [result.new_context is not None for _, result in keyed],
+        [result.prompt is not None for _, result in keyed],
+        [key.key for key, _ in keyed],
+        [key.request_hash for key, _ in keyed],
+        [key.seconds for key, _ in keyed],
+    ]
+
+
+def _to_claims(
+    results: Sequence[NewResult], ids: Sequence[UUID], prompts: Sequence[str | None]
+) -> list[Claim]:
+    """Results that were stored as claimed; `prompts` has those that were not sent along."""
+    new = {result.id: result for result in results}
+    claims = []
+    for identifier, prompt in zip(ids, prompts, strict=True):
+        result = new[identifier]
+        text = result.new_context.content if result.new_context and prompt is None else prompt
+        assert text is not None, "a result without a prompt is not stored"
+        claims.append(
+            Claim(
+                id=result.id,
+                attempt=1,
+                model_name=result.model_name,
+                prompt=text,
+                parameters=orjson.loads(result.parameters),
+                seconds_left=result.deadline_seconds,
+                is_suspect=False,
+            )
+        )
+    return claims
 
 
 async def _end_attempts(
@@ -617,7 +392,7 @@ async def _end_attempts(
 ) -> list[bool]:
     failures = [end.failure for end in ends]
     row = await connection.fetchrow(
-        _END_ATTEMPTS,
+        sql.END_ATTEMPTS,
         worker_id,
         [end.result_id for end in ends],
         [end.attempt for end in ends],
@@ -638,7 +413,7 @@ async def _end_attempts(
     ours = set(row["ids"] or ()) if row else set()
     if resent and len(ours) < len(ends):
         again = await connection.fetch(
-            _ALREADY_ENDED,
+            sql.ALREADY_ENDED,
             worker_id,
             [end.result_id for end in ends],
             [end.attempt for end in ends],

@@ -12,6 +12,7 @@ import asyncpg
 
 from app.database import SERVER_DOWN, Connection, Database, is_passing
 from app.ids import new_id
+from app.waiting import is_set_within
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +108,7 @@ class Lease:
 
     async def _pause(self, seconds: float) -> None:
         self._hurry.clear()
-        try:
-            await asyncio.wait_for(self._hurry.wait(), seconds)
-        except TimeoutError:
-            return
+        await is_set_within(self._hurry, seconds)
 
 
 def _drop(connection: asyncpg.Connection | None) -> None:

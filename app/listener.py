@@ -8,6 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from app.database import Database, is_passing
+from app.waiting import is_set_within
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +79,8 @@ class Listener:
                 await connection.add_listener(channel, self._receive)
             for channel in self._handlers:
                 self._tell(channel, "")
-            while not closed.is_set():
-                try:
-                    await asyncio.wait_for(closed.wait(), _PING_SECONDS)
-                except TimeoutError:
-                    await connection.execute("SELECT 1", timeout=_PING_TIMEOUT_SECONDS)
+            while not await is_set_within(closed, _PING_SECONDS):
+                await connection.execute("SELECT 1", timeout=_PING_TIMEOUT_SECONDS)
             raise ConnectionResetError("closed by the server")
         finally:
             connection.terminate()

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from app import __version__, wire
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, errors, health, models, results, streams, webhooks
+from app.routes import contexts, errors, health, models, results, send, streams, webhooks
 from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.services import background, open_services
@@ -89,7 +89,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.add_middleware(
-        RawRoutes, routes=[*streams.raw.routes, *results.raw.routes, *contexts.raw.routes]
+        RawRoutes,
+        routes=[*results.raw.routes, *send.raw.routes, *streams.raw.routes, *contexts.raw.routes],
     )
     app.add_middleware(
         Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
@@ -98,12 +99,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, wire.on_validation_error)
     app.add_exception_handler(HTTPException, wire.on_http_error)
     app.add_exception_handler(Exception, wire.on_unexpected_error)
-    for router in (
-        *(results.raw, streams.raw, contexts.raw),
-        *(results.router, streams.router, contexts.router, models.router),
-    ):
-        app.include_router(router)
-    app.include_router(webhooks.router)
+    for routes in (results, send, streams, contexts):
+        app.include_router(routes.raw)
+    for routes in (results, send, streams, contexts, models, webhooks):
+        app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign] # FastAPI's own extension point

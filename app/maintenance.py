@@ -1,4 +1,4 @@
-"""What every process does for the whole queue: free the results of lost workers, end overdue ones.
+"""What every process does for all: free results of lost workers, end overdue ones, clean up.
 
 Any number of processes may run it: each statement takes what it can lock and skips the rest.
 """
@@ -8,12 +8,15 @@ import logging
 import time
 
 from app.database import is_passing
+from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.settings import Settings
+from app.tickets import TicketOffice
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 1.0
+_EXPIRED_PERIOD_SECONDS = 60.0  # an expired key or ticket only takes room
 _UNBROKEN_SECONDS = 3.0  # between two looks; more means that the database was away or we slept
 
 
@@ -55,3 +58,18 @@ class Maintenance:
                 logger.warning(
                     "%d results of lost workers were freed", rescued, extra={"action": "rescued"}
                 )
+
+
+async def remove_expired(keys: IdempotencyKeys, tickets: TicketOffice) -> None:
+    """Remove idempotency keys and stream tickets whose time is over, until cancelled.
+
+    Beside `Maintenance`: a long removal must not hold up a rescue.
+    """
+    while True:
+        try:
+            await keys.remove_expired()
+            await tickets.remove_expired()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+        await asyncio.sleep(_EXPIRED_PERIOD_SECONDS)

@@ -52,9 +52,8 @@ class PromptFormat:
         """
         loop = asyncio.get_running_loop()
         try:
-            return await asyncio.wait_for(
-                loop.run_in_executor(_RENDERING, self._render, messages), _RENDER_TIMEOUT
-            )
+            async with asyncio.timeout(_RENDER_TIMEOUT):
+                return await loop.run_in_executor(_RENDERING, self._render, messages)
         except TimeoutError:
             raise _invalid_messages(
                 f"the model's chat template took longer than {_RENDER_TIMEOUT:.0f} s"

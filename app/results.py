@@ -24,9 +24,15 @@ _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 _COLUMNS = """id, team_id, context_id, model_name, model_version, state, {output} AS output,
   error_code, error_message, error_retryable, finish_reason, parameters, prompt_tokens,
   completion_tokens, attempt, cancel_requested_at, started_at, first_token_at, finished_at,
-  metadata, logprobs"""
+  metadata, retry_of, logprobs"""
 
 _BY_IDS = f"SELECT {_COLUMNS.format(output='output')} FROM results WHERE id = ANY($1::uuid[])"
+
+_REQUEST = """
+SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_at,
+       webhook_url
+FROM results WHERE id = $1 AND team_id = $2
+"""
 
 _PARTIAL = """
 SELECT coalesce(string_agg(c.text, '' ORDER BY c."offset"), '') FROM results r
@@ -173,6 +179,13 @@ class ResultStore:
     async def attempts(self, team_id: str, result_id: UUID) -> asyncpg.Record:
         """The attempt history and the present attempt. Raises NotFoundError."""
         row = await self._database.fetchrow(_ATTEMPTS, result_id, team_id)
+        if row is None:
+            raise result_not_found(result_id)
+        return row
+
+    async def request(self, team_id: str, result_id: UUID) -> asyncpg.Record:
+        """What was asked for, and the state. Raises NotFoundError."""
+        row = await self._database.fetchrow(_REQUEST, result_id, team_id)
         if row is None:
             raise result_not_found(result_id)
         return row

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from app.contexts import ContextStore
 from app.database import Database
+from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.listener import Listener
-from app.maintenance import Maintenance
+from app.maintenance import Maintenance, remove_expired
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
+from app.queue_position import QueuePositions
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -30,10 +32,12 @@ class Services:
     database: Database
     triton: TritonClient
     queue: JobQueue
+    keys: IdempotencyKeys
     contexts: ContextStore
     results: ResultStore
     registry: ModelRegistry
     depth: QueueDepth
+    positions: QueuePositions
     listener: Listener
     hub: StreamHub
     tickets: TicketOffice
@@ -55,10 +59,12 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             database=database,
             triton=triton,
             queue=queue,
+            keys=IdempotencyKeys(database, settings),
             contexts=ContextStore(database, queue, settings),
             results=results,
             registry=ModelRegistry(database, triton, settings),
             depth=QueueDepth(database, settings),
+            positions=QueuePositions(database),
             listener=listener,
             hub=StreamHub(database, results, settings),
             tickets=TicketOffice(database, settings),
@@ -78,6 +84,7 @@ async def background(
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
+        "expired": remove_expired(services.keys, services.tickets),
     }
     if with_worker:
         work["webhooks"] = Deliverer(

@@ -174,6 +174,13 @@ class Settings(BaseSettings):
         gt=0,
         description="Latest deadline a request may ask for, in seconds.",
     )
+    idempotency_seconds: float = Field(
+        86_400.0,
+        alias="LLM_IDEMPOTENCY_SECONDS",
+        ge=1,
+        le=31_536_000,
+        description="How long an `Idempotency-Key` names the result of its first request.",
+    )
 
     # --- Worker ---------------------------------------------------------------------------------
     worker_slots: int = Field(

@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
-KEEP_ALIVE = b": keep-alive\n\n"
+# No empty line behind it: some clients take that for an event without data.
+KEEP_ALIVE = b": keep-alive\n"
 # How long a browser waits before it connects again.
 RETRY_MILLISECONDS = 1000
 

@@ -19,6 +19,7 @@ from app.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.results import ResultStore
 from app.runner import Attempt
 from app.settings import Settings
+from app.waiting import is_set_by
 from app.watched import ANNOUNCE_SECONDS, announce, is_question
 
 logger = logging.getLogger(__name__)
@@ -80,22 +81,27 @@ class StreamHub:
 
     async def run(self) -> None:
         """Announce which results are read here until cancelled; see `watched`."""
+        loop = asyncio.get_running_loop()
+        all_at = loop.time() + ANNOUNCE_SECONDS
         while True:
-            try:
-                async with asyncio.timeout(ANNOUNCE_SECONDS):
-                    await self._announce_now.wait()
-            except TimeoutError:
-                self._to_announce.update(self._readers)
+            await is_set_by(self._announce_now, all_at)
+            if loop.time() >= all_at:
+                all_at = loop.time() + ANNOUNCE_SECONDS
+                self._announce_all()
             self._announce_now.clear()
-            ids = [one for one in self._to_announce if one not in self._running]
-            self._to_announce.clear()
+            ids, self._to_announce = self._to_announce, set()
             try:
                 if ids:
-                    await announce(self._database, self.id, ids)
+                    await announce(self._database, self.id, list(ids))
             except Exception as error:
                 if not is_passing(error):
                     raise
+                self._to_announce |= ids  # with the next
                 logger.info("announcing waits: %s", error, extra={"action": "announce_failed"})
+
+    def _announce_all(self) -> None:
+        self._to_announce.update(one for one in self._readers if one not in self._running)
+        self._announce_now.set()
 
     def close(self) -> None:
         """The process stops: readers and waiters leave with what there is."""
@@ -110,30 +116,43 @@ class StreamHub:
         """Whether a further waiter would be refused."""
         return self._waiters.count >= self._settings.max_waiters
 
-    async def wait_terminal(self, team_id: str, result_id: UUID, seconds: float) -> asyncpg.Record:
+    def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[asyncio.Event]:
+        """An event for `wait_terminal`, to be had before the result is stored."""
+        return self._waiters.subscribed(result_id)
+
+    async def wait_terminal(
+        self, team_id: str, result_id: UUID, seconds: float, woken: asyncio.Event | None = None
+    ) -> asyncpg.Record:
         """The result once it is terminal, or as it stands after `seconds`.
 
-        Raises NotFoundError, and TooManyWaitersError beyond the process's limit.
+        With an event of `expecting` the table is read only once there is news. Raises
+        NotFoundError, and TooManyWaitersError beyond the process's limit.
         """
         if seconds <= 0:
             return await self._results.get(team_id, result_id)
-        if self.is_full:
+        if woken is None and self.is_full:
             raise TooManyWaitersError(
                 f"{self._waiters.count} requests are waiting already (LLM_MAX_WAITERS). "
                 "Poll instead.",
                 headers={"Retry-After": "5"},
             )
         ends = asyncio.get_running_loop().time() + seconds
-        with self._waiters.subscribed(result_id) as woken:
-            while True:
-                woken.clear()
-                row = await self._results.get(team_id, result_id)
-                is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
-                if row["state"] != "pending" or is_over:
-                    return row
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(ends):
-                        await woken.wait()
+        if woken is not None:
+            await is_set_by(woken, ends)
+            return await self._wait(team_id, result_id, ends, woken)
+        with self._waiters.subscribed(result_id) as woken_now:
+            return await self._wait(team_id, result_id, ends, woken_now)
+
+    async def _wait(
+        self, team_id: str, result_id: UUID, ends: float, woken: asyncio.Event
+    ) -> asyncpg.Record:
+        while True:
+            woken.clear()
+            row = await self._results.get(team_id, result_id)
+            is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
+            if row["state"] != "pending" or is_over:
+                return row
+            await is_set_by(woken, ends)
 
     # --- reading the text -----------------------------------------------------------------------
 
@@ -190,8 +209,7 @@ class StreamHub:
 
     def _on_watched(self, payload: str) -> None:
         if not payload or is_question(payload):
-            self._to_announce.update(self._readers)
-            self._announce_now.set()
+            self._announce_all()
 
     def _named(self, payload: str, subscribers: _Subscribers) -> Iterable[UUID]:
         # None are named after a (re)connection: what happened meanwhile was told to nobody.

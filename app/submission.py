@@ -1,14 +1,29 @@
-"""From a valid request to a committed row of the queue: model, prompt, length, limits, deadline."""
+"""From a valid request to a committed row of the queue: key, model, prompt, length, deadline.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+A request with an idempotency key is looked up first: sent before, it is answered with the result
+of the first sending. Two that arrive at one moment are both prepared; the statement that stores
+them decides, and the one it refuses is looked up again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import orjson
 
-from app.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
-from app.ids import new_id
+from app.errors import (
+    ConflictError,
+    FieldError,
+    IdempotencyConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+)
+from app.idempotency import NewKey, hash_request
+from app.ids import created_at, new_id
 from app.job_queue import NewContext, NewResult
 from app.model_registry import Model
 from app.schemas.native import ContextCreate, ResultCreate, SendOptions
@@ -28,9 +43,27 @@ class Accepted:
 
 
 @dataclass(slots=True, frozen=True)
+class Replayed:
+    """A result that the same request had before, under its idempotency key, as it is now."""
+
+    row: asyncpg.Record
+
+
+Answer = Accepted | Replayed
+
+
+@dataclass(slots=True, frozen=True)
 class _Prepared:
     model: Model
     result: NewResult
+
+
+@dataclass(slots=True, frozen=True)
+class _Asked:
+    """A request, with its key if it may have been sent before."""
+
+    prepare: Callable[[], Awaitable[_Prepared]]
+    key: NewKey | None
 
 
 def to_new_context(team_id: str, create: ContextCreate | ResultCreate) -> NewContext:
@@ -45,84 +78,208 @@ def to_new_context(team_id: str, create: ContextCreate | ResultCreate) -> NewCon
 
 
 async def submit_context(
-    services: Services, team_id: str, model_name: str, context_id: UUID, options: SendOptions
-) -> Accepted:
-    """Send a saved context to a model; returns once the result is committed.
+    services: Services,
+    team_id: str,
+    model_name: str,
+    context_id: UUID,
+    options: SendOptions,
+    result_id: UUID,
+) -> Answer:
+    """Send a saved context to a model; returns once the result is committed, as `result_id`.
 
-    Raises UnknownModelError, NotFoundError, InvalidRequestError, QueueFullError.
+    Raises UnknownModelError, NotFoundError, InvalidRequestError, QueueFullError,
+    IdempotencyConflictError.
     """
-    prepared = await _prepare_saved(services, team_id, model_name, context_id, options)
-    return _only(await _commit(services, [prepared]))
+    if options.idempotency_key is None:  # nothing to look up: the hot path
+        prepared = await _prepare_saved(
+            services, team_id, model_name, context_id, options, result_id
+        )
+        return _only(await _commit(services, [prepared]))
+    request = {"model": model_name, "context_id": str(context_id)} | _members(options)
+    key = services.keys.new(options.idempotency_key, hash_request(request))
+    asked = _Asked(
+        lambda: _prepare_saved(services, team_id, model_name, context_id, options, result_id), key
+    )
+    return _only(await _submit(services, team_id, [asked]))
 
 
-async def submit(services: Services, team_id: str, create: ResultCreate) -> Accepted:
+async def submit(services: Services, team_id: str, create: ResultCreate, result_id: UUID) -> Answer:
     """Save a prompt, unless it is saved already, and send it, in one commit. Raises as above."""
-    return _only(await _commit(services, [await _prepare(services, team_id, create)]))
+    if create.idempotency_key is None:
+        prepared = await _prepare(services, team_id, create, result_id)
+        return _only(await _commit(services, [prepared]))
+    asked = _to_asked(services, team_id, create, result_id)
+    return _only(await _submit(services, team_id, [asked]))
 
 
 async def submit_all(
     services: Services, team_id: str, creates: Sequence[ResultCreate | ServiceError]
-) -> list[Accepted | ServiceError]:
+) -> list[Answer | ServiceError]:
     """Send many in one commit; an item that cannot be accepted has its error in its place."""
-    prepared: list[_Prepared | ServiceError] = []
-    for create in creates:
-        try:
-            if isinstance(create, ServiceError):
-                raise create
-            prepared.append(await _prepare(services, team_id, create))
-        except ServiceError as error:
-            prepared.append(error)
-    return await _commit(services, prepared)
+    asked = [
+        create
+        if isinstance(create, ServiceError)
+        else _to_asked(services, team_id, create, new_id())
+        for create in creates
+    ]
+    return await _submit(services, team_id, asked)
 
 
-def _only(answers: list[Accepted | ServiceError]) -> Accepted:
+async def retry(
+    services: Services, team_id: str, retry_of: UUID, key: str | None, result_id: UUID
+) -> Answer:
+    """Send the request of a terminal result once more, as a new result, `result_id`.
+
+    Raises ConflictError while the first is pending; else as above.
+    """
+    new_key = services.keys.new(key, hash_request({"retry_of": str(retry_of)})) if key else None
+    asked = _Asked(lambda: _prepare_retry(services, team_id, retry_of, result_id), new_key)
+    return _only(await _submit(services, team_id, [asked]))
+
+
+def _to_asked(services: Services, team_id: str, create: ResultCreate, result_id: UUID) -> _Asked:
+    key = None
+    if create.idempotency_key is not None:
+        key = services.keys.new(create.idempotency_key, hash_request(_members(create)))
+    return _Asked(lambda: _prepare(services, team_id, create, result_id), key)
+
+
+def _members(options: SendOptions) -> dict[str, Any]:
+    """What a request asks for; a default that is written out says nothing."""
+    return options.model_dump(mode="json", exclude={"idempotency_key"}, exclude_defaults=True)
+
+
+def _only(answers: list[Answer | ServiceError]) -> Answer:
     (answer,) = answers
     if isinstance(answer, ServiceError):
         raise answer
     return answer
 
 
-async def _commit(
-    services: Services, prepared: Sequence[_Prepared | ServiceError]
-) -> list[Accepted | ServiceError]:
-    results = [item.result for item in prepared if isinstance(item, _Prepared)]
-    stored: Iterator[bool] = iter([])
-    if results:
-        await services.depth.admit(len(results))
-        stored = iter(await services.queue.enqueue(results))
-    answers: list[Accepted | ServiceError] = []
-    for item in prepared:
+async def _submit(
+    services: Services, team_id: str, asked: Sequence[_Asked | ServiceError]
+) -> list[Answer | ServiceError]:
+    known = await _replay_all(services, team_id, asked)
+    prepared: list[_Prepared | Answer | ServiceError] = []
+    for place, item in enumerate(asked):
         if isinstance(item, ServiceError):
+            prepared.append(item)
+        else:
+            prepared.append(known.get(place) or await _try_prepare(item))
+    return await _commit(services, prepared)
+
+
+async def _replay_all(
+    services: Services, team_id: str, asked: Sequence[_Asked | ServiceError]
+) -> dict[int, Answer | ServiceError]:
+    """The answers to those requests, by their place, whose key is taken already."""
+    keys = {
+        place: item.key
+        for place, item in enumerate(asked)
+        if isinstance(item, _Asked) and item.key is not None
+    }
+    if not keys:
+        return {}
+    answers = await asyncio.gather(*(_replay(services, team_id, key) for key in keys.values()))
+    return {place: answer for place, answer in zip(keys, answers, strict=True) if answer}
+
+
+async def _replay(services: Services, team_id: str, key: NewKey) -> Answer | ServiceError | None:
+    """What the key was used for: the result of the same request, or the conflict with another."""
+    taken = await services.keys.find(team_id, key.key)
+    if taken is None:
+        return None
+    if taken.request_hash != key.request_hash:
+        return IdempotencyConflictError(
+            f"Result {taken.result_id} was made under this idempotency key, by another request. "
+            "Repeat that one unchanged, or take a new key.",
+            extra={"result_id": str(taken.result_id)},
+        )
+    try:
+        return Replayed(await services.results.get(team_id, taken.result_id))
+    except NotFoundError:
+        return None  # deleted since we looked, and the key with it
+
+
+async def _try_prepare(asked: _Asked) -> _Prepared | ServiceError:
+    try:
+        prepared = await asked.prepare()
+    except ServiceError as error:
+        return error
+    if asked.key is None:
+        return prepared
+    return _Prepared(prepared.model, replace(prepared.result, key=asked.key))
+
+
+async def _commit(
+    services: Services, prepared: Sequence[_Prepared | Answer | ServiceError]
+) -> list[Answer | ServiceError]:
+    new = [item for item in prepared if isinstance(item, _Prepared)]
+    stored: Sequence[bool] = []
+    if new:
+        await services.depth.admit(len(new))
+        stored = await services.queue.enqueue([item.result for item in new])
+    refused = [item for item, is_stored in zip(new, stored, strict=True) if not is_stored]
+    reasons: Sequence[Answer | ServiceError] = []
+    if refused:
+        reasons = await asyncio.gather(*(_why_not_stored(services, item) for item in refused))
+    are_stored, why_not = iter(stored), iter(reasons)
+    answers: list[Answer | ServiceError] = []
+    for item in prepared:
+        if not isinstance(item, _Prepared):
             answers.append(item)
-        elif next(stored):
+        elif next(are_stored):
             answers.append(Accepted(item.result, item.model.ready))
         else:
-            answers.append(await _why_not_stored(services, item))
+            answers.append(next(why_not))
     return answers
 
 
-async def _why_not_stored(services: Services, prepared: _Prepared) -> ServiceError:
-    """The queue takes no row whose context is missing, or holds messages nobody rendered."""
-    try:
-        await services.contexts.get(prepared.result.team_id, prepared.result.context_id)
-    except NotFoundError as error:
-        return error
-    return _no_chat(prepared.model)
+async def _why_not_stored(services: Services, prepared: _Prepared) -> Answer | ServiceError:
+    """The queue takes no row whose key is another's, nor one whose context is missing, or holds
+    messages nobody rendered.
+    """
+    result = prepared.result
+    if result.key is not None:
+        known = await _replay(services, result.team_id, result.key)
+        if known is not None:
+            return known
+    if result.new_context is None:
+        try:
+            context = await services.contexts.get(result.team_id, result.context_id)
+        except NotFoundError as error:
+            return error
+        if result.key is None or (context.messages is not None and result.prompt is None):
+            return _no_chat(prepared.model)
+    # The key was another's and is free again: its result was deleted, or it expired just now.
+    (answer,) = await _commit(services, [prepared])
+    return answer
 
 
-async def _prepare(services: Services, team_id: str, create: ResultCreate) -> _Prepared:
+async def _prepare(
+    services: Services, team_id: str, create: ResultCreate, result_id: UUID
+) -> _Prepared:
     if create.context_id is not None:
-        return await _prepare_saved(services, team_id, create.model, create.context_id, create)
+        return await _prepare_saved(
+            services, team_id, create.model, create.context_id, create, result_id
+        )
     model = await services.registry.find(create.model)
     messages = _plain_messages(create.messages) if create.messages is not None else None
     prompt = await _render(model, messages) if messages is not None else None
     text = prompt if prompt is not None else create.content or ""
     context = to_new_context(team_id, create)
-    return await _new_result(services, model, context.id, team_id, prompt, text, create, context)
+    return await _new_result(
+        services, model, result_id, context.id, team_id, prompt, text, create, context
+    )
 
 
 async def _prepare_saved(
-    services: Services, team_id: str, model_name: str, context_id: UUID, options: SendOptions
+    services: Services,
+    team_id: str,
+    model_name: str,
+    context_id: UUID,
+    options: SendOptions,
+    result_id: UUID,
 ) -> _Prepared:
     model = await services.registry.find(model_name)
     prompt, text = None, ""
@@ -131,12 +288,41 @@ async def _prepare_saved(
         if context.messages is not None:
             prompt = await _render(model, context.messages)
         text = prompt if prompt is not None else context.content or ""
-    return await _new_result(services, model, context_id, team_id, prompt, text, options, None)
+    return await _new_result(
+        services, model, result_id, context_id, team_id, prompt, text, options, None
+    )
+
+
+async def _prepare_retry(
+    services: Services, team_id: str, retry_of: UUID, result_id: UUID
+) -> _Prepared:
+    row = await services.results.request(team_id, retry_of)
+    if row["state"] == "pending":
+        raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
+    model = await services.registry.find(row["model_name"])
+    # To a tenth, or the time from the making of the id to the commit would add up over retries.
+    deadline = round((row["deadline_at"] - created_at(retry_of)).total_seconds(), 1)
+    result = NewResult(
+        id=result_id,
+        team_id=team_id,
+        context_id=row["context_id"],
+        model_name=model.name,
+        model_version=model.version,
+        prompt=row["prompt"],
+        parameters=row["parameters"],
+        priority=row["priority"],
+        deadline_seconds=max(deadline, 0.1),
+        metadata=row["metadata"],
+        webhook_url=row["webhook_url"],
+        retry_of=retry_of,
+    )
+    return _Prepared(model, result)
 
 
 async def _new_result(
     services: Services,
     model: Model,
+    result_id: UUID,
     context_id: UUID,
     team_id: str,
     prompt: str | None,
@@ -163,7 +349,7 @@ async def _new_result(
             f"{parameters.min_tokens} exceeds max_tokens, which is {max_tokens} unless it is given",
         )
     result = NewResult(
-        id=new_id(),
+        id=result_id,
         team_id=team_id,
         context_id=context_id,
         model_name=model.name,

@@ -248,7 +248,8 @@ workers = Table(
     _time("lease_expires_at", nullable=False),
     # A dead row never renews: a worker that finds itself dead comes back under a new id.
     _time("dead_at"),
-    # {model: {"running": results, "tokens_per_second": rate}}, renewed with the lease.
+    # By model: {"running": results, "tokens_per_second": rate, "results_per_second": rate}; renewed
+    # with the lease.
     Column("load", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     Index("ix_workers_alive", "lease_expires_at", postgresql_where=text("dead_at IS NULL")),
 )

@@ -27,9 +27,9 @@ DELETE FROM stream_tickets WHERE ticket_hash = $1 AND result_id = $2
 RETURNING CASE WHEN expires_at > now() THEN team_id END AS team_id
 """
 
-_CLEAN = """
+_REMOVE_EXPIRED = """
 DELETE FROM stream_tickets WHERE ticket_hash IN (
-  SELECT ticket_hash FROM stream_tickets WHERE expires_at < now() - interval '1 minute'
+  SELECT ticket_hash FROM stream_tickets WHERE expires_at < now()
   LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """
 
@@ -66,9 +66,9 @@ class TicketOffice:
             )
         return str(row["team_id"])
 
-    async def clean(self) -> None:
-        """Remove tickets that nobody redeemed."""
-        await self._database.fetch(_CLEAN)
+    async def remove_expired(self) -> None:
+        """Remove tickets that nobody redeemed, some at a time."""
+        await self._database.fetch(_REMOVE_EXPIRED)
 
 
 def _hash(text: str) -> bytes:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import re
 import struct
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
@@ -198,6 +199,52 @@ def _logprobs(content: bytes | None) -> str | None:
     return _NUL_ESCAPE.sub(r"\1\\ufffd", text) if r"\u0000" in text else text
 
 
+class _Responses:
+    """What a call answers, read by a task of its own that outlives its consumer's cancellation.
+
+    gRPC cancels a call at once when the task that waits for it is cancelled.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._arrived: deque[Any] = deque()
+        self._has_news = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+        self._reading.add_done_callback(self._on_end)
+
+    async def _read(self) -> None:
+        async for response in self._call:
+            self._arrived.append(response)
+            self._has_news.set()
+
+    def _on_end(self, reading: asyncio.Task[None]) -> None:
+        self._has_news.set()
+        if not reading.cancelled():
+            reading.exception()  # seen, also when the consumer has left
+
+    @property
+    def are_over(self) -> bool:
+        """Whether the call has ended: there is nothing to cancel."""
+        return self._reading.done()
+
+    def __aiter__(self) -> "_Responses":
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next response. Raises AioRpcError."""
+        while not self._arrived:
+            if self._reading.done():
+                self._reading.result()
+                raise StopAsyncIteration
+            self._has_news.clear()
+            await self._has_news.wait()
+        return self._arrived.popleft()
+
+    async def until_over(self) -> None:
+        """Wait for the end of the call, whatever it is."""
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
 class TritonClient:
     """A channel to one Triton server. Use it inside `async with`."""
 
@@ -239,41 +286,44 @@ class TritonClient:
         request_id = uuid4().hex
         request = build_request(model, prompt, parameters, request_id)
         call = self._infer(request)
-        is_over = False
+        responses = _Responses(call)
+        is_running = True  # as far as we know: it has to be told that nobody listens
         try:
-            async for response in call:
+            async for response in responses:
                 if response.error_message:
                     raise _to_model_error(response.error_message)
                 yield read_response(response.infer_response)
-            is_over = True
         except grpc.aio.AioRpcError as error:
-            is_over = True
             raise _to_stream_error(error) from error
         except GenerationError:
-            is_over = True
-            call.cancel()
+            is_running = False
             raise
         finally:
-            if not is_over:
-                task = asyncio.create_task(self._cancel(call, model, request_id))
+            if not responses.are_over:
+                ending = self._end(call, responses, model, request_id if is_running else None)
+                task = asyncio.create_task(ending)
                 self._cancellations.add(task)
                 task.add_done_callback(self._cancellations.discard)
 
-    async def _cancel(self, call: Any, model: str, request_id: str) -> None:
-        """Have the model end a stream, and only then cancel the call.
+    async def _end(
+        self, call: Any, responses: "_Responses", model: str, request_id: str | None
+    ) -> None:
+        """Have the model end a stream, if it is running, and only then cancel the call.
 
         Cancelling a call that Triton 2.51 is answering crashes the server about once in a
-        thousand times. Models that take no cancellations (NVIDIA's backend, in newer servers
-        without that fault) have the call cancelled at once.
+        thousand times, and otherwise holds the model when it is to be unloaded. Models that take
+        no cancellations (NVIDIA's backend, in newer servers without that fault) have the call
+        cancelled at once.
         """
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(_CANCEL_SECONDS):
-                if await self._takes_cancellation(model):
+                if request_id is None:
+                    await responses.until_over()
+                elif await self._takes_cancellation(model):
                     message = build_cancellation(model, request_id)
                     async for _ in self._stub.ModelStreamInfer(iter([message])):
                         pass
-                    async for _ in call:
-                        pass
+                    await responses.until_over()
         call.cancel()
 
     async def _takes_cancellation(self, model: str) -> bool:

@@ -6,7 +6,6 @@ processes may deliver: a claim skips what another one holds.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -25,6 +24,7 @@ from app.listener import WEBHOOKS, Listener
 from app.model_registry import ModelRegistry
 from app.results import ResultStore
 from app.schemas.native import result_to_wire
+from app.waiting import is_set_within
 from app.webhook_outbox import Due, Verdict, WebhookOutbox
 from app.webhook_sender import Answer, Sender, sign
 
@@ -82,8 +82,7 @@ class Deliverer:
                 while True:
                     self._wake.clear()
                     pause = await self._start_due()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), pause)
+                    await is_set_within(self._wake, pause)
             finally:
                 await self._stop_calls()
 

@@ -5,10 +5,9 @@ streams, writes nothing more under that id and comes back under a new one.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +24,9 @@ from app.model_trust import ModelTrust
 from app.runner import Attempt, StopReason
 from app.settings import Settings
 from app.stream_hub import StreamHub
+from app.throughput import Throughput
 from app.triton_client import TritonClient
+from app.waiting import is_set_by, is_set_within
 from app.watched import Watched
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Worker:
         self._nothing_is_flushed = asyncio.Event()
         self._nothing_is_flushed.set()
         self._generated: Counter[str] = Counter()
+        self._throughput = Throughput()
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         registry.on_change(self._wake.set)
@@ -98,6 +100,7 @@ class Worker:
             )
         ]
         claiming = asyncio.create_task(self._claim_until_stopped(), name="worker claim")
+        self._queue.birthplace = self
         try:
             done, _ = await asyncio.wait(
                 [claiming, *side_tasks], return_when=asyncio.FIRST_COMPLETED
@@ -148,8 +151,7 @@ class Worker:
             )
             if asked and claimed.total() >= sum(asked.values()):
                 continue  # there may be more
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
+            await is_set_within(self._wake, self._settings.poll_seconds)
 
     def _free_slots(self) -> dict[str, int]:
         """The free slots, shared between the ready models."""
@@ -163,6 +165,30 @@ class Worker:
         share, rest = divmod(free, len(models))
         slots = {name: share + (place < rest) for place, name in enumerate(models)}
         return self._trust.restrict(slots, self._running.values())
+
+    # The queue's birthplace: results of this process's API that need not wait for a claim.
+
+    @property
+    def worker_id(self) -> UUID:
+        """The id that this worker lives under."""
+        return self._lease.id
+
+    def may_start(self, models: Sequence[str]) -> list[bool]:
+        """Which new results of these models have a place here now."""
+        if self._is_short or self._stopping.is_set():
+            return [False] * len(models)
+        slots = self._free_slots()
+        taken = Counter[str]()
+        places = []
+        for model in models:
+            places.append(taken[model] < slots.get(model, 0))
+            taken[model] += 1
+        return places
+
+    def start(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run results that were stored as claimed; those of a former life are freed with it."""
+        if worker_id == self._lease.id and self._queue.birthplace is self:
+            self._start(claims)
 
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
         """Claim and start what is there; how much, by model."""
@@ -187,7 +213,7 @@ class Worker:
                 raise
             logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
 
-    def _start(self, claims: list[Claim]) -> None:
+    def _start(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             attempt = Attempt(claim, self._triton, self._on_text)
             self._running[claim.id] = attempt
@@ -206,6 +232,8 @@ class Worker:
             self._generated[claim.model_name] += attempt.completion_tokens
             if end is not None:
                 self._judge_model(attempt, end)
+                if end.outcome in (Outcome.COMPLETED, Outcome.FAILED):
+                    self._throughput.count(claim.model_name)
                 # The end removes the chunks that it sees: not one that is just being written.
                 await self._nothing_is_flushed.wait()
                 if not await self._write_end(end):
@@ -290,9 +318,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         all_at = loop.time() + self._settings.flush_seconds
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(all_at):
-                    await self._has_untold.wait()
+            await is_set_by(self._has_untold, all_at)
             told, self._untold = self._untold, set()
             self._has_untold.clear()
             if loop.time() >= all_at:
@@ -326,13 +352,15 @@ class Worker:
         """What this worker does by model, as JSON, since the last call."""
         running = Counter(attempt.claim.model_name for attempt in self._running.values())
         generated, self._generated = self._generated, Counter()
+        rates = self._throughput.beat(running.keys() | generated.keys())
         return orjson.dumps(
             {
                 model: {
                     "running": running[model],
                     "tokens_per_second": round(generated[model] / self._lease.period, 1),
+                    "results_per_second": round(rate, 4),
                 }
-                for model in running.keys() | generated.keys()
+                for model, rate in rates.items()
             }
         ).decode()
 
@@ -376,6 +404,7 @@ class Worker:
 
     async def _abandon(self) -> None:
         """End this id: stop what still runs without a word, and hand its rows back."""
+        self._queue.birthplace = None
         for attempt in self._running.values():
             attempt.stop(StopReason.NOT_OURS)
         await _cancel_all(self._tasks)

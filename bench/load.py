@@ -63,7 +63,8 @@ class Callers:
         done = [
             connection.start(next_request, ends, statuses, load) for connection in self._connections
         ]
-        await asyncio.wait_for(asyncio.gather(*done), seconds + _TAIL_SECONDS)
+        async with asyncio.timeout(seconds + _TAIL_SECONDS):
+            await asyncio.gather(*done)
         load.count = len(load.latencies)
         load.rate = load.rate / seconds
         return load

@@ -104,9 +104,12 @@ async def migrate(environment: Mapping[str, str], log_file: Path) -> None:
 
 
 def run(command: str, environment: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Start `python -m app <command>`. Killed at our death: what it held is rescued later."""
+    """Start `python -m app <command>`; killed at our death: what it held is rescued later.
+
+    The command may hold options.
+    """
     return processes.spawn(
-        [sys.executable, "-m", "app", command],
+        [sys.executable, "-m", "app", *command.split()],
         log_file=log_file,
         env=environment,
         death_signal=signal.SIGKILL,

@@ -4,15 +4,17 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
+import asyncpg
 from fastapi import Depends, Query
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.errors import NotFoundError, ServiceError
+from app.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
+from app.schemas.native import Key, result_to_wire
 from app.services import Services
 from app.settings import DEFAULT_TEAM
 from app.wire import json_response, problem_response
@@ -29,6 +31,16 @@ After = Annotated[
 ]
 Name = Annotated[str | None, Query(max_length=256, pattern=r"^[^\x00]*$")]
 Force = Annotated[bool, Query(description="Also what is pending: it is stopped.")]
+
+
+_KEY = TypeAdapter(Key)
+KEY_HEADER = {
+    "Idempotency-Key": {
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+        "description": "The same key and request again are answered with the first result, and "
+        "the header `Idempotent-Replayed: true`; another request with 409.",
+    }
+}
 
 
 def services_of(request: Request) -> Services:
@@ -81,6 +93,29 @@ async def body_of(request: Request) -> bytes:
     return body
 
 
+def idempotency_key(request: Request, in_body: str | None = None) -> str | None:
+    """The key of a request, from its header or its body.
+
+    Raises InvalidRequestError for a header that is no key, or not the one of the body.
+    """
+    given = {value for name, value in request.scope["headers"] if name == b"idempotency-key"}
+    if not given:
+        return in_body
+    try:
+        (key,) = (_KEY.validate_python(value.decode()) for value in given)
+    except ValueError as error:
+        message = "must be one key of 1 to 255 characters, none of them a control character"
+        raise _bad_key(message) from error
+    if in_body not in (None, key):
+        raise _bad_key("differs from the body's idempotency_key; send one of them")
+    return key
+
+
+def _bad_key(message: str) -> InvalidRequestError:
+    name = "Idempotency-Key"
+    return InvalidRequestError(f"{name}: {message}.", [FieldError(name, message)])
+
+
 def describe(
     *,
     path: dict[str, str] | None = None,
@@ -120,6 +155,11 @@ def to_id(text: str, noun: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise NotFoundError(f"There is no {noun} {text[:64]!r}.") from None
+
+
+def result_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
+    """A result as JSON members."""
+    return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
 
 
 def page_response(request: Request, items: Sequence[dict[str, Any]], limit: int) -> Response:

@@ -1,26 +1,15 @@
-"""/models/send and /results/: send prompts, read, wait for, cancel and delete results."""
+"""/results/: read, wait for, list, cancel and delete results."""
 
-import contextlib
-import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import asyncpg
-import orjson
 from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import (
-    BodyTooLargeError,
-    DatabaseUnavailableError,
-    FieldError,
-    InvalidRequestError,
-    ServiceError,
-    TooManyWaitersError,
-)
+from app.errors import FieldError, InvalidRequestError
 from app.results import ResultFilter
 from app.routes.common import (
     TEAM,
@@ -29,42 +18,21 @@ from app.routes.common import (
     Limit,
     Name,
     ServicesOf,
-    body_of,
     describe,
     page_response,
-    reference,
+    result_wire,
     services_of,
     to_id,
 )
-from app.schemas.native import (
-    MAX_BULK,
-    AttemptRead,
-    ResultCreate,
-    ResultRead,
-    SendOptions,
-    accepted_to_wire,
-    attempts_to_wire,
-    result_to_wire,
-)
+from app.schemas.native import AttemptRead, ResultRead, attempts_to_wire
 from app.services import Services
-from app.submission import Accepted, submit, submit_all, submit_context
-from app.wire import json_response, parse
+from app.wire import json_response
 
 router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])
 
-_SEND = TypeAdapter(SendOptions)
-_CREATE = TypeAdapter(ResultCreate)
-_NO_OPTIONS = SendOptions()
-_PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
 _CANCEL_WAIT_SECONDS = 2.0
 
-_WAIT_HEADER = {
-    "Prefer": {
-        "schema": {"type": "string", "pattern": r"wait=\d+", "example": "wait=30"},
-        "description": "Hold up to this many seconds; answer 200 if the result is terminal by then.",
-    }
-}
 _WAIT_QUERY = {
     "wait": {
         "schema": {"type": "number", "minimum": 0, "maximum": 60, "default": 0},
@@ -75,82 +43,36 @@ _WAIT_QUERY = {
         "description": "While pending, `result` is the text stored so far.",
     },
 }
-_SEND_EXAMPLE = {"parameters": {"max_tokens": 40, "temperature": 0}, "deadline_seconds": 600}
-_CREATE_EXAMPLE = {"model": "demo", "content": "def ", "parameters": {"max_tokens": 40}}
+_MATCH_HEADER = {
+    "If-None-Match": {
+        "schema": {"type": "string"},
+        "description": "The `ETag` of an earlier answer; 304 while the result is the same.",
+    }
+}
 
 
 @raw.get(
     "/results/{result_id}",
-    responses={200: {"model": ResultRead}},
-    openapi_extra=describe(path={"result_id": "The result's id."}, query=_WAIT_QUERY),
+    responses={200: {"model": ResultRead}, 304: {"description": "It has not changed."}},
+    openapi_extra=describe(
+        path={"result_id": "The result's id."}, query=_WAIT_QUERY, header=_MATCH_HEADER
+    ),
 )
 async def read_result(request: Request) -> Response:
     """Read a result; with `wait`, once it is terminal or the time is over."""
     services = services_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
     if not request.scope["query_string"]:
-        return _result_response(services, await services.results.get(TEAM, result_id))
+        row = await services.results.get(TEAM, result_id)
+        return await _result_response(request, services, row)
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
     row = await services.hub.wait_terminal(TEAM, result_id, seconds)
     if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
         partial = await services.results.partial_output(TEAM, result_id)
-        return json_response(_to_wire(services, row) | {"result": partial})
-    return _result_response(services, row)
-
-
-@raw.post(
-    "/models/send/{model_name}/{context_id}",
-    status_code=202,
-    responses={202: {"model": ResultRead}, 200: {"model": ResultRead}},
-    openapi_extra=describe(
-        path={"model_name": "A model's name.", "context_id": "A saved context's id."},
-        header=_WAIT_HEADER,
-        body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
-    ),
-)
-async def send_context(request: Request) -> Response:
-    """Send a saved prompt to a model. The answer holds the result's id, committed."""
-    body = await body_of(request)
-    options = parse(_SEND, body) if body else _NO_OPTIONS
-    path = request.path_params
-    services = services_of(request)
-    accepted = await submit_context(
-        services, TEAM, path["model_name"], to_id(path["context_id"], "context"), options
-    )
-    return await _accepted_response(request, services, accepted)
-
-
-@raw.post(
-    "/results/",
-    status_code=202,
-    responses={202: {"model": ResultRead | list[ResultRead]}, 200: {"model": ResultRead}},
-    openapi_extra=describe(
-        header=_WAIT_HEADER,
-        body={
-            "schema": {
-                "oneOf": [
-                    reference(ResultCreate),
-                    {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
-                ]
-            },
-            "example": _CREATE_EXAMPLE,
-        },
-    ),
-)
-async def create_results(request: Request) -> Response:
-    """Save a prompt and send it in one call; a list of up to 1,000 is one commit.
-
-    A list is answered by a list: each item a Result, or a problem in its place.
-    """
-    body = await body_of(request)
-    services = services_of(request)
-    if body.lstrip()[:1] == b"[":
-        accepted = await submit_all(services, TEAM, _parse_list(body))
-        return json_response([_bulk_item(item) for item in accepted], 202)
-    return await _accepted_response(
-        request, services, await submit(services, TEAM, parse(_CREATE, body))
-    )
+        wire, headers = await _pending_wire(services, row)
+        return json_response(wire | {"result": partial}, 200, headers)
+    return await _result_response(request, services, row)
 
 
 @router.get("/results/", response_model=list[ResultRead])
@@ -173,7 +95,7 @@ async def list_results(
         state, model_name, context_id, error_code, retryable, created_after, created_before
     )
     rows = await services.results.list(TEAM, narrowed, after=after, limit=limit, full=full)
-    return page_response(request, [_to_wire(services, row) for row in rows], limit)
+    return page_response(request, [result_wire(services, row) for row in rows], limit)
 
 
 @router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])
@@ -207,7 +129,7 @@ async def cancel_result(result_id: str, services: ServicesOf) -> Response:
     await services.queue.cancel(TEAM, id=identifier)
     seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
     row = await services.hub.wait_terminal(TEAM, identifier, seconds)
-    return json_response(_to_wire(services, row), 202 if row["state"] == "pending" else 200)
+    return json_response(result_wire(services, row), 202 if row["state"] == "pending" else 200)
 
 
 @router.delete("/results/{result_id}", status_code=204)
@@ -217,56 +139,38 @@ async def delete_result(result_id: str, services: ServicesOf, force: Force = Fal
     return Response(status_code=204)
 
 
-async def _accepted_response(request: Request, services: Services, accepted: Accepted) -> Response:
-    result = accepted.result
-    headers = {"Location": f"/results/{result.id}"}
-    prefer = next((value for name, value in request.scope["headers"] if name == b"prefer"), b"")
-    wanted = _PREFER_WAIT.search(prefer)
-    if wanted:
-        seconds = min(float(wanted[1]), services.settings.max_wait_seconds)
-        # The result is committed: an error of the waiting must not hide its id.
-        with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
-            row = await services.hub.wait_terminal(TEAM, result.id, seconds)
-            headers["Preference-Applied"] = f"wait={seconds:.0f}"
-            status = 202 if row["state"] == "pending" else 200
-            return json_response(_to_wire(services, row), status, headers)
-    return json_response(accepted_to_wire(result, model_ready=accepted.model_ready), 202, headers)
+async def _result_response(request: Request, services: Services, row: asyncpg.Record) -> Response:
+    """A result, or 304 where the client has it; while it is pending with what is to be expected."""
+    tag = _etag(row)
+    is_known = any(
+        name == b"if-none-match" and tag in value for name, value in request.scope["headers"]
+    )
+    if row["state"] != "pending":
+        headers = {"ETag": tag.decode()}
+        if is_known:
+            return Response(None, 304, headers)
+        return json_response(result_wire(services, row), 200, headers)
+    wire, headers = await _pending_wire(services, row)
+    headers["ETag"] = tag.decode()
+    return Response(None, 304, headers) if is_known else json_response(wire, 200, headers)
 
 
-def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
-    """Each item by itself: one wrong item does not refuse the others."""
-    try:
-        items = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(
-            f"The body is not valid JSON: {error}.", [FieldError("body", str(error))]
-        ) from error
-    if not items:
-        raise InvalidRequestError("The list is empty.", [FieldError("body", "is an empty list")])
-    if len(items) > MAX_BULK:
-        raise BodyTooLargeError(f"A list holds at most {MAX_BULK} items; this one {len(items)}.")
-    return [_parse_item(orjson.dumps(item)) for item in items]
+async def _pending_wire(
+    services: Services, row: asyncpg.Record
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A pending result with its place in the queue, and the header that says when to ask again."""
+    estimate = await services.positions.estimate(row)
+    wire = result_wire(services, row)
+    wire["queue_position"] = estimate.position
+    wire["estimated_wait_seconds"] = estimate.wait_seconds
+    return wire, {"Retry-After": str(estimate.poll_seconds)}
 
 
-def _parse_item(body: bytes) -> ResultCreate | ServiceError:
-    try:
-        return parse(_CREATE, body)
-    except InvalidRequestError as error:
-        return error
-
-
-def _bulk_item(item: Accepted | ServiceError) -> dict[str, Any]:
-    if isinstance(item, ServiceError):
-        return item.to_problem()
-    return accepted_to_wire(item.result, model_ready=item.model_ready)
-
-
-def _to_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
-    return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
-
-
-def _result_response(services: Services, row: asyncpg.Record) -> Response:
-    return json_response(_to_wire(services, row))
+def _etag(row: asyncpg.Record) -> bytes:
+    """A weak validator (RFC 9110, 8.8.3): the row's state, whatever the estimates say."""
+    changed = row["finished_at"] or row["cancel_requested_at"] or row["started_at"]
+    at = 0 if changed is None else int(changed.timestamp() * 1e6)
+    return f'W/"{row["state"]}-{row["attempt"]}-{at:x}"'.encode()
 
 
 def _to_seconds(text: str, most: float) -> float:

@@ -1,10 +1,8 @@
 """/results/{id}/stream: a result's text, live and resumable; tickets for browsers."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
 from uuid import UUID
 
-import asyncpg
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,8 +10,8 @@ from starlette.responses import Response
 
 from app.errors import FieldError, InvalidRequestError
 from app.follow import AttemptStarted, Follower, Position, Silence, TextDelta
-from app.routes.common import TEAM, ServicesOf, describe, services_of, to_id
-from app.schemas.native import TicketRead, result_to_wire
+from app.routes.common import TEAM, ServicesOf, describe, result_wire, services_of, to_id
+from app.schemas.native import TicketRead
 from app.services import Services
 from app.sse import KEEP_ALIVE, MEDIA_TYPE, EventStreamResponse, encode_event
 from app.wire import json_response
@@ -105,13 +103,9 @@ async def event_frames(
         elif isinstance(event, AttemptStarted):
             name, data = "attempt", {"attempt": event.position.attempt}
         else:
-            name, data = event.row["state"], _to_wire(services, event.row)
+            name, data = event.row["state"], result_wire(services, event.row)
         yield encode_event(name, str(event.position), orjson.dumps(data), retry=is_first)
         is_first = False
-
-
-def _to_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
-    return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
 
 
 def _position_of(request: Request) -> Position:

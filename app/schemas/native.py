@@ -21,6 +21,8 @@ MAX_URL_CHARACTERS = 2_048
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
+# Without control characters: a key is printed in logs and problems.
+Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
 
@@ -82,6 +84,11 @@ class SendOptions(_WithMetadata):
     )
     webhook_url: Annotated[str, Field(max_length=MAX_URL_CHARACTERS)] | None = Field(
         None, description="Told when the result is terminal; see /webhooks/deliveries."
+    )
+    idempotency_key: Key | None = Field(
+        None,
+        description="The same key and body again are answered with the first result, another body "
+        "with 409. The header `Idempotency-Key` says the same of a request that is no list.",
     )
 
 
@@ -149,6 +156,15 @@ class ResultRead(BaseModel):
     first_token_at: datetime | None
     finished_at: datetime | None
     metadata: dict[str, Any]
+    retry_of: UUID | None = Field(description="The result that this one is a retry of.")
+    queue_position: int | Literal["1000+"] | None = Field(
+        description="While pending, at `GET /results/{id}`: 1 is the next to be run, 0 is running; "
+        "null where unknown."
+    )
+    estimated_wait_seconds: float | None = Field(
+        description="Until it runs, by the queue before it and the throughput of the last minute; "
+        "null where unknown."
+    )
     logprobs: list[Any] | None = Field(None, description="Only when asked for.")
 
 
@@ -223,6 +239,7 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
         row["cancel_requested_at"],
         row["finished_at"],
     )
+    retry_of = row["retry_of"]
     error = None
     if row["error_code"] is not None:
         error = {
@@ -256,6 +273,9 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
         "first_token_at": row["first_token_at"],
         "finished_at": finished,
         "metadata": orjson.Fragment(row["metadata"]),
+        "retry_of": retry_of and str(retry_of),
+        "queue_position": None,
+        "estimated_wait_seconds": None,
     }
     if row["logprobs"] is not None:
         wire["logprobs"] = orjson.Fragment(row["logprobs"])
@@ -285,6 +305,9 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
         "first_token_at": None,
         "finished_at": None,
         "metadata": orjson.Fragment(result.metadata),
+        "retry_of": result.retry_of and str(result.retry_of),
+        "queue_position": None,
+        "estimated_wait_seconds": None,
     }
 
 

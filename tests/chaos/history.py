@@ -66,6 +66,6 @@ async def check_history(stack: "Stack") -> None:
 
 def check_logs(stack: "Stack") -> None:
     """No process met an error that it did not foresee."""
-    for name in ("api", *stack.workers):
+    for name in stack.parts:
         log = stack.log(name)
         assert "Traceback" not in log, f"{name}: {log[log.index('Traceback') - 300 :][:6000]}"

@@ -38,7 +38,7 @@ class HttpClient:
         _traceback: TracebackType | None,
     ) -> None:
         for _, writer, _ in self._idle:
-            await _close(writer)
+            await close(writer)
 
     async def get(self, path: str) -> Answer:
         return await self._request("GET", path, b"")
@@ -58,14 +58,14 @@ class HttpClient:
                 writer.write(head.encode() + body)
                 answer = await _read(reader)
             except BaseException as error:
-                await _close(writer)
+                await close(writer)
                 if isinstance(error, asyncio.IncompleteReadError):
                     raise ConnectionResetError("closed before the answer was complete") from error
                 raise
             if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 self._idle.append((reader, writer, asyncio.get_running_loop().time()))
             else:  # the server closes the connection after it
-                await _close(writer)
+                await close(writer)
         return answer
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -75,7 +75,7 @@ class HttpClient:
             age = asyncio.get_running_loop().time() - since
             if age < _IDLE_SECONDS and not reader.at_eof():
                 return reader, writer
-            await _close(writer)
+            await close(writer)
         return await asyncio.open_connection(self._host, self._port)
 
 
@@ -89,7 +89,8 @@ async def _read(reader: asyncio.StreamReader) -> Answer:
     return Answer(int(status.split()[1]), orjson.loads(await reader.readexactly(length)))
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, whatever state it is in."""
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

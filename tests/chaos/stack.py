@@ -32,6 +32,11 @@ _CONNECTIONS = 200  # as many POSTs are under way at once
 class Process(ServicePart):
     """API or worker: `python -m app serve` or `python -m app worker`."""
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def send_signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
@@ -124,6 +129,19 @@ class Stack:
     client: HttpClient
     api: Process
     workers: dict[str, Process] = field(default_factory=dict)
+    more_apis: dict[str, Process] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+
+    async def start_api(self, name: str, command: str = "serve", **changes: str) -> Process:
+        """Start a further API, on a port of its own: `ports[name]`.
+
+        With `command` "serve --with-worker" it is a worker as well.
+        """
+        self.ports[name] = processes.free_port()
+        environment = self.environment | {"LLM_PORT": str(self.ports[name])} | changes
+        api = self.more_apis[name] = _api(self.directory, environment, name, command)
+        await api.start()
+        return api
 
     async def restart_api(self, **changes: str) -> None:
         """Start the API again, on the same port, with settings of its own."""
@@ -148,9 +166,9 @@ class Stack:
         ids = await asyncio.gather(*(self.send_one(prompt) for prompt in prompts))
         return dict(zip(ids, prompts, strict=True))
 
-    async def send_one(self, prompt: str) -> str:
+    async def send_one(self, prompt: str, model: str = "scripted", **parameters: object) -> str:
         """POST a prompt; its id. Raises ConnectionError when the API goes away meanwhile."""
-        body = {"model": "scripted", "content": prompt, "parameters": PARAMETERS}
+        body = {"model": model, "content": prompt, "parameters": PARAMETERS | parameters}
         answer = await self.client.post("/results/", body)
         assert answer.status == 202, answer
         return str(answer.json["id"])
@@ -196,9 +214,13 @@ class Stack:
         await until(is_over, seconds, "no result is pending")
 
     def log(self, name: str) -> str:
-        """What "api" or a worker wrote to its log."""
-        file = self.api.log_file if name == "api" else self.workers[name].log_file
-        return file.read_text()
+        """What a process wrote to its log."""
+        return self.parts[name].log_file.read_text()
+
+    @property
+    def parts(self) -> dict[str, Process]:
+        """All processes of the service, by name."""
+        return {"api": self.api} | self.more_apis | self.workers
 
 
 # A result of which some text has come.
@@ -241,19 +263,22 @@ async def open_stack(
     api = _api(directory, environment)
     async with HttpClient("127.0.0.1", port, _CONNECTIONS) as client:
         stack = Stack(directory, postgres, database, environment, client, api)
+        stack.ports["api"] = port
         await _prepare(stack)
         try:
             await api.start()
             yield stack
         finally:
-            for part in (stack.api, *stack.workers.values()):
+            for part in stack.parts.values():
                 await part.stop()
 
 
-def _api(directory: Path, environment: dict[str, str]) -> Process:
+def _api(
+    directory: Path, environment: dict[str, str], name: str = "api", command: str = "serve"
+) -> Process:
     ready_url = f"http://127.0.0.1:{environment['LLM_PORT']}/health/ready"
-    log_file = directory / "api.log"
-    return Process("api", "serve", environment, log_file, ready_url=ready_url, grace=10)
+    log_file = directory / f"{name}.log"
+    return Process(name, command, environment, log_file, ready_url=ready_url, grace=10)
 
 
 async def _prepare(stack: Stack) -> None:

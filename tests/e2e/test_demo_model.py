@@ -11,8 +11,10 @@ import psutil
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
+from app.settings import Settings
 from app.triton_client import TritonClient
 from tests.conftest import Service
+from tests.integration.support import serve
 
 pytestmark = pytest.mark.vllm
 
@@ -181,3 +183,26 @@ async def _until_running(
             ):
                 return
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+async def test_a_client_that_leaves(
+    vllm_settings: Settings, vllm_triton: EmbeddedTriton, on_disconnect: str
+) -> None:
+    """A stream dropped by its client frees the engine, or loses nothing: as the client said."""
+    body = {"model": "demo", "content": "def ", "parameters": GREEDY | {"max_tokens": 900}}
+    headers = {"Accept": "text/event-stream", "X-On-Disconnect": on_disconnect}
+    async with serve(vllm_settings, with_worker=True) as service:
+        async with service.client.stream("POST", "/results/", json=body, headers=headers) as stream:
+            path = stream.headers["location"]
+            async for line in stream.aiter_lines():
+                if line.startswith("event: delta"):
+                    break
+        result = await _wait(service.client, path.removeprefix("/results/"), seconds=60)
+        await _until_running(vllm_triton, at_most=0)
+    if on_disconnect == "cancel":
+        assert result["error"]["code"] == "cancelled"
+        assert 0 < result["usage"]["completion_tokens"] < 900
+    else:
+        assert result["state"] == "completed"
+        assert result["usage"]["completion_tokens"] == 900

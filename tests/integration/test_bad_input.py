@@ -103,6 +103,7 @@ ID_ROUTES = (
     ("GET", "/results/{}?wait=1"),
     ("GET", "/results/{}/attempts"),
     ("POST", "/results/{}/cancel"),
+    ("POST", "/results/{}/retry"),
     ("DELETE", "/results/{}"),
     ("DELETE", "/results/{}?force=true"),
     ("POST", "/models/send/scripted/{}"),
@@ -116,6 +117,8 @@ MODEL_ROUTES = (
 DEEP = b"[" * 100_000 + b"]" * 100_000
 NO_OBJECTS: list[object] = [[], "x", 1, None, True]
 HUGE_INT = "1" + "0" * 400
+
+ODD_KEYS: list[object] = ["", "x" * 256, "a\0b", "a\nb", 1, ["a"], {}, True]
 
 CASES = [
     *(_missing(method, path.format(bad)) for method, path in ID_ROUTES for bad in IDS),
@@ -395,6 +398,28 @@ CASES = [
             ("origin", "null"),
             ("origin", "https://evil.example:1"),
         )
+    ),
+    *(
+        Case(
+            f"key in the header of {path}",
+            "POST",
+            path,
+            422,
+            "invalid_request",
+            "Idempotency-Key",
+            {"json": body, "headers": {"idempotency-key": key}},
+        )
+        for path, body, key in (
+            ("/results/", OK, "x" * 256),
+            ("/results/", OK | {"idempotency_key": "a"}, "b"),
+            ("/results/", [OK], "a"),
+            (f"/models/send/scripted/{UNKNOWN_ID}", {}, ""),
+            (f"/results/{UNKNOWN_ID}/retry", None, "x" * 256),
+        )
+    ),
+    *(
+        _body(f"key {key!r:.40}", OK | {"idempotency_key": key}, "idempotency_key")
+        for key in ODD_KEYS
     ),
     Case(
         "cross-site cancel",

@@ -28,6 +28,7 @@ ROUTES = {
     "/webhooks/deliveries": {"get"},
     "/webhooks/deliveries/{delivery_id}/redeliver": {"post"},
     "/webhooks/secret": {"get", "post"},
+    "/results/{result_id}/retry": {"post"},
     "/health": {"get"},
     "/health/live": {"get"},
     "/health/ready": {"get"},

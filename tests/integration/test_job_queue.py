@@ -12,9 +12,9 @@ import pytest
 
 from app.database import Database
 from app.errors import CANCELLED, Failure, FailureCode
+from app.idempotency import NewKey
 from app.ids import new_id
 from app.job_queue import (
-    MAX_BATCH,
     AttemptEnd,
     Chunk,
     Claim,
@@ -23,6 +23,7 @@ from app.job_queue import (
     NewResult,
     Outcome,
 )
+from app.job_queue_sql import MAX_BATCH
 from app.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.settings import Settings
 from tests.conftest import connect, make_settings
@@ -184,6 +185,86 @@ async def test_enqueue_survives_a_connection_lost_at_commit(bench: Bench) -> Non
     async with bench.database.connection() as connection:
         assert await lane._statement(connection, [result], True) == [True]
         assert await lane._statement(connection, [result], False) == [False]
+
+
+def keyed(key: str, seconds: float = 60.0, **members: Any) -> NewResult:
+    return make_result(key=NewKey(key, b"hash", seconds), **members)
+
+
+async def key_owners(bench: Bench) -> dict[str, UUID]:
+    rows = await bench.connection.fetch("SELECT key, result_id FROM idempotency_keys")
+    return {row["key"]: row["result_id"] for row in rows}
+
+
+async def test_enqueue_with_keys_beside_others(bench: Bench) -> None:
+    """The first row of a key is stored with it; the others leave nothing, not even a context."""
+    first, second = keyed("a"), keyed("a")
+    plain = [make_result() for _ in range(3)]
+    other_team = replace(
+        keyed("a"), team_id="other", new_context=NewContext(new_id(), "other", "x", None, "{}")
+    )
+    assert other_team.new_context is not None
+    other_team = replace(other_team, context_id=other_team.new_context.id)
+    batch = [plain[0], first, plain[1], second, other_team, plain[2], keyed("b")]
+    assert await bench.queue.enqueue(batch) == [True, True, True, False, True, True, True]
+    assert await bench.queue.enqueue([keyed("b"), make_result(), keyed("c")]) == [False, True, True]
+    owners = await bench.connection.fetch(
+        "SELECT team_id, result_id FROM idempotency_keys WHERE key = 'a' ORDER BY team_id"
+    )
+    assert [tuple(row) for row in owners] == [("default", first.id), ("other", other_team.id)]
+    assert await bench.connection.fetchval("SELECT count(*) FROM results") == 8
+    assert await bench.connection.fetchval("SELECT count(*) FROM contexts") == 8
+
+
+async def test_enqueue_takes_an_expired_key_over(bench: Bench) -> None:
+    first, second, third = keyed("a", seconds=0.0), keyed("a"), keyed("a")
+    assert await bench.queue.enqueue([first]) == [True]
+    assert await bench.queue.enqueue([second]) == [True]
+    assert await key_owners(bench) == {"a": second.id}
+    assert await bench.queue.enqueue([third]) == [False]
+
+
+async def test_enqueue_without_its_context_takes_no_key(bench: Bench) -> None:
+    chat = NewContext(new_id(), "default", None, '[{"role": "user", "content": "x"}]', "{}")
+    await bench.queue.enqueue([make_result(new_context=chat, context_id=chat.id, prompt="p")])
+    missing = keyed("a", new_context=None, context_id=new_id())
+    unrendered = keyed("b", new_context=None, context_id=chat.id)
+    late = keyed("a")
+    assert await bench.queue.enqueue([missing, unrendered, late]) == [False, False, True]
+    assert await key_owners(bench) == {"a": late.id}
+    assert await bench.queue.enqueue([replace(unrendered, prompt="p")]) == [True]
+
+
+async def test_enqueue_with_a_key_survives_a_connection_lost_at_commit(bench: Bench) -> None:
+    """Sent again, it meets its own key: stored. So it is if the key expired, or is another's now."""
+    lane = bench.queue._enqueues
+    for seconds, taker in ((60.0, None), (0.0, None), (0.0, keyed("a"))):
+        mine, plain = keyed("a", seconds), make_result()
+        async with bench.database.connection() as connection:
+            assert await lane._statement(connection, [mine, plain], False) == [True, True]
+            if taker:
+                assert await lane._statement(connection, [taker], False) == [True]
+            assert await lane._statement(connection, [mine, plain], True) == [True, True]
+        assert await key_owners(bench) == {"a": (taker or mine).id}
+        await bench.connection.execute("DELETE FROM idempotency_keys")
+    assert await bench.connection.fetchval("SELECT count(*) FROM results") == 7
+
+
+async def test_two_queues_take_keys_in_opposite_orders(bench: Bench) -> None:
+    """Two processes, each batch with the same keys the other way round: one winner each."""
+    other = JobQueue(bench.database, bench.queue._settings)
+    for number in range(20):
+        keys = [f"{number} {n}" for n in range(50)]
+        one, two = [keyed(key) for key in keys], [keyed(key) for key in reversed(keys)]
+        answers = await asyncio.gather(bench.queue.enqueue(one), other.enqueue(two))
+        assert [won != lost for won, lost in zip(answers[0], answers[1][::-1], strict=True)] == [
+            True
+        ] * 50
+    assert await bench.connection.fetchval("SELECT count(*) FROM results") == 1000
+    deadlocks = await bench.connection.fetchval(
+        "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    )
+    assert deadlocks == 0
 
 
 async def test_enqueue_tells_the_models(bench: Bench) -> None:

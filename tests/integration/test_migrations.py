@@ -28,6 +28,41 @@ WHERE connamespace = 'public'::regnamespace AND conrelid <> 'alembic_version'::r
 ORDER BY 1
 """
 
+CONTEXT = "'01890000-0000-7000-8000-000000000001'"
+RESULT = "'01890000-0000-7000-8000-00000000000{}'"
+# One of each state, as revision 0001 knows them.
+OLD_ROWS = [
+    f"INSERT INTO contexts (id, content, metadata) VALUES ({CONTEXT}, 'kept', '{{\"a\": 1}}')",
+    f"""INSERT INTO results (id, context_id, model_name, parameters, deadline_at, state, worker_id,
+          finished_at, output, error_code, error_message, error_retryable, attempt_history) VALUES
+        ({RESULT.format(2)}, {CONTEXT}, 'm', '{{}}', now(), 'pending', NULL, NULL, NULL, NULL, NULL,
+         NULL, '[]'),
+        ({RESULT.format(3)}, {CONTEXT}, 'm', '{{"max_tokens": 2}}', now(), 'completed', {CONTEXT},
+         now(), 'text', NULL, NULL, NULL, '[]'),
+        ({RESULT.format(4)}, {CONTEXT}, 'm', '{{}}', now(), 'failed', {CONTEXT}, now(), 'te',
+         'model_error', 'why', true, '[{{"attempt": 1}}]')""",
+    f"""INSERT INTO result_chunks (result_id, attempt, "offset", text)
+        VALUES ({RESULT.format(2)}, 1, 0, 'te')""",
+    f"""INSERT INTO workers (id, host, pid, lease_expires_at) VALUES ({CONTEXT}, 'h', 1, now())""",
+    "INSERT INTO models (name, version) VALUES ('m', 1)",
+]
+NEW_ROWS = [
+    f"""INSERT INTO results (id, context_id, model_name, parameters, deadline_at, retry_of,
+          webhook_url) VALUES ({RESULT.format(5)}, {CONTEXT}, 'm', '{{}}', now(),
+          {RESULT.format(4)}, 'https://example.org/')""",
+    f"INSERT INTO idempotency_keys VALUES ('default', 'k', 'hash', {RESULT.format(5)}, now())",
+    f"""INSERT INTO webhook_deliveries (result_id, team_id, url)
+        VALUES ({RESULT.format(4)}, 'default', 'https://example.org/')""",
+]
+EVERYTHING = """
+SELECT to_jsonb(c)::text FROM contexts c
+UNION ALL SELECT (to_jsonb(r) - 'retry_of' - 'webhook_url')::text FROM results r
+UNION ALL SELECT to_jsonb(c)::text FROM result_chunks c
+UNION ALL SELECT to_jsonb(w)::text FROM workers w
+UNION ALL SELECT to_jsonb(m)::text FROM models m
+ORDER BY 1
+"""
+
 
 @pytest.fixture
 def empty(postgres_server: PostgresServer) -> Iterator[Settings]:
@@ -67,6 +102,32 @@ def test_up_is_idempotent_and_keeps_rows(empty: Settings) -> None:
     migrate(empty, "base", down=True)  # down works with rows in the tables too
     migrate(empty)
     assert asyncio.run(rows(empty, "SELECT content FROM contexts")) == []
+
+
+def test_a_database_with_rows_goes_from_one_revision_to_the_next_and_back(
+    empty: Settings,
+) -> None:
+    migrate(empty, "0001")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    before = asyncio.run(rows(empty, EVERYTHING))
+    assert len(before) == 7
+    migrate(empty, "0002")
+    # What the old service wrote is there as it was, and has no webhook and no first try.
+    new = asyncio.run(rows(empty, "SELECT to_jsonb(r) ->> 'retry_of' FROM results r"))
+    assert new == [None, None, None]
+    assert asyncio.run(rows(empty, EVERYTHING)) == before
+    for statement in NEW_ROWS:
+        asyncio.run(rows(empty, statement))
+    # The downgrade leaves what the old service knows, rows of the new one included.
+    migrate(empty, "0001", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    after = asyncio.run(rows(empty, EVERYTHING))
+    assert len(after) == 8
+    assert set(before) < set(after)
+    migrate(empty)
+    assert asyncio.run(rows(empty, EVERYTHING)) == after
 
 
 def test_two_processes_may_migrate_at_once(empty: Settings) -> None:

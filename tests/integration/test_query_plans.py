@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import orjson
@@ -20,9 +20,11 @@ import pytest_asyncio
 from app.contexts import ContextStore
 from app.database import Connection, Database
 from app.errors import ConflictError
+from app.idempotency import IdempotencyKeys, NewKey
 from app.ids import created_at, new_id
-from app.job_queue import AttemptEnd, Chunk, JobQueue, Outcome
+from app.job_queue import AttemptEnd, Chunk, JobQueue, NewContext, NewResult, Outcome
 from app.queue_depth import QueueDepth
+from app.queue_position import QueuePositions
 from app.results import ResultFilter, ResultStore
 from app.settings import Settings
 from app.webhook_outbox import State, Verdict, WebhookOutbox
@@ -37,9 +39,9 @@ QUEUED = 4_000
 RUNNING = 300
 # What one statement may read, in rows of any node: far below the table, above every batch.
 FEW = 2_500
-TABLES = ("results", "contexts", "result_chunks", "webhook_deliveries")
 # Two filters at once: the pending or the failed results at most, never the table.
 MOST_PENDING = 5_200
+TABLES = {"results", "contexts", "result_chunks", "webhook_deliveries", "idempotency_keys"}
 
 
 class RecordingDatabase(Database):
@@ -48,6 +50,10 @@ class RecordingDatabase(Database):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, "test")
         self.statements: list[tuple[str, tuple[Any, ...]]] = []
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        return self
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -70,6 +76,8 @@ class Table:
     contexts: ContextStore
     depth: QueueDepth
     outbox: WebhookOutbox
+    positions: QueuePositions
+    keys: IdempotencyKeys
     worker: UUID
     context: UUID
     ids: list[UUID]
@@ -89,7 +97,8 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
             database, queue, ResultStore(database, queue, settings),
             ContextStore(database, queue, settings), QueueDepth(database, settings),
             WebhookOutbox(database, settings),
-            worker, context, ids, running,
+            QueuePositions(database), IdempotencyKeys(database, settings), worker,
+            context, ids, running,
         )  # fmt: skip
         await database.__aexit__()
 
@@ -155,7 +164,22 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
            FROM (SELECT id, team_id, row_number() OVER (ORDER BY id) AS n FROM results
                  WHERE state <> 'pending') r"""
     )
-    for name in ("results", "contexts", "workers", "result_chunks", "webhook_deliveries"):
+    # Of every fifth result's key; a few have expired.
+    await connection.execute(
+        """INSERT INTO idempotency_keys
+           SELECT 'default', 'key ' || id, 'hash', id, now() + interval '1 h'
+             - CASE WHEN get_byte(uuid_send(id), 15) = 7 THEN interval '1 day' ELSE '0' END
+           FROM unnest($1::uuid[]) AS i(id)""",
+        ids[::5],
+    )
+    for name in (
+        "results",
+        "contexts",
+        "workers",
+        "result_chunks",
+        "webhook_deliveries",
+        "idempotency_keys",
+    ):
         await connection.execute(f"ANALYZE {name}")
     return contexts[5], ids, running
 
@@ -211,10 +235,9 @@ async def check(
                 "Actual Loops"
             ]
             assert read <= few, f"{read:.0f} rows: {node}"
-            if node.get("Relation Name") in TABLES:
+            if node.get("Relation Name") in TABLES and node["Node Type"] != "ModifyTable":
                 assert node["Node Type"] not in ("Seq Scan", "Parallel Seq Scan"), node
-            named = node.get("Relation Name") in ("results", "webhook_deliveries")
-            if named or "Bitmap Index" in node["Node Type"]:
+            if node.get("Relation Name") in TABLES or "Bitmap Index" in node["Node Type"]:
                 used.add(node.get("Index Name"))
     used.discard(None)
     assert set(indexes) <= used, used
@@ -258,6 +281,42 @@ async def test_rescue_and_retire(table: Table) -> None:
     await check(table, table.queue.rescue(0.001))
     assert "ix_results_worker_id" in await explain_unprepared(table, table.queue.rescue(0.001))
     await check(table, table.queue.retire(dead), "ix_results_worker_id")
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+async def test_enqueue(table: Table, is_keyed: bool) -> None:
+    results = []
+    for n in range(64):
+        context = NewContext(new_id(), TEAM, "a prompt", None, "{}") if n % 2 else None
+        key = NewKey(f"new {n // 3}", b"hash", 60.0) if is_keyed and n % 4 else None
+        results.append(
+            NewResult(
+                new_id(), TEAM, context.id if context else table.context, "model-0", "{}", 60.0,
+                new_context=context, key=key,
+            )
+        )  # fmt: skip
+    plans = await check(table, table.queue.enqueue(results))
+    names = {node.get("Relation Name") for plan in plans for node in nodes(plan)}
+    assert ("idempotency_keys" in names) is is_keyed
+
+
+async def test_keys(table: Table) -> None:
+    found = table.keys.find(TEAM, f"key {table.ids[500]}")
+    await check(table, found, "pk_idempotency_keys")
+    removal = table.keys.remove_expired()
+    await check(table, removal, "ix_idempotency_keys_expires_at", "pk_idempotency_keys")
+
+
+async def test_queue_position(table: Table) -> None:
+    row = await table.database.fetchrow(
+        "SELECT * FROM results WHERE state = 'pending' AND worker_id IS NULL LIMIT $1", 1
+    )
+    assert row is not None
+    await check(table, table.positions.estimate(row), "ix_results_unclaimed")
+
+
+async def test_request_of_a_retry(table: Table) -> None:
+    await check(table, table.results.request(TEAM, table.ids[500]))
 
 
 async def test_expire(table: Table) -> None:

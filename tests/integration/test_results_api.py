@@ -24,6 +24,7 @@ RESULT_MEMBERS = {
     "id", "context_id", "model_name", "model_version", "model_ready", "state", "result", "error",
     "finish_reason", "parameters", "usage", "attempt", "cancel_requested_at", "created_at",
     "updated_at", "started_at", "first_token_at", "finished_at", "metadata",
+    "retry_of", "queue_position", "estimated_wait_seconds",
 }  # fmt: skip
 
 

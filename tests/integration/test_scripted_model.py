@@ -18,6 +18,7 @@ from app.triton_client import (
     TritonClient,
 )
 from tests.conftest import ROOT
+from tests.integration.support import until
 from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text
 
 
@@ -165,6 +166,36 @@ async def test_a_request_can_cancel_another(triton: EmbeddedTriton) -> None:
     assert 3 <= len(responses) < 100
     # Of a request that is over, or never was, nothing is said either.
     assert await collect(address, ask("scripted", "", cancel_request_id="victim")) == []
+
+
+async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) -> None:
+    """Stopped in the middle of a wait, too, the call is ended by the model and not cancelled.
+
+    A call that is cancelled while Triton answers it holds its model for ever.
+    """
+
+    async def generate(client: TritonClient, number: int) -> None:
+        async for _ in client.generate("scripted", f"{number} {{{{chunks=4 delay_ms=20}}}}", {}):
+            pass
+
+    async with TritonClient(triton.address("grpc")) as client:
+        for _ in range(10):
+            running = [asyncio.create_task(generate(client, number)) for number in range(50)]
+            for task in running:
+                await asyncio.sleep(0.003)
+                task.cancel()
+            await asyncio.wait(running)
+        while client._cancellations:
+            await asyncio.wait(client._cancellations)
+        await client.unload("scripted")
+
+        async def is_unloaded() -> bool:
+            return any(entry.reason == "unloaded" for entry in await client.index())
+
+        try:
+            await until(is_unloaded, 5)
+        finally:
+            await client.load("scripted")
 
 
 async def test_no_process_outlives_a_killed_server(

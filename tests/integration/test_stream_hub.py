@@ -20,6 +20,7 @@ from tests.conftest import connect, make_settings
 from tests.integration.support import until
 from tests.integration.test_job_queue import Bench, ended
 from tests.postgres import PostgresServer
+from tests.silent_proxy import SilentProxy
 
 # asyncpg leaves its socket to the garbage collector when a connection breaks while it is made.
 pytestmark = [
@@ -30,59 +31,12 @@ pytestmark = [
 TEAM = "default"
 
 
-class Proxy:
-    """A TCP proxy to PostgreSQL that can go silent without closing, as a half-open connection."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.connections = 0
-
-    async def __aenter__(self) -> "Proxy":
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def freeze_the_open(self) -> None:
-        """Nothing passes any more through the connections open now; new ones work."""
-        frozen, self._flowing = self._flowing, asyncio.Event()
-        self._flowing.set()
-        frozen.clear()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        flowing = self._flowing
-        up_reader, up_writer = await asyncio.open_connection(*self._target)
-        for source, sink in ((reader, up_writer), (up_reader, writer)):
-            task = asyncio.create_task(self._copy(source, sink, flowing))
-            self._tasks.add(task)
-
-    async def _copy(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, flowing: asyncio.Event
-    ) -> None:
-        try:
-            while data := await source.read(65_536):
-                await flowing.wait()
-                sink.write(data)
-                await sink.drain()
-        except ConnectionError:
-            pass
-        finally:
-            sink.close()
-
-
 class Hub:
     """A hub that listens through a proxy, and a bench whose results it watches."""
 
-    def __init__(self, hub: StreamHub, listener: Listener, bench: Bench, proxy: Proxy) -> None:
+    def __init__(
+        self, hub: StreamHub, listener: Listener, bench: Bench, proxy: SilentProxy
+    ) -> None:
         self.hub = hub
         self.listener = listener
         self.bench = bench
@@ -120,7 +74,7 @@ async def hub(
     monkeypatch.setattr(listener_module, "_PING_SECONDS", 0.3)
     monkeypatch.setattr(listener_module, "_PING_TIMEOUT_SECONDS", 0.5)
     settings: Settings = make_settings(postgres_server, database_name, max_waiters=600)
-    async with Proxy(postgres_server.host, postgres_server.port) as proxy:
+    async with SilentProxy(postgres_server.host, postgres_server.port) as proxy:
         through = settings.model_copy(update={"database_host": f"127.0.0.1:{proxy.port}"})
         async with Database(settings, "test") as database, Database(through, "listening") as heard:
             listener = Listener(heard)

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import httpx
@@ -13,6 +14,9 @@ import orjson
 import pytest
 from httpx_sse import ServerSentEvent, aconnect_sse
 
+from app import stream_hub as stream_hub_module, watched as watched_module
+from app.job_queue import Claim
+from app.runner import Attempt
 from app.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import (
@@ -277,8 +281,8 @@ async def test_keep_alive(settings: Settings) -> None:
         sent = await send(api, script(5))
         async with api.client.stream("GET", f"/results/{sent['id']}/stream") as response:
             lines = response.aiter_lines()
-            heard = [await anext(lines) for _ in range(4)]
-        assert heard == [": keep-alive", "", ": keep-alive", ""]
+            heard = [await anext(lines) for _ in range(2)]
+        assert heard == [": keep-alive", ": keep-alive"]
 
 
 async def test_a_stopping_process_ends_its_streams(settings: Settings, service: Service) -> None:
@@ -319,6 +323,10 @@ async def test_tickets(one: Service, connection: asyncpg.Connection) -> None:
     late = (await one.client.post(f"{path}-ticket")).json()["ticket"]
     await connection.execute("UPDATE stream_tickets SET expires_at = now()")
     assert_problem(await one.client.get(path, params={"ticket": late}), 403, "bad_ticket")
+    await one.client.post(f"{path}-ticket")
+    await connection.execute("UPDATE stream_tickets SET expires_at = now()")
+    await one.services.tickets.remove_expired()
+    assert await connection.fetchval("SELECT count(*) FROM stream_tickets") == 0
     assert_problem(await one.client.post(f"/results/{UNKNOWN_ID}/stream-ticket"), 404, "not_found")
 
 
@@ -339,3 +347,122 @@ async def test_an_outage_of_the_database_cuts_no_stream(
     assert reader.result is not None
     assert reader.text == reader.result["result"]
     assert (await read(service, sent["id"]))["state"] == "completed"
+
+
+async def test_new_streams_do_not_silence_an_old_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams that open all the time do not put off the announcement of those open before."""
+    monkeypatch.setattr(stream_hub_module, "ANNOUNCE_SECONDS", 0.3)
+    monkeypatch.setattr(watched_module, "_REMEMBER_SECONDS", 0.9)
+    seldom = settings.model_copy(update={"flush_seconds": 10.0})
+    reader = Reader()
+    async with serve(seldom, with_worker=True) as near, serve(settings) as far:
+        sent = await send(near, script(60, 0.05))
+        reading = asyncio.create_task(reader.read(far.client, sent["id"]))
+        while not reading.done():
+            other = await finish(near, script(1, 0))
+            await Reader().read(far.client, other["id"])
+            queued = await send(near, script(1, 0.05))
+            await Reader().read(far.client, queued["id"])
+        await reading
+    assert reader.result is not None
+    assert reader.text == reader.result["result"]
+    assert reader.deltas >= 40, "it was forgotten"
+
+
+async def test_an_attempt_that_was_lost_unnoticed_is_not_read(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    """A process that slept runs the first attempt still, in its own belief; a reader knows better.
+
+    It is shown the second one, live, and the process is not kept busy by the first.
+    """
+    async with serve(settings) as api:
+        sent = await send(api, script(1))
+        claim = Claim(UUID(sent["id"]), 1, "scripted", "", {}, 60.0, is_suspect=False)
+        lost = Attempt(claim, api.services.triton, api.services.hub.on_text)
+        lost.text.append("what was" * 2000)
+        api.services.hub.attach(lost)
+        announced = asyncio.Event()
+        await connection.add_listener("llm_watched", lambda *_: announced.set())
+        await connection.execute("UPDATE results SET attempt = 2 WHERE id = $1", claim.id)
+        await connection.execute(
+            """INSERT INTO result_chunks
+                 (result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
+               VALUES ($1, 2, 0, 'what is', 1, 1)""",
+            claim.id,
+        )
+        reader = Reader(text="what", attempt=2, position="2:4")
+        await asyncio.wait_for(reader.read(api.client, sent["id"], most=1), 5)
+        assert reader.text == "what is"
+        await asyncio.wait_for(announced.wait(), 5)
+        api.services.hub.detach(lost)
+
+
+async def test_a_result_that_moves_to_another_process_is_announced(
+    one: Service, connection: asyncpg.Connection
+) -> None:
+    """Read from memory at first, then handed back: its next worker must know who reads."""
+    heard: list[object] = []
+    await connection.add_listener("llm_watched", lambda *news: heard.append(news[-1]))
+    sent = await send(one, script(200, 0.05))
+    reader = Reader()
+    reading = asyncio.create_task(reader.read(one.client, sent["id"]))
+    await until_running(one, sent["id"])
+    heard.clear()
+    hub = one.services.hub
+    attempt = hub.running(UUID(sent["id"]))
+    assert attempt is not None
+    hub.detach(attempt)
+
+    async def is_announced() -> bool:
+        return any(UUID(sent["id"]).hex in str(payload) for payload in heard)
+
+    await until(is_announced)
+    await one.client.post(f"/results/{sent['id']}/cancel")
+    await asyncio.wait_for(reading, 5)
+
+
+@pytest.mark.parametrize("with_worker", [True, False])
+async def test_opened_in_the_moment_of_completion(settings: Settings, *, with_worker: bool) -> None:
+    """Hundreds of streams, opened about when their results end: none misses the end."""
+    async with serve(settings, with_worker=True) as near, serve(settings) as far:
+        side = near if with_worker else far
+
+        async def read_late(number: int) -> None:
+            sent = await send(near, f"{number} {script(3, 0.005)}")
+            await asyncio.sleep(number % 30 * 0.002)
+            reader = Reader()
+            await asyncio.wait_for(reader.read(side.client, sent["id"]), 10)
+            assert reader.result is not None
+            assert reader.text == reader.result["result"] != ""
+            again = await side.client.get(
+                f"/results/{sent['id']}/stream", params={"after": reader.position or ""}
+            )
+            assert again.status_code == 204
+
+        for first in range(0, 240, 8):
+            await asyncio.gather(*(read_late(first + number) for number in range(8)))
+
+
+# Outside the basic plane, combining, joined, right to left, line breaks of all kinds, controls.
+_WORDS = (
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 e\u0301\u0327\u0323 \U0010ffff\U00010000 "
+    "\u05e9\u05dc\u05d5\u05dd\u202e \ufeff\ufffe\uffff a\x01\x7f\x9f \u200b\u2060"
+)
+
+
+@pytest.mark.parametrize("with_worker", [True, False])
+async def test_texts_of_all_kinds_of_characters(settings: Settings, *, with_worker: bool) -> None:
+    """Cut at any event, offsets count code points and nothing is changed on the way."""
+    async with serve(settings, with_worker=True) as near, serve(settings) as far:
+        side = near if with_worker else far
+        directive = f"{{{{delay_ms=15 text={_WORDS * 4}}}}}"
+        sent = await send(near, directive)
+        reader = Reader()
+        async with asyncio.timeout(30):
+            while reader.result is None:
+                await reader.read(side.client, sent["id"], most=2)
+        assert reader.text == reader.result["result"] == " ".join((_WORDS * 4).split())
+        assert reader.deltas > 8

@@ -79,7 +79,7 @@ def test_one_file_writes_the_state() -> None:
         for file in (ROOT / "app").rglob("*.py")
         if writes.search(file.read_text())
     ]
-    assert writers == ["job_queue.py"]
+    assert writers == ["job_queue_sql.py"]
 
 
 def test_modules_have_names_that_say_something() -> None:

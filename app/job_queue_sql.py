@@ -1,0 +1,355 @@
+"""The statements of the queue: every one that writes `results.state` is here, run by `job_queue`.
+
+Every write names the state, the worker and the attempt it expects. `docs/state_machine.md` draws
+the transitions.
+"""
+
+from app.errors import CANCELLED, DEADLINE_EXCEEDED, ENGINE_CRASHED, WORKER_LOST, Failure
+from app.idempotency import take_keys_sql
+from app.listener import (
+    APPENDED,
+    CANCELLED as CANCELLED_CHANNEL,
+    ENDED,
+    ENQUEUED,
+    IDS_PER_NOTIFICATION,
+    WEBHOOKS,
+)
+
+# A result that was in flight at this many engine deaths runs alone from then on.
+SUSPECT_DEATHS = 2
+# One notification carries the ids of one statement.
+MAX_BATCH = IDS_PER_NOTIFICATION
+_HISTORY_LIMIT = 20
+
+
+def _failure_sql(failure: Failure) -> tuple[str, str, str]:
+    quoted = failure.message.replace("'", "''")
+    return f"'{failure.code}'", f"'{quoted}'", str(failure.retryable).lower()
+
+
+def _by_verdict(column: int, otherwise: str) -> str:
+    """A CASE that picks one column of the failure that the verdict stands for."""
+    return f"""CASE j.verdict
+      WHEN 'cancelled' THEN {_failure_sql(CANCELLED)[column]}
+      WHEN 'expired' THEN {_failure_sql(DEADLINE_EXCEEDED)[column]}
+      WHEN 'crashed' THEN {_failure_sql(ENGINE_CRASHED)[column]}
+      WHEN 'worker_lost' THEN {_failure_sql(WORKER_LOST)[column]}
+      WHEN 'completed' THEN NULL
+      WHEN 'requeued' THEN NULL
+      ELSE {otherwise} END"""
+
+
+def _notify_ids(channel: str, condition: str = "true") -> str:
+    """Tell a channel the ids of those rows of the statement that meet a condition, if any."""
+    return f"""CASE WHEN count(*) FILTER (WHERE {condition}) > 0 THEN pg_notify('{channel}',
+    string_agg(replace(id::text, '-', ''), ',') FILTER (WHERE {condition})) END"""
+
+
+def _write_deliveries(ended: str) -> str:
+    """A CTE that owes a delivery to each terminal row of `ended` that has a webhook."""
+    return f"""deliveries AS (
+  INSERT INTO webhook_deliveries (result_id, team_id, url)
+  SELECT id, team_id, webhook_url FROM {ended}
+  WHERE webhook_url IS NOT NULL AND state <> 'pending'
+  -- No delivery may ever keep a result from its end.
+  ON CONFLICT DO NOTHING RETURNING 1
+)"""
+
+
+_NOTIFY_DELIVERIES = (
+    f"CASE WHEN EXISTS (SELECT FROM deliveries) THEN pg_notify('{WEBHOOKS}', '') END"
+)
+
+
+def _has_context(is_rendered: str) -> str:
+    """Whether the context of a new result `i` exists, as plain text unless the prompt is rendered.
+
+    It is locked: one that is being deleted is waited for, and then missing.
+    """
+    return f"""(i.has_new_context OR EXISTS (
+      SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
+        AND ({is_rendered} OR c.content IS NOT NULL) FOR KEY SHARE))"""
+
+
+def _enqueue_sql(keys: str, is_context_kept: str, is_result_kept: str) -> str:
+    """The insertion of contexts and results, with what is to be done about keys before it."""
+    return f"""
+WITH {keys} context_input AS (
+  SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
+    AS i(id, team_id, content, messages, metadata)
+), new_contexts AS (
+  INSERT INTO contexts (id, team_id, content, messages, metadata)
+  SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
+  WHERE {is_context_kept}
+  ON CONFLICT (id) DO NOTHING
+), input AS (
+  SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
+    $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
+    $18::text[], $19::bool[], $20::bool[])
+    AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
+         deadline_seconds, metadata, group_id, retry_of, webhook_url, has_new_context, may_start)
+), me AS (
+  SELECT id FROM workers WHERE id = $21::uuid AND dead_at IS NULL FOR KEY SHARE
+), idle AS MATERIALIZED (
+  -- Models of which nothing waits: what comes now overtakes nobody.
+  SELECT m.model_name, me.id AS worker_id
+  FROM me, (SELECT DISTINCT model_name FROM input WHERE may_start) m
+  WHERE NOT EXISTS (
+    SELECT FROM results w WHERE w.kind = 'generation' AND w.model_name = m.model_name
+      AND w.state = 'pending' AND w.worker_id IS NULL)
+  AND NOT EXISTS (
+    SELECT FROM results s WHERE s.model_name = m.model_name
+      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
+), inserted AS (
+  INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
+                       priority, deadline_at, metadata, group_id, retry_of, webhook_url,
+                       worker_id, attempt, started_at)
+  SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
+         i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
+         i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
+         idle.worker_id, (idle.worker_id IS NOT NULL)::int,
+         CASE WHEN idle.worker_id IS NOT NULL THEN now() END
+  FROM input i LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
+  WHERE {_has_context("i.prompt IS NOT NULL")} AND {is_result_kept}
+  ON CONFLICT (id) DO NOTHING
+  RETURNING id, model_name, context_id, prompt, worker_id
+)
+SELECT array_agg(id) AS ids,
+  array_agg(id) FILTER (WHERE worker_id IS NOT NULL) AS started,
+  -- The prompts that are not in the row; those of new contexts are not to be seen here yet.
+  array_agg(coalesce(prompt, (SELECT content FROM contexts c WHERE c.id = context_id)))
+    FILTER (WHERE worker_id IS NOT NULL) AS prompts,
+  CASE WHEN count(*) FILTER (WHERE worker_id IS NULL) > 0
+    THEN pg_notify('{ENQUEUED}', left(string_agg(DISTINCT model_name, ','), 7000)) END
+FROM inserted
+"""
+
+
+ENQUEUE = _enqueue_sql("", "true", "true")
+# A statement of its own: most batches have no key, and need not open the table and its indexes.
+ENQUEUE_WITH_KEYS = _enqueue_sql(
+    take_keys_sql(22, _has_context("i.is_rendered")),
+    "id NOT IN (SELECT context_id FROM refused)",
+    "i.id NOT IN (SELECT id FROM refused)",
+)
+
+ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
+
+CLAIM = f"""
+WITH me AS (
+  SELECT id FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE
+), picked AS (
+  SELECT p.id FROM me, unnest($2::text[], $3::int[]) AS w(model_name, free)
+  CROSS JOIN LATERAL (
+    SELECT r.id FROM results r
+    WHERE r.kind = 'generation' AND r.model_name = w.model_name
+      AND r.state = 'pending' AND r.worker_id IS NULL
+      AND (r.not_before IS NULL OR r.not_before <= now())
+    ORDER BY r.priority DESC, r.id
+    LIMIT w.free FOR UPDATE SKIP LOCKED
+  ) p
+  WHERE NOT EXISTS (
+    SELECT FROM results s WHERE s.model_name = w.model_name
+      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
+)
+UPDATE results r
+SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
+FROM picked p, contexts c
+WHERE r.id = p.id AND c.id = r.context_id
+RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
+          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
+"""
+
+# Run under a lock of the model's row, so that two workers cannot each find the model empty.
+CLAIM_SUSPECT = f"""
+UPDATE results r
+SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
+FROM contexts c
+WHERE c.id = r.context_id AND r.id = (
+  SELECT s.id FROM results s
+  WHERE s.model_name = $2 AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS}
+    AND s.worker_id IS NULL AND (s.not_before IS NULL OR s.not_before <= now())
+  ORDER BY s.id LIMIT 1 FOR UPDATE)
+AND NOT EXISTS (
+  SELECT FROM results o
+  WHERE o.state = 'pending' AND o.worker_id IS NOT NULL AND o.model_name = $2)
+AND EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE)
+RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
+          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
+"""
+
+SUSPECT_MODELS = f"""
+SELECT DISTINCT model_name FROM results
+WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS NULL
+  AND model_name = ANY($1::text[])
+"""
+
+APPEND = f"""
+WITH kept AS (
+  INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
+  SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens
+  FROM (
+    SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[])
+      AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
+    JOIN results r ON r.id = u.result_id
+    WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
+    ORDER BY r.id FOR SHARE OF r
+  ) i
+  ON CONFLICT DO NOTHING
+)
+SELECT pg_notify('{APPENDED}', ids) FROM unnest($8::text[]) AS told(ids)
+"""
+
+# Writes the verdict `j` on the rows `r`: the one place where a result leaves its attempt.
+_CONCLUDE = f"""
+  UPDATE results r SET
+    state = CASE WHEN j.verdict = 'requeued' THEN 'pending'
+                 WHEN j.verdict = 'completed' THEN 'completed' ELSE 'failed' END,
+    worker_id = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE r.worker_id END,
+    started_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE r.started_at END,
+    first_token_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE
+      r.started_at + make_interval(secs => j.first_token_seconds) END,
+    finished_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE clock_timestamp() END,
+    not_before = CASE WHEN j.verdict = 'requeued'
+      THEN now() + make_interval(secs => j.retry_after_seconds) END,
+    lost_attempts = r.lost_attempts + j.lost::int,
+    engine_deaths = r.engine_deaths + j.engine_died::int,
+    attempt_history = CASE
+      WHEN j.error_code IS NULL OR jsonb_array_length(r.attempt_history) >= {_HISTORY_LIMIT}
+      THEN r.attempt_history
+      ELSE r.attempt_history || jsonb_build_object('attempt', r.attempt, 'worker_id', r.worker_id,
+        'started_at', r.started_at, 'ended_at', clock_timestamp(), 'counted', j.lost,
+        'error', jsonb_build_object('code', j.error_code, 'message', j.error_message)) END,
+    model_version = coalesce(j.model_version, r.model_version),
+    output = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.output END,
+    finish_reason = CASE WHEN j.verdict = 'requeued' THEN NULL
+                         WHEN j.verdict = 'completed' THEN j.finish_reason
+                         WHEN j.verdict = 'cancelled' THEN 'cancelled' ELSE 'error' END,
+    prompt_tokens = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.prompt_tokens END,
+    completion_tokens = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.completion_tokens END,
+    logprobs = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.logprobs::jsonb END,
+    error_code = {_by_verdict(0, "j.error_code")},
+    error_message = {_by_verdict(1, "j.error_message")},
+    error_retryable = {_by_verdict(2, "j.error_retryable")}
+  FROM judged j WHERE r.id = j.id
+  RETURNING r.id, r.state, r.team_id, r.webhook_url
+"""
+
+END_ATTEMPTS = f"""
+WITH input AS (
+  SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
+    $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
+    $15::float8[])
+    AS i(result_id, attempt, outcome, output, finish_reason, prompt_tokens, completion_tokens,
+         logprobs, model_version, first_token_seconds, error_code, error_message, error_retryable,
+         retry_after_seconds)
+), judged AS (
+  SELECT r.id, i.*, i.outcome = 'lost' AS lost, i.outcome = 'lost' AS engine_died,
+    CASE
+      WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
+      WHEN i.outcome IN ('completed', 'failed') THEN i.outcome
+      WHEN r.deadline_at <= now() THEN 'expired'
+      WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= $16::int THEN
+        CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
+      ELSE 'requeued' END AS verdict
+  FROM input i JOIN results r ON r.id = i.result_id
+  WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
+  ORDER BY r.id FOR UPDATE OF r
+), ended AS ({_CONCLUDE}), swept AS (
+  DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
+), {_write_deliveries("ended")}
+SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
+FROM ended
+"""
+
+ALREADY_ENDED = """
+SELECT r.id FROM results r
+JOIN unnest($2::uuid[], $3::int[]) AS i(id, attempt) ON r.id = i.id
+WHERE r.attempt = i.attempt AND (r.worker_id = $1 AND r.state <> 'pending' OR r.worker_id IS NULL)
+"""
+
+LOST_WORKERS = """
+SELECT id FROM workers
+WHERE dead_at IS NULL AND lease_expires_at < now()
+  AND pg_postmaster_start_time() + make_interval(secs => $1) < now()
+ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
+"""
+
+# The rows of dead workers ($1), whose text survives in the chunks. $2: whether the attempts count.
+RELEASE = f"""
+WITH picked AS MATERIALIZED (
+  -- In no order: ordered by id, the planner walks all results in the hope of a common owner.
+  SELECT id FROM results
+  WHERE worker_id = ANY($1::uuid[]) AND state = 'pending' LIMIT {MAX_BATCH}
+), judged AS (
+  SELECT r.id, r.attempt, $2::bool AS lost, false AS engine_died,
+    CASE
+      WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
+      WHEN r.deadline_at <= now() THEN 'expired'
+      WHEN $2::bool AND r.lost_attempts + 1 >= $3::int THEN 'worker_lost'
+      ELSE 'requeued' END AS verdict,
+    coalesce((SELECT string_agg(c.text, '' ORDER BY c."offset") FROM result_chunks c
+              WHERE c.result_id = r.id AND c.attempt = r.attempt), '') AS output,
+    (SELECT max(c.prompt_tokens) FROM result_chunks c
+     WHERE c.result_id = r.id AND c.attempt = r.attempt) AS prompt_tokens,
+    (SELECT max(c.completion_tokens) FROM result_chunks c
+     WHERE c.result_id = r.id AND c.attempt = r.attempt) AS completion_tokens,
+    NULL::text AS finish_reason, NULL::text AS logprobs, NULL::int AS model_version,
+    NULL::float8 AS first_token_seconds, 0::float8 AS retry_after_seconds,
+    CASE WHEN $2::bool THEN {_failure_sql(WORKER_LOST)[0]} END AS error_code,
+    'The worker stopped renewing its lease.' AS error_message, true AS error_retryable
+  FROM picked p JOIN results r ON r.id = p.id
+  WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
+  ORDER BY r.id FOR UPDATE OF r
+), ended AS ({_CONCLUDE}), swept AS (
+  DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
+), {_write_deliveries("ended")}
+SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,
+  {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
+FROM ended
+"""
+
+# Unclaimed rows end at once; running ones are marked, and their owner is told.
+CANCEL = f"""
+WITH picked AS (
+  SELECT id, worker_id FROM results WHERE {{where}} AND state = 'pending'
+  ORDER BY id LIMIT {MAX_BATCH} FOR UPDATE
+), cancelled AS (
+  UPDATE results r SET
+    cancel_requested_at = coalesce(r.cancel_requested_at, now()),
+    state = CASE WHEN p.worker_id IS NULL THEN 'failed' ELSE 'pending' END,
+    finished_at = CASE WHEN p.worker_id IS NULL THEN now() END,
+    finish_reason = CASE WHEN p.worker_id IS NULL THEN 'cancelled' END,
+    error_code = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[0]} END,
+    error_message = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[1]} END,
+    error_retryable = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[2]} END
+  FROM picked p WHERE r.id = p.id
+  RETURNING r.id, r.state, r.team_id, r.webhook_url
+), {_write_deliveries("cancelled")}
+SELECT count(*) AS cancelled, {_notify_ids(ENDED, "state = 'failed'")},
+  {_notify_ids(CANCELLED_CHANNEL, "state = 'pending'")}, {_NOTIFY_DELIVERIES}
+FROM cancelled
+"""
+
+EXPIRE = f"""
+WITH ended AS (
+  UPDATE results r SET state = 'failed', finished_at = now(), finish_reason = 'error',
+    error_code = {_failure_sql(DEADLINE_EXCEEDED)[0]},
+    error_message = {_failure_sql(DEADLINE_EXCEEDED)[1]},
+    error_retryable = {_failure_sql(DEADLINE_EXCEEDED)[2]}
+  WHERE r.id IN (
+    SELECT id FROM results WHERE state = 'pending' AND worker_id IS NULL AND deadline_at <= now()
+    ORDER BY deadline_at LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED)
+  RETURNING r.id, r.state, r.team_id, r.webhook_url
+), {_write_deliveries("ended")}
+SELECT count(*) AS ended, {_notify_ids(ENDED)}, {_NOTIFY_DELIVERIES} FROM ended
+"""
+
+TELL_STOPPED = f"""
+SELECT {_notify_ids(CANCELLED_CHANNEL)}, {_notify_ids(ENDED)} FROM unnest($1::uuid[]) AS i(id)
+"""
+
+STILL_OURS = """
+SELECT id, attempt, cancel_requested_at IS NOT NULL AS is_cancelled FROM results
+WHERE worker_id = $1 AND state = 'pending'
+"""

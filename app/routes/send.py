@@ -1,0 +1,314 @@
+"""/models/send and POST /results/: send prompts, and be answered at once, at the end, or live."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+import asyncpg
+import orjson
+from fastapi import APIRouter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import (
+    BodyTooLargeError,
+    DatabaseUnavailableError,
+    FieldError,
+    InvalidRequestError,
+    ServiceError,
+    TooManyWaitersError,
+)
+from app.follow import Position
+from app.ids import new_id
+from app.routes.common import (
+    KEY_HEADER,
+    TEAM,
+    ServicesOf,
+    body_of,
+    describe,
+    idempotency_key,
+    reference,
+    result_wire,
+    services_of,
+    to_id,
+)
+from app.routes.streams import event_frames
+from app.schemas.native import (
+    MAX_BULK,
+    ResultCreate,
+    ResultRead,
+    SendOptions,
+    accepted_to_wire,
+)
+from app.services import Services
+from app.settings import Settings
+from app.sse import MEDIA_TYPE, EventStreamResponse, until_disconnect
+from app.submission import Accepted, Answer, Replayed, retry, submit, submit_all, submit_context
+from app.wire import json_response, parse
+
+router = APIRouter(tags=["results"])
+raw = APIRouter(tags=["results"])
+
+Options = TypeVar("Options", bound=SendOptions)
+
+_SEND = TypeAdapter(SendOptions)
+_CREATE = TypeAdapter(ResultCreate)
+_NO_OPTIONS = SendOptions()
+_PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
+
+# Sends a request as the result of this id, unless it is another's by its key.
+Submission = Callable[[UUID], Awaitable[Answer]]
+
+_WISHES = {
+    "Prefer": {
+        "schema": {"type": "string", "pattern": r"wait=\d+", "example": "wait=30"},
+        "description": "Hold up to this many seconds; answer 200 if the result is terminal by then.",
+    },
+    "Accept": {
+        "schema": {"type": "string", "example": MEDIA_TYPE},
+        "description": f"`{MEDIA_TYPE}`: answer with the events of /results/{{id}}/stream; the id "
+        "is in `Location`.",
+    },
+    "X-On-Disconnect": {
+        "schema": {"type": "string", "enum": ["continue", "cancel"], "default": "continue"},
+        "description": "What becomes of the result when the client leaves while it waits or reads.",
+    },
+}
+_SEND_EXAMPLE = {"parameters": {"max_tokens": 40, "temperature": 0}, "deadline_seconds": 600}
+_CREATE_EXAMPLE = {"model": "demo", "content": "def ", "parameters": {"max_tokens": 40}}
+
+
+@dataclass(slots=True, frozen=True)
+class _Wish:
+    """How a client wants to be answered; without any, at once."""
+
+    wait_seconds: float | None = None
+    is_stream: bool = False
+    is_cancelled_on_disconnect: bool = False
+
+    @classmethod
+    def of(cls, request: Request, settings: Settings) -> "_Wish":
+        headers = dict(request.scope["headers"])
+        on_disconnect = headers.get(b"x-on-disconnect", b"continue").strip().lower()
+        if on_disconnect not in (b"continue", b"cancel"):
+            message = "must be `continue` or `cancel`"
+            raise InvalidRequestError(
+                f"X-On-Disconnect: {message}.", [FieldError("X-On-Disconnect", message)]
+            )
+        wanted = _PREFER_WAIT.search(headers.get(b"prefer", b""))
+        return cls(
+            wait_seconds=min(float(wanted[1]), settings.max_wait_seconds) if wanted else None,
+            is_stream=MEDIA_TYPE.encode() in headers.get(b"accept", b""),
+            is_cancelled_on_disconnect=on_disconnect == b"cancel",
+        )
+
+
+@raw.post(
+    "/models/send/{model_name}/{context_id}",
+    status_code=202,
+    responses={202: {"model": ResultRead}, 200: {"model": ResultRead}},
+    openapi_extra=describe(
+        path={"model_name": "A model's name.", "context_id": "A saved context's id."},
+        header=_WISHES | KEY_HEADER,
+        body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
+    ),
+)
+async def send_context(request: Request) -> Response:
+    """Send a saved prompt to a model. The answer holds the result's id, committed."""
+    body = await body_of(request)
+    options = _with_key(request, parse(_SEND, body) if body else _NO_OPTIONS)
+    path = request.path_params
+    services = services_of(request)
+    context_id = to_id(path["context_id"], "context")
+    return await _send(
+        request,
+        services,
+        lambda result_id: submit_context(
+            services, TEAM, path["model_name"], context_id, options, result_id
+        ),
+    )
+
+
+@raw.post(
+    "/results/",
+    status_code=202,
+    responses={202: {"model": ResultRead | list[ResultRead]}, 200: {"model": ResultRead}},
+    openapi_extra=describe(
+        header=_WISHES | KEY_HEADER,
+        body={
+            "schema": {
+                "oneOf": [
+                    reference(ResultCreate),
+                    {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
+                ]
+            },
+            "example": _CREATE_EXAMPLE,
+        },
+    ),
+)
+async def create_results(request: Request) -> Response:
+    """Save a prompt and send it in one call; a list of up to 1,000 is one commit.
+
+    A list is answered by a list: each item a Result, or a problem in its place.
+    """
+    body = await body_of(request)
+    services = services_of(request)
+    if body.lstrip()[:1] == b"[":
+        if idempotency_key(request) is not None:
+            raise _one_key_for_many()
+        answers = await submit_all(services, TEAM, _parse_list(body))
+        return json_response([_bulk_item(services, answer) for answer in answers], 202)
+    create = _with_key(request, parse(_CREATE, body))
+    return await _send(
+        request, services, lambda result_id: submit(services, TEAM, create, result_id)
+    )
+
+
+@router.post(
+    "/results/{result_id}/retry",
+    status_code=202,
+    response_model=ResultRead,
+    responses={200: {"model": ResultRead}},
+    openapi_extra=describe(header=_WISHES | KEY_HEADER),
+)
+async def retry_result(request: Request, result_id: str, services: ServicesOf) -> Response:
+    """Send the request of an ended result once more: a new result, linked by `retry_of`.
+
+    409 while the first one is pending.
+    """
+    key = idempotency_key(request)
+    retry_of = to_id(result_id, "result")
+    return await _send(
+        request, services, lambda new_result_id: retry(services, TEAM, retry_of, key, new_result_id)
+    )
+
+
+async def _send(request: Request, services: Services, submission: Submission) -> Response:
+    """Submit, and answer as the client wishes: 202 with the result's place, 200 once terminal."""
+    wish = _Wish.of(request, services.settings)
+    result_id = new_id()
+    if wish.is_stream:
+        services.hub.check_room()
+        return _stream_response(services, wish, await submission(result_id))
+    seconds = wish.wait_seconds
+    if seconds is None or services.hub.is_full:
+        return _response(services, await submission(result_id))
+    with services.hub.expecting(result_id) as woken:
+        answer = await submission(result_id)
+        known_at = woken if isinstance(answer, Accepted) else None
+        waiting = services.hub.wait_terminal(TEAM, _id_of(answer), seconds, known_at)
+        row = await _wait(request, services, wish, _id_of(answer), waiting)
+    headers = {"Preference-Applied": f"wait={seconds:.0f}"} if row else {}
+    return _response(services, answer, row, headers)
+
+
+async def _wait(
+    request: Request,
+    services: Services,
+    wish: _Wish,
+    result_id: UUID,
+    waiting: Coroutine[None, None, asyncpg.Record],
+) -> asyncpg.Record | None:
+    """The result after the time that the client would wait; None if that was not possible."""
+    # The result is committed: an error of the waiting must not hide its id.
+    with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
+        if not wish.is_cancelled_on_disconnect:
+            return await waiting
+        ended = asyncio.create_task(waiting)
+        leaving = asyncio.create_task(until_disconnect(request.receive))
+        await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not ended.done():
+            await services.queue.cancel(TEAM, id=result_id)
+        return await ended
+    return None
+
+
+def _stream_response(services: Services, wish: _Wish, answer: Answer) -> Response:
+    result_id = _id_of(answer)
+
+    async def cancel() -> None:
+        await services.queue.cancel(TEAM, id=result_id)
+
+    return EventStreamResponse(
+        event_frames(services, TEAM, result_id, Position()),
+        _headers(answer),
+        on_left=cancel if wish.is_cancelled_on_disconnect else None,
+    )
+
+
+def _response(
+    services: Services,
+    answer: Answer,
+    row: asyncpg.Record | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    wire = result_wire(services, row) if row else _answer_to_wire(services, answer)
+    headers = _headers(answer) | (headers or {})
+    if wire["state"] != "pending":
+        return json_response(wire, 200, headers)
+    return json_response(wire, 202, headers | {"Retry-After": "1"})
+
+
+def _headers(answer: Answer) -> dict[str, str]:
+    headers = {"Location": f"/results/{_id_of(answer)}"}
+    if isinstance(answer, Replayed):
+        headers["Idempotent-Replayed"] = "true"
+    return headers
+
+
+def _id_of(answer: Answer) -> UUID:
+    found: UUID = answer.row["id"] if isinstance(answer, Replayed) else answer.result.id
+    return found
+
+
+def _with_key(request: Request, options: Options) -> Options:
+    """The options with the key of the header."""
+    key = idempotency_key(request, options.idempotency_key)
+    if key == options.idempotency_key:
+        return options
+    return options.model_copy(update={"idempotency_key": key})
+
+
+def _one_key_for_many() -> InvalidRequestError:
+    message = "cannot name a whole list: give each item its own idempotency_key"
+    return InvalidRequestError(
+        f"Idempotency-Key: {message}.", [FieldError("Idempotency-Key", message)]
+    )
+
+
+def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
+    """Each item by itself: one wrong item does not refuse the others."""
+    try:
+        items = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(
+            f"The body is not valid JSON: {error}.", [FieldError("body", str(error))]
+        ) from error
+    if not items:
+        raise InvalidRequestError("The list is empty.", [FieldError("body", "is an empty list")])
+    if len(items) > MAX_BULK:
+        raise BodyTooLargeError(f"A list holds at most {MAX_BULK} items; this one {len(items)}.")
+    return [_parse_item(orjson.dumps(item)) for item in items]
+
+
+def _parse_item(body: bytes) -> ResultCreate | ServiceError:
+    try:
+        return parse(_CREATE, body)
+    except InvalidRequestError as error:
+        return error
+
+
+def _bulk_item(services: Services, item: Answer | ServiceError) -> dict[str, Any]:
+    return item.to_problem() if isinstance(item, ServiceError) else _answer_to_wire(services, item)
+
+
+def _answer_to_wire(services: Services, answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, Replayed):
+        return result_wire(services, answer.row)
+    return accepted_to_wire(answer.result, model_ready=answer.model_ready)

@@ -1,0 +1,88 @@
+"""Cancellations that race completions: one of them wins, for everybody who looks."""
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+
+from app.embedded.triton import EmbeddedTriton
+from tests.chaos.history import check_history, check_logs
+from tests.chaos.http_client import Answer
+from tests.chaos.stack import PARAMETERS, Stack, until
+from tests.chaos.stream_client import StreamReader
+
+ROUNDS = 100
+RACES = 50
+READ = 5  # streams of each round
+CHUNKS, DELAY = 4, 0.02
+_QUIET_SECONDS = 0.5
+
+
+@pytest.mark.timeout(240)
+async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) -> None:
+    """50 at a time, 100 times over."""
+    await stack.start_worker("alice")
+    chosen = random.Random(7)  # noqa: S311 - not for secrets
+    outcomes: Counter[str] = Counter()
+    takes = CHUNKS * DELAY
+    for number in range(ROUNDS):
+        prompt = f"Race {number} {{{{chunks={CHUNKS} delay_ms={DELAY * 1000}}}}}"
+        body = [{"model": "scripted", "content": prompt, "parameters": PARAMETERS}] * RACES
+        answer = await stack.client.post("/results/", body)
+        ids = [str(item["id"]) for item in answer.json]
+        readers = [StreamReader(one) for one in ids[:READ]]
+        # About when they complete: some long before, most in that very moment.
+        pauses = [max(0.0, chosen.gauss(1.4 * takes, takes / 2)) for _ in ids]
+        cancels = [cancel(stack, one, pause) for one, pause in zip(ids, pauses, strict=True)]
+        reads = [reader.read_to_the_end(lambda: stack.ports["api"]) for reader in readers]
+        answers, _ = await asyncio.wait_for(
+            asyncio.gather(asyncio.gather(*cancels), asyncio.gather(*reads)), 20
+        )
+        told = {answer.json["id"]: answer.json for answer in answers}
+        stored = {result["id"]: result for result in await stack.read(ids)}
+        # What the one who cancelled was told stays true.
+        assert told == stored
+        for reader in readers:
+            reader.check_end()
+            assert reader.result == stored[reader.result_id]
+        outcomes.update(outcome_of(result) for result in stored.values())
+    assert set(outcomes) == {"completed", "cancelled"}
+    assert min(outcomes.values()) > ROUNDS * RACES / 20, outcomes
+    await check_history(stack)
+    check_logs(stack)
+    await until(lambda: is_quiet(triton), 10, "the engine is idle")
+
+
+async def cancel(stack: Stack, result_id: str, pause: float) -> Answer:
+    await asyncio.sleep(pause)
+    answer = await stack.client.post(f"/results/{result_id}/cancel", None)
+    assert answer.status == 200, answer
+    return answer
+
+
+def outcome_of(result: dict[str, Any]) -> str:
+    """Whether it completed, with all of its text, or was cancelled, with the beginning of it."""
+    if result["state"] == "completed":
+        assert result["usage"]["completion_tokens"] == CHUNKS
+        assert result["finish_reason"] == "stop"
+        return "completed"
+    assert result["finish_reason"] == "cancelled"
+    return str(result["error"]["code"])
+
+
+async def is_quiet(triton: EmbeddedTriton) -> bool:
+    """Whether the model says nothing for a while: one that was not stopped would go on."""
+    before = await responses(triton)
+    await asyncio.sleep(_QUIET_SECONDS)
+    return bool(await responses(triton) == before)
+
+
+async def responses(triton: EmbeddedTriton) -> Any:
+    """Triton's count of all that the model ever said."""
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"http://{triton.address('http')}/v2/models/scripted/stats")
+    (stats,) = answer.json()["model_stats"]
+    return stats["response_stats"]

@@ -1,0 +1,156 @@
+"""Results that are claimed by the statement that stores them: when, and when not."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from app.job_queue import Claim
+from app.settings import Settings
+from tests.conftest import Service, run_service
+from tests.integration.support import finish, read, send, until
+from tests.integration.test_job_queue import Bench, bench, make_result, queue_settings
+
+
+class Place:
+    """A worker that would start whatever is given to it."""
+
+    def __init__(self, worker_id: UUID, room: int = 100) -> None:
+        self.worker_id = worker_id
+        self.room = room
+        self.started: list[Claim] = []
+
+    def may_start(self, models: Sequence[str]) -> list[bool]:
+        return [number < self.room for number in range(len(models))]
+
+    def start(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        assert worker_id == self.worker_id
+        self.started += claims
+
+
+@pytest.fixture
+async def place(bench: Bench) -> Place:
+    place = Place(await bench.worker())
+    bench.queue.birthplace = place
+    return place
+
+
+async def state(connection: asyncpg.Connection, result_id: UUID) -> tuple[object, ...]:
+    row = await connection.fetchrow(
+        "SELECT state, worker_id, attempt, started_at IS NOT NULL FROM results WHERE id = $1",
+        result_id,
+    )
+    assert row is not None
+    return tuple(row)
+
+
+async def test_claimed_as_it_is_stored(bench: Bench, place: Place) -> None:
+    (result_id,) = await bench.add()
+    assert await state(bench.connection, result_id) == ("pending", place.worker_id, 1, True)
+    (claim,) = place.started
+    assert (claim.id, claim.attempt, claim.is_suspect) == (result_id, 1, False)
+    assert claim.prompt
+    assert claim.parameters == {"max_tokens": 3}
+    assert await bench.claim(await bench.worker()) == []
+
+
+async def test_a_saved_context_gives_its_prompt(bench: Bench, place: Place) -> None:
+    (first,) = await bench.add()
+    context_id = await bench.connection.fetchval(
+        "SELECT context_id FROM results WHERE id = $1", first
+    )
+    again = make_result(context_id=context_id, new_context=None)
+    assert await bench.queue.enqueue([again]) == [True]
+    assert place.started[1].prompt == place.started[0].prompt
+
+
+async def test_nothing_that_waits_is_overtaken(bench: Bench, place: Place) -> None:
+    bench.queue.birthplace = None
+    (waiting,) = await bench.add()
+    bench.queue.birthplace = place
+    (later,) = await bench.add()
+    assert place.started == []
+    assert await state(bench.connection, later) == ("pending", None, 0, False)
+    claims = await bench.claim(await bench.worker())
+    assert [claim.id for claim in claims] == [waiting, later]
+
+
+async def test_only_as_many_as_there_is_room_for(bench: Bench, place: Place) -> None:
+    place.room = 2
+    ids = await bench.add(5)
+    assert [claim.id for claim in place.started] == ids[:2]
+    assert [claim.id for claim in await bench.claim(await bench.worker())] == ids[2:]
+
+
+async def test_a_worker_that_is_dead_claims_nothing(bench: Bench, place: Place) -> None:
+    await bench.connection.execute(
+        "UPDATE workers SET dead_at = now() WHERE id = $1", place.worker_id
+    )
+    (result_id,) = await bench.add()
+    assert place.started == []
+    assert await state(bench.connection, result_id) == ("pending", None, 0, False)
+
+
+async def test_a_suspect_is_alone(bench: Bench, place: Place) -> None:
+    (suspect,) = await bench.add()
+    await bench.connection.execute("UPDATE results SET engine_deaths = 2 WHERE id = $1", suspect)
+    (innocent,) = await bench.add()
+    assert [claim.id for claim in place.started] == [suspect]
+    assert await state(bench.connection, innocent) == ("pending", None, 0, False)
+
+
+async def test_an_outdated_place_frees_what_it_was_given(bench: Bench, place: Place) -> None:
+    (result_id,) = await bench.add()
+    assert await bench.queue.retire(place.worker_id) == 1
+    assert await state(bench.connection, result_id) == ("pending", None, 1, False)
+
+
+async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:
+    """In one process a result goes straight to Triton, and is told as any other."""
+    await finish(service, "{{chunks=1}}")  # the worker has looked at its queue
+    heard: list[object] = []
+    await connection.add_listener("llm_enqueued", lambda *news: heard.append(news[-1]))
+    result = await finish(service, "{{chunks=3}} tell")
+    assert (result["state"], result["attempt"]) == ("completed", 1)
+    await connection.fetchval("SELECT 1")
+    assert heard == []
+
+
+async def test_slots_are_kept(settings: Settings, connection: asyncpg.Connection) -> None:
+    few = settings.model_copy(update={"worker_slots": 3})
+    async with run_service(few, with_worker=True) as service:
+        await finish(service, "{{chunks=1}}")
+        sent = [await send(service, "{{chunks=4 delay_ms=50}}") for _ in range(12)]
+        most = 0
+
+        async def are_done() -> bool:
+            nonlocal most
+            running = await connection.fetchval(
+                "SELECT count(*) FROM results WHERE state = 'pending' AND worker_id IS NOT NULL"
+            )
+            most = max(most, running)
+            results = await asyncio.gather(*(read(service, one["id"]) for one in sent))
+            return all(result["state"] == "completed" for result in results)
+
+        await until(are_done)
+        assert most <= 3
+
+
+async def test_a_lost_place_is_rescued_by_its_heartbeat(
+    service: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Committed as claimed, and never started: as if the answer of the statement was lost."""
+    await finish(service, "{{chunks=1}}")
+    worker = service.services.queue.birthplace
+    assert worker is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "start", lambda *_: None)
+        sent = await send(service, "{{chunks=2}} tell")
+    result = await read(service, sent["id"], wait=20)
+    assert result["state"] == "completed"
+    assert result["attempt"] == 2
+
+
+__all__ = ["bench", "queue_settings"]  # fixtures
