@@ -154,8 +154,9 @@ WITH me AS (
 )
 UPDATE results r
 SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
-FROM picked p, contexts c
-WHERE r.id = p.id AND c.id = r.context_id
+FROM contexts c
+-- An array: a generic plan takes the limit for a tenth of the queue, and would join all ids.
+WHERE r.id = ANY (ARRAY(SELECT id FROM picked)) AND c.id = r.context_id
 RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
           extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
 """

@@ -285,7 +285,7 @@ class TritonClient:
         """
         request_id = uuid4().hex
         request = build_request(model, prompt, parameters, request_id)
-        call = self._stub.ModelStreamInfer(iter([request]))
+        call = self._infer(request)
         responses = _Responses(call)
         is_running = True  # as far as we know: it has to be told that nobody listens
         try:

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import uvloop
 
-from bench import machine, p1_submit, p2_life, p6_poll, p7_lists, p9_memory, report
+from bench import (
+    machine,
+    p1_submit,
+    p2_life,
+    p4_first_token,
+    p5_told,
+    p6_poll,
+    p7_lists,
+    p8_growth,
+    p9_memory,
+    report,
+)
 from bench.cpu import cores_in_use
 from bench.report import Options, Report
 from bench.servers import House
@@ -18,9 +29,15 @@ Goal = Callable[[House, Options], Awaitable[Report]]
 _GOALS: dict[str, tuple[Goal, str]] = {
     "p1": (p1_submit.run, "durable submissions; baselines: validate only, one INSERT each"),
     "p2": (p2_life.run, "whole life of a result; baseline: a bare gRPC client"),
+    "p4": (
+        p4_first_token.run,
+        "streams: the first token and those after it; baseline: direct gRPC",
+    ),
+    "p5": (p5_told.run, "from Triton's answer to its waiting client; baseline: one commit"),
     "p6": (p6_poll.run, "polls by id; baselines: a fixed answer, one SELECT each"),
     "p7": (p7_lists.run, "list pages at depth; baseline: depth 0 of the same query"),
-    "p9": (p9_memory.run, "memory of the API, idle and with 2,000 long-polls"),
+    "p8": (p8_growth.run, "CPU per result as streams, waiters, rows and the queue grow"),
+    "p9": (p9_memory.run, "memory of the API: idle, with 2,000 long-polls, with 2,000 streams"),
 }
 
 _EPILOG = """\
@@ -68,7 +85,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="2 rounds of 1 s, small tables")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each arm (5)")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a round (4)")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of P7's table (1000000)")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="rows of the tables of P7 and P8 (1000000)"
+    )
     parser.add_argument(
         "--directory", type=Path, help="where PostgreSQL's files go (the system's temporary one)"
     )

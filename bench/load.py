@@ -74,6 +74,10 @@ class Callers:
         for connection in self._connections:
             connection.send(next_request())
 
+    def refused(self) -> list[bytes]:
+        """What `send_once` was answered other than 200."""
+        return [one.refusal for one in self._connections if one.refusal]
+
 
 @contextlib.asynccontextmanager
 async def connect(port: int, callers: int) -> AsyncIterator[Callers]:
@@ -93,6 +97,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._buffer = b""
         self._done: asyncio.Future[None] | None = None
+        self.refusal = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes.
@@ -133,6 +138,8 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         if self._done is not None:
             self._answered(data)
+        elif data.startswith(b"HTTP") and data[9:12] != b"200":
+            self.refusal = data[:600]
 
     def _answered(self, data: bytes) -> None:
         assert self._done is not None

@@ -46,6 +46,7 @@ class Report:
     rows: list[tuple[str, Sequence[float | None]]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     raw: dict[str, object] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # findings that are no column: told below
     method: str = ""
 
     def check(self, what: str, found: float, relation: str, bound: float, unit: str = "") -> None:
@@ -53,7 +54,7 @@ class Report:
         self.checks.append(Check(what, found, relation, bound, unit))
 
     def to_markdown(self) -> str:
-        """Two tables: figures and verdicts."""
+        """Two tables, figures and verdicts; and notes."""
         lines = [_line(["", *self.columns]), _line(["---", *["---:"] * len(self.columns)])]
         lines += [_line([arm, *(_number(value) for value in values)]) for arm, values in self.rows]
         lines += ["", _line(["check", "found", "goal", ""]), _line(["---", "---:", "---:", "---"])]
@@ -68,6 +69,8 @@ class Report:
             )
             for check in self.checks
         ]
+        if self.notes:
+            lines += ["", *(f"- {note}" for note in self.notes)]
         return "\n".join(lines)
 
 

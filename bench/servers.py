@@ -116,11 +116,14 @@ class House:
         return environment
 
     @contextlib.asynccontextmanager
-    async def api(self, environment: Mapping[str, str]) -> AsyncIterator[Server]:
+    async def api(
+        self, environment: Mapping[str, str], *, with_worker: bool = False
+    ) -> AsyncIterator[Server]:
         """`python -m app serve`, once it accepts results and knows the model."""
         port = processes.free_port()
         settings = {**environment, "LLM_HOST": HOST, "LLM_PORT": str(port)}
-        async with self._run(["-m", "app", "serve"], settings, "api.log") as pid:
+        command = ["-m", "app", "serve", *(["--with-worker"] if with_worker else [])]
+        async with self._run(command, settings, "api.log") as pid:
             url = f"http://{HOST}:{port}/health/ready"
             await self._until_ready(pid, lambda: _answers(url, MODEL))
             yield Server(pid, port)

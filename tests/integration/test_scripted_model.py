@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import time
 from types import ModuleType
 from typing import Any
 
@@ -226,3 +227,14 @@ async def test_no_process_outlives_a_killed_server(
         assert alive == []
     finally:
         await server.stop()
+
+
+async def test_a_clock_tells_when_each_chunk_was_sent(triton: EmbeddedTriton) -> None:
+    began = time.monotonic_ns()
+    prompt = "{{clock chunks=5 delay_ms=10}}"
+    responses = await collect(triton.address("grpc"), ask("scripted", prompt, {}, stream=True))
+    sent = [int(word) for word in text(responses).split()]
+    assert len(sent) == len(responses) == 5
+    assert sorted(sent) == sent
+    assert began < sent[0]
+    assert sent[-1] < time.monotonic_ns()

@@ -23,6 +23,8 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
     hang_at=K         stop this process for ever after K chunks, its interpreter locked
     refuse            refuse the request with INVALID_ARG at once
     nul               the first chunk starts with a NUL character
+    clock             each chunk is the time it is sent, in ns of CLOCK_MONOTONIC, and a space: how
+                      long it then takes to a reader on the same machine can be measured
 
 A request with the input `cancel_request_id` says nothing itself and cancels the one whose id (of
 the ModelInferRequest) it names; see the vLLM backend for why that is better than gRPC's way.
@@ -85,6 +87,8 @@ class Generation:
     def response(self, start: int, end: int, finish_reason: str) -> Any:
         """The chunks from start up to end as one response."""
         chunks = self.script.chunks[start:end]
+        if self.script.tells_time:
+            chunks = [f"{time.monotonic_ns()} "] * len(chunks)
         text = self.echo + "".join(chunks)
         tensors = [strings("text_output", text)]
         if "return_finish_reason" in self.wanted:

@@ -30,6 +30,7 @@ class Script:
     first_delay: float = 0.0  # seconds more before the first
     fault: str = ""  # one of "fail_at", "lost_at", "crash_at", "hang_at"
     fault_at: int = -1  # number of chunks before the fault; -1: none
+    tells_time: bool = False  # each chunk is the time it is sent at
 
 
 def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
@@ -60,6 +61,7 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     script = Script(chunks, finish_reason)
     script.delay = directive.get("delay_ms", 0.0) / 1000
     script.first_delay = directive.get("first_delay_ms", 0.0) / 1000
+    script.tells_time = "clock" in directive
     cut_at_stop(script, sampling)
     for fault in ("fail_at", "lost_at", "crash_at", "hang_at"):
         if directive.get(fault, len(script.chunks) + 1) <= len(script.chunks):
@@ -75,7 +77,7 @@ def read_directive(prompt: str) -> dict[str, Any]:
     directive: dict[str, Any] = {"text": text} if has_text else {}
     for word in words.split():
         key, _, value = word.partition("=")
-        if key in ("refuse", "nul") and not value:
+        if key in ("refuse", "nul", "clock") and not value:
             directive[key] = True
         elif key in ("delay_ms", "first_delay_ms"):
             directive[key] = float_at_least_zero(key, value)
