@@ -8,6 +8,7 @@ database's clock. `docs/state_machine.md` draws the transitions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import compress
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -119,15 +120,19 @@ class Birthplace(Protocol):
     def may_start(self, models: Sequence[str]) -> list[bool]:
         """For each result of these models, whether it has a place here now."""
 
-    def start(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Run results that are committed as claimed by `worker_id`."""
+    def begin(self, claims: Sequence[Claim]) -> None:
+        """Generate for results that are just being stored, and write nothing of them yet."""
+
+    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run what is committed as claimed by `worker_id`; stop what else has begun."""
 
 
 class JobQueue:
     """Enqueue, claim, append, end, cancel, rescue, expire: every transition of a result.
 
     Where a `birthplace` is set and nothing of a model waits, new results are claimed as they are
-    stored: one write less for each, and no way through notification and claim.
+    stored: one write less for each, and no way through notification and claim. The model begins
+    while the statement is under way.
     """
 
     def __init__(self, database: Database, settings: Settings) -> None:
@@ -157,16 +162,26 @@ class JobQueue:
         models = [result.model_name for result in results]
         may_start = place.may_start(models) if place else [False] * len(results)
         keyed = [(result.key, result) for result in results if result.key is not None]
-        row = await connection.fetchrow(
-            sql.ENQUEUE_WITH_KEYS if keyed else sql.ENQUEUE,
-            *_to_columns(results),
-            may_start,
-            worker_id if any(may_start) else None,
-            *(_to_key_columns(keyed) if keyed else ()),
-        )
-        assert row is not None
-        if place and worker_id and row["started"]:
-            place.start(worker_id, _to_claims(results, row["started"], row["prompts"]))
+        started: list[Claim] = []
+        if place and not resent:
+            place.begin(
+                [_to_first_claim(one) for one in compress(results, may_start) if _is_new(one)]
+            )
+        try:
+            row = await connection.fetchrow(
+                sql.ENQUEUE_WITH_KEYS if keyed else sql.ENQUEUE,
+                *_to_columns(results),
+                may_start,
+                worker_id if any(may_start) else None,
+                *(_to_key_columns(keyed) if keyed else ()),
+            )
+            assert row is not None
+            new = {result.id: result for result in results}
+            for identifier, prompt in zip(row["started"] or (), row["prompts"] or (), strict=True):
+                started.append(_to_first_claim(new[identifier], prompt))
+        finally:
+            if place and worker_id:
+                place.settle(worker_id, started)
         stored = set(row["ids"] or ())
         if resent and len(stored) < len(results):
             # The first sending may have been committed although its answer was lost. What it
@@ -359,28 +374,27 @@ def _to_key_columns(keyed: Sequence[tuple[NewKey, NewResult]]) -> list[Sequence[
     ]
 
 
-def _to_claims(
-    results: Sequence[NewResult], ids: Sequence[UUID], prompts: Sequence[str | None]
-) -> list[Claim]:
-    """Results that were stored as claimed; `prompts` has those that were not sent along."""
-    new = {result.id: result for result in results}
-    claims = []
-    for identifier, prompt in zip(ids, prompts, strict=True):
-        result = new[identifier]
-        text = result.new_context.content if result.new_context and prompt is None else prompt
-        assert text is not None, "a result without a prompt is not stored"
-        claims.append(
-            Claim(
-                id=result.id,
-                attempt=1,
-                model_name=result.model_name,
-                prompt=text,
-                parameters=orjson.loads(result.parameters),
-                seconds_left=result.deadline_seconds,
-                is_suspect=False,
-            )
-        )
-    return claims
+def _is_new(result: NewResult) -> bool:
+    """Whether it is surely nobody's repetition, and its prompt at hand."""
+    has_prompt = result.prompt is not None or result.new_context is not None
+    return has_prompt and result.key is None
+
+
+def _to_first_claim(result: NewResult, prompt: str | None = None) -> Claim:
+    """The claim of a result that is claimed as it is stored; `prompt` is of its saved context."""
+    text = result.prompt
+    if text is None:
+        text = result.new_context.content if result.new_context else prompt
+    assert text is not None, "a result without a prompt is not stored"
+    return Claim(
+        id=result.id,
+        attempt=1,
+        model_name=result.model_name,
+        prompt=text,
+        parameters=orjson.loads(result.parameters),
+        seconds_left=result.deadline_seconds,
+        is_suspect=False,
+    )
 
 
 async def _end_attempts(

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import orjson
@@ -31,8 +31,12 @@ from app.watched import Watched
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _SILENCE_CHECK_SECONDS = 2.0
 _STOP_SECONDS = 5.0  # for the last writes after the grace period
+_Early = tuple[Attempt, asyncio.Task[AttemptEnd | None]]
+
 _FOREVER = 1e9  # seconds: an ended attempt is written whenever the database is back, or fenced
 # Between two writes of text that is read in other processes: they share a commit, and a notification.
 _WATCHED_FLUSH_SECONDS = 0.005
@@ -66,6 +70,7 @@ class Worker:
         self._lease: Lease
         self._ending: Lane[AttemptEnd, bool]
         self._running: dict[UUID, Attempt] = {}
+        self._early: dict[UUID, _Early] = {}  # whose results are just being stored
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_short = True  # whether slots, not the queue, were the limit of the last claim
         self._unknown: set[UUID] = set()
@@ -185,10 +190,24 @@ class Worker:
             taken[model] += 1
         return places
 
-    def start(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Run results that were stored as claimed; those of a former life are freed with it."""
+    def begin(self, claims: Sequence[Claim]) -> None:
+        """Generate for results while they are stored; nothing is kept of them, or told, before."""
+        for claim in claims:
+            attempt = Attempt(claim, self._triton, self._on_text)
+            outcome = self._spawn(self._outcome(attempt), f"early {claim.id}")
+            self._early[claim.id] = (attempt, outcome)
+
+    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run results that were stored as claimed; stop what else began.
+
+        What was claimed under a former id of this worker has been freed with it.
+        """
+        early, self._early = self._early, {}
         if worker_id == self._lease.id and self._queue.birthplace is self:
-            self._start(claims)
+            for claim in claims:
+                self._start_one(claim, early.pop(claim.id, None))
+        for attempt, _ in early.values():
+            attempt.stop(StopReason.NOT_OURS)
 
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
         """Claim and start what is there; how much, by model."""
@@ -215,20 +234,25 @@ class Worker:
 
     def _start(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
-            attempt = Attempt(claim, self._triton, self._on_text)
-            self._running[claim.id] = attempt
-            self._hub.attach(attempt)
-            self._spawn(self._run(attempt), f"result {claim.id}")
+            self._start_one(claim)
 
-    def _spawn(self, work: Coroutine[None, None, object], name: str) -> None:
+    def _start_one(self, claim: Claim, early: _Early | None = None) -> None:
+        """Run a claim, or go on with what began before it was ours."""
+        attempt, outcome = early or (Attempt(claim, self._triton, self._on_text), None)
+        self._running[claim.id] = attempt
+        self._hub.attach(attempt)
+        self._spawn(self._run(attempt, outcome), f"result {claim.id}")
+
+    def _spawn(self, work: Coroutine[None, None, T], name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _run(self, attempt: Attempt) -> None:
+    async def _run(self, attempt: Attempt, early: asyncio.Task[AttemptEnd | None] | None) -> None:
         claim = attempt.claim
         try:
-            end = await self._outcome(attempt)
+            end = await (early or self._outcome(attempt))
             self._generated[claim.model_name] += attempt.completion_tokens
             if end is not None:
                 self._judge_model(attempt, end)

@@ -9,9 +9,10 @@ import pytest
 
 from app.job_queue import Claim
 from app.settings import Settings
+from app.worker import Worker
 from tests.conftest import Service, run_service
 from tests.integration.support import finish, read, send, until
-from tests.integration.test_job_queue import Bench, bench, make_result, queue_settings
+from tests.integration.test_job_queue import Bench, bench, keyed, make_result, queue_settings
 
 
 class Place:
@@ -20,13 +21,23 @@ class Place:
     def __init__(self, worker_id: UUID, room: int = 100) -> None:
         self.worker_id = worker_id
         self.room = room
+        self.counts: list[int] = []
+        self.begun: list[Claim] = []
         self.started: list[Claim] = []
 
     def may_start(self, models: Sequence[str]) -> list[bool]:
         return [number < self.room for number in range(len(models))]
 
-    def start(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+    def begin(self, claims: Sequence[Claim]) -> None:
+        assert not self.begun, "one statement after another"
+        self.begun += claims
+        self.counts.append(len(claims))
+
+    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
         assert worker_id == self.worker_id
+        begun = {claim.id: claim for claim in self.begun}
+        assert all(begun.get(claim.id, claim) == claim for claim in claims)
+        self.begun.clear()
         self.started += claims
 
 
@@ -107,6 +118,38 @@ async def test_an_outdated_place_frees_what_it_was_given(bench: Bench, place: Pl
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)
 
 
+async def test_repetitions_do_not_begin_early(bench: Bench, place: Place) -> None:
+    first, again = keyed("k"), keyed("k")
+    assert await bench.queue.enqueue([first]) == [True]
+    assert await bench.queue.enqueue([again]) == [False]
+    assert place.counts == [0, 0]
+    assert [claim.id for claim in place.started] == [first.id]
+    await bench.add(3)
+    assert place.counts == [0, 0, 3]
+
+
+async def test_what_is_not_stored_is_stopped(
+    service: Service, connection: asyncpg.Connection
+) -> None:
+    """The model has begun when the statement fails: it is stopped, and nothing is left of it."""
+    await finish(service, "{{chunks=1}}")
+    await connection.execute("ALTER TABLE results RENAME TO hidden")
+    refused = await service.client.post(
+        "/results/", json={"model": "scripted", "content": "{{chunks=500 delay_ms=20}}"}
+    )
+    assert refused.status_code == 500
+    await connection.execute("ALTER TABLE hidden RENAME TO results")
+    worker = service.services.queue.birthplace
+    assert isinstance(worker, Worker)
+    assert not worker._early
+
+    async def is_quiet() -> bool:
+        return not [task for task in worker._tasks if task.get_name().startswith("early")]
+
+    await until(is_quiet)
+    assert (await finish(service, "{{chunks=3}} tell"))["attempt"] == 1
+
+
 async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:
     """In one process a result goes straight to Triton, and is told as any other."""
     await finish(service, "{{chunks=1}}")  # the worker has looked at its queue
@@ -146,7 +189,8 @@ async def test_a_lost_place_is_rescued_by_its_heartbeat(
     worker = service.services.queue.birthplace
     assert worker is not None
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "start", lambda *_: None)
+        settle = worker.settle
+        patch.setattr(worker, "settle", lambda worker_id, _: settle(worker_id, []))
         sent = await send(service, "{{chunks=2}} tell")
     result = await read(service, sent["id"], wait=20)
     assert result["state"] == "completed"
