@@ -284,8 +284,12 @@ class JobQueue:
 
     async def retire(self, worker_id: UUID) -> int:
         """End a worker's own id and hand its results back; they do not count as attempts."""
+        # A claim under way holds a weaker lock, which the update alone would not wait for: what it
+        # takes must be there to be freed.
         await self._database.fetch(
-            "UPDATE workers SET dead_at = coalesce(dead_at, now()) WHERE id = $1", worker_id
+            """UPDATE workers SET dead_at = coalesce(dead_at, now())
+               WHERE id = (SELECT id FROM workers WHERE id = $1 FOR UPDATE)""",
+            worker_id,
         )
         return await self.release([worker_id], counted=False)
 

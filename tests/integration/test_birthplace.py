@@ -107,6 +107,33 @@ async def test_an_outdated_place_frees_what_it_was_given(bench: Bench, place: Pl
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)
 
 
+async def test_retiring_waits_for_what_is_being_stored_as_claimed(
+    bench: Bench, place: Place
+) -> None:
+    """A statement under way when its worker leaves: freed at once, and not counted as lost."""
+    storing = bench.connection.transaction()
+    await storing.start()
+    await bench.connection.execute(
+        "SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE", place.worker_id
+    )
+    context_id = await bench.connection.fetchval(
+        "INSERT INTO contexts (id, content) VALUES (gen_random_uuid(), 'c') RETURNING id"
+    )
+    result_id = await bench.connection.fetchval(
+        """INSERT INTO results (id, context_id, model_name, parameters, deadline_at, worker_id,
+                                attempt, started_at)
+           VALUES (gen_random_uuid(), $1, 'm', '{}', now() + interval '1 h', $2, 1, now())
+           RETURNING id""",
+        context_id,
+        place.worker_id,
+    )
+    retiring = asyncio.create_task(bench.queue.retire(place.worker_id))
+    await asyncio.sleep(0.2)
+    await storing.commit()
+    assert await retiring == 1
+    assert await state(bench.connection, result_id) == ("pending", None, 1, False)
+
+
 async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:
     """In one process a result goes straight to Triton, and is told as any other."""
     await finish(service, "{{chunks=1}}")  # the worker has looked at its queue
