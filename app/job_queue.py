@@ -154,12 +154,14 @@ class JobQueue:
     ) -> list[bool]:
         place = self.birthplace
         worker_id = place.worker_id if place else None
-        models = [result.model_name for result in results]
-        may_start = place.may_start(models) if place else [False] * len(results)
-        keyed = [(result.key, result) for result in results if result.key is not None]
+        # In the order of claims: the free places go to the highest priority.
+        in_order = sorted(results, key=lambda result: -result.priority)
+        models = [result.model_name for result in in_order]
+        may_start = place.may_start(models) if place else [False] * len(in_order)
+        keyed = [(result.key, result) for result in in_order if result.key is not None]
         row = await connection.fetchrow(
             sql.ENQUEUE_WITH_KEYS if keyed else sql.ENQUEUE,
-            *_to_columns(results),
+            *_to_columns(in_order),
             may_start,
             worker_id if any(may_start) else None,
             *(_to_key_columns(keyed) if keyed else ()),

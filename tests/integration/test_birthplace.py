@@ -134,6 +134,15 @@ async def test_retiring_waits_for_what_is_being_stored_as_claimed(
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)
 
 
+async def test_the_first_places_go_to_the_highest_priority(bench: Bench, place: Place) -> None:
+    place.room = 2
+    results = [make_result(priority=priority) for priority in (-5, -1, 0, -5, 0)]
+    assert all(await bench.queue.enqueue(results))
+    assert {claim.id for claim in place.started} == {results[2].id, results[4].id}
+    claims = await bench.claim(await bench.worker())
+    assert [claim.id for claim in claims] == [results[place].id for place in (1, 0, 3)]
+
+
 async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:
     """In one process a result goes straight to Triton, and is told as any other."""
     await finish(service, "{{chunks=1}}")  # the worker has looked at its queue
