@@ -194,7 +194,9 @@ async def _send(request: Request, services: Services, submission: Submission) ->
     result_id = new_id()
     if wish.is_stream:
         services.hub.check_room()
-        return _stream_response(services, wish, await submission(result_id))
+        with services.hub.reading(result_id):  # holds the place that its stream will take
+            answer = await submission(result_id)
+        return _stream_response(services, wish, answer)
     seconds = wish.wait_seconds
     if seconds is None or services.hub.is_full:
         return _response(services, await submission(result_id))

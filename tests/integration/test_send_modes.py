@@ -75,6 +75,19 @@ async def test_no_room_for_a_stream_stores_nothing(settings: Settings) -> None:
         await service.client.post(f"/results/{sent['id']}/cancel")
 
 
+async def test_no_more_streams_than_allowed_when_all_send_at_once(settings: Settings) -> None:
+    small = settings.model_copy(update={"max_streams": 3})
+    async with serve(small, with_worker=True) as service:
+
+        async def status() -> int:
+            answer = await service.client.post("/results/", json=body(20, 0.02), headers=STREAM)
+            return answer.status_code
+
+        statuses = await asyncio.gather(*(status() for _ in range(12)))
+        assert sorted(statuses) == [200] * 3 + [503] * 9
+        assert len((await service.client.get("/results/")).json()) == 3
+
+
 # --- clients that leave ---------------------------------------------------------------------------
 
 
