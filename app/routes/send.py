@@ -235,7 +235,8 @@ def _stream_response(services: Services, wish: _Wish, answer: Answer) -> Respons
     result_id = _id_of(answer)
 
     async def cancel() -> None:
-        await services.queue.cancel(TEAM, id=result_id)
+        with contextlib.suppress(DatabaseUnavailableError):  # nobody is left to be told
+            await services.queue.cancel(TEAM, id=result_id)
 
     return EventStreamResponse(
         event_frames(services, TEAM, result_id, Position()),

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from httpx_sse import aconnect_sse
 
+from app.errors import DatabaseUnavailableError
 from app.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import assert_problem, finish, read, send, serve, until
@@ -129,6 +130,24 @@ async def test_goes_on_when_its_client_leaves(one: Service, mode: dict[str, str]
     result = await read(one, await leave(one, mode), wait=20)
     assert result["state"] == "completed"
     assert result["usage"]["completion_tokens"] == 200
+
+
+async def test_leaving_a_stream_while_the_database_is_away(
+    one: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage is not a bug: the result goes on, and the log has no traceback."""
+    asked = asyncio.Event()
+
+    async def away(*_: object, **__: object) -> int:
+        asked.set()
+        raise DatabaseUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.services.queue, "cancel", away)
+        result_id = await leave(one, STREAM | CANCEL)
+        await asyncio.wait_for(asked.wait(), 5)
+    assert (await read(one, result_id, wait=20))["state"] == "completed"
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_staying_to_the_end_cancels_nothing(one: Service) -> None:
