@@ -60,6 +60,11 @@ _SEND = TypeAdapter(SendOptions)
 _CREATE = TypeAdapter(ResultCreate)
 _NO_OPTIONS = SendOptions()
 _PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
+# Named, and not with the weight 0, which refuses it.
+_ACCEPTS_EVENTS = re.compile(
+    rb"(?:^|,)\s*text/event-stream\s*(?=[,;]|$)(?!(?:;[^,]*)?;\s*q=0(?:\.0*)?\s*(?:[,;]|$))",
+    re.IGNORECASE,
+)
 
 # Sends a request as the result of this id, unless it is another's by its key.
 Submission = Callable[[UUID], Awaitable[Answer]]
@@ -103,7 +108,7 @@ class _Wish:
         wanted = _PREFER_WAIT.search(headers.get(b"prefer", b""))
         return cls(
             wait_seconds=min(float(wanted[1]), settings.max_wait_seconds) if wanted else None,
-            is_stream=MEDIA_TYPE.encode() in headers.get(b"accept", b""),
+            is_stream=_ACCEPTS_EVENTS.search(headers.get(b"accept", b"")) is not None,
             is_cancelled_on_disconnect=on_disconnect == b"cancel",
         )
 

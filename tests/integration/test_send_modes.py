@@ -56,6 +56,26 @@ async def test_the_stream_of_a_retry_and_of_a_repeated_request(one: Service) -> 
     assert "event: completed" in again.text
 
 
+@pytest.mark.parametrize(
+    ("accept", "is_stream"),
+    [
+        ("application/json, text/event-stream", True),
+        ("Text/Event-Stream; charset=utf-8 ; q=0.1", True),
+        ("text/event-stream;q=0", False),
+        ("text/event-stream; charset=utf-8; q=0.000, */*", False),
+        ("text/event-stream-2", False),
+        ("*/*", False),
+    ],
+)
+async def test_streams_are_for_those_who_accept_them(
+    one: Service, accept: str, *, is_stream: bool
+) -> None:
+    answer = await one.client.post("/results/", json=body(2), headers={"Accept": accept})
+    assert answer.headers["content-type"].startswith(
+        "text/event-stream" if is_stream else "application/json"
+    )
+
+
 async def test_what_is_refused_is_a_problem(one: Service) -> None:
     for headers in ({}, STREAM, WAIT):
         refused = await one.client.post("/results/", json={"model": "x"}, headers=headers)
