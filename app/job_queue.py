@@ -159,18 +159,20 @@ class JobQueue:
     ) -> list[bool]:
         place = self.birthplace
         worker_id = place.worker_id if place else None
-        models = [result.model_name for result in results]
-        may_start = place.may_start(models) if place else [False] * len(results)
-        keyed = [(result.key, result) for result in results if result.key is not None]
+        # In the order of claims: the free places go to the highest priority.
+        in_order = sorted(results, key=lambda result: -result.priority)
+        models = [result.model_name for result in in_order]
+        may_start = place.may_start(models) if place else [False] * len(in_order)
+        keyed = [(result.key, result) for result in in_order if result.key is not None]
         started: list[Claim] = []
         if place and not resent:
             place.begin(
-                [_to_first_claim(one) for one in compress(results, may_start) if _is_new(one)]
+                [_to_first_claim(one) for one in compress(in_order, may_start) if _is_new(one)]
             )
         try:
             row = await connection.fetchrow(
                 sql.ENQUEUE_WITH_KEYS if keyed else sql.ENQUEUE,
-                *_to_columns(results),
+                *_to_columns(in_order),
                 may_start,
                 worker_id if any(may_start) else None,
                 *(_to_key_columns(keyed) if keyed else ()),
@@ -299,8 +301,12 @@ class JobQueue:
 
     async def retire(self, worker_id: UUID) -> int:
         """End a worker's own id and hand its results back; they do not count as attempts."""
+        # A claim under way holds a weaker lock, which the update alone would not wait for: what it
+        # takes must be there to be freed.
         await self._database.fetch(
-            "UPDATE workers SET dead_at = coalesce(dead_at, now()) WHERE id = $1", worker_id
+            """UPDATE workers SET dead_at = coalesce(dead_at, now())
+               WHERE id = (SELECT id FROM workers WHERE id = $1 FOR UPDATE)""",
+            worker_id,
         )
         return await self.release([worker_id], counted=False)
 

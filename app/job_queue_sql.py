@@ -102,11 +102,11 @@ WITH {keys} context_input AS (
       AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
-                       priority, deadline_at, metadata, group_id, retry_of, webhook_url,
-                       worker_id, attempt, started_at)
+                       priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
+                       webhook_url, worker_id, attempt, started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
-         i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
+         i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
          idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name

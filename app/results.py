@@ -29,7 +29,7 @@ _COLUMNS = """id, team_id, context_id, model_name, model_version, state, {output
 _BY_IDS = f"SELECT {_COLUMNS.format(output='output')} FROM results WHERE id = ANY($1::uuid[])"
 
 _REQUEST = """
-SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_at,
+SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
        webhook_url
 FROM results WHERE id = $1 AND team_id = $2
 """

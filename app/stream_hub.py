@@ -8,7 +8,7 @@ whenever a notification says that there is more.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -117,42 +117,44 @@ class StreamHub:
         return self._waiters.count >= self._settings.max_waiters
 
     def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[asyncio.Event]:
-        """An event for `wait_terminal`, to be had before the result is stored."""
-        return self._waiters.subscribed(result_id)
-
-    async def wait_terminal(
-        self, team_id: str, result_id: UUID, seconds: float, woken: asyncio.Event | None = None
-    ) -> asyncpg.Record:
-        """The result once it is terminal, or as it stands after `seconds`.
-
-        With an event of `expecting` the table is read only once there is news. Raises
-        NotFoundError, and TooManyWaitersError beyond the process's limit.
-        """
-        if seconds <= 0:
-            return await self._results.get(team_id, result_id)
-        if woken is None and self.is_full:
+        """An event that is set when the result has ended. Raises TooManyWaitersError."""
+        if self.is_full:
             raise TooManyWaitersError(
                 f"{self._waiters.count} requests are waiting already (LLM_MAX_WAITERS). "
                 "Poll instead.",
                 headers={"Retry-After": "5"},
             )
-        ends = asyncio.get_running_loop().time() + seconds
-        if woken is not None:
-            await is_set_by(woken, ends)
-            return await self._wait(team_id, result_id, ends, woken)
-        with self._waiters.subscribed(result_id) as woken_now:
-            return await self._wait(team_id, result_id, ends, woken_now)
+        return self._waiters.subscribed(result_id)
 
-    async def _wait(
-        self, team_id: str, result_id: UUID, ends: float, woken: asyncio.Event
+    async def wait_terminal(
+        self,
+        team_id: str,
+        result_id: UUID,
+        seconds: float,
+        woken: asyncio.Event | None = None,
+        *,
+        is_new: bool = False,
+        has_left: Callable[[], bool] = bool,
     ) -> asyncpg.Record:
-        while True:
-            woken.clear()
-            row = await self._results.get(team_id, result_id)
-            is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
-            if row["state"] != "pending" or is_over:
-                return row
-            await is_set_by(woken, ends)
+        """The result once it is terminal, or as it stands after `seconds`.
+
+        `woken` is the caller's own event of `expecting`. If it was had before the result was stored
+        (`is_new`), the table is read only once there is news. Who sets it and has left gets the
+        result as it stands. Raises NotFoundError, and TooManyWaitersError beyond the process's limit.
+        """
+        if seconds <= 0:
+            return await self._results.get(team_id, result_id)
+        ends = asyncio.get_running_loop().time() + seconds
+        with self.expecting(result_id) if woken is None else contextlib.nullcontext(woken) as news:
+            if is_new:
+                await is_set_by(news, ends)
+            while True:
+                news.clear()
+                row = await self._results.get(team_id, result_id)
+                is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
+                if row["state"] != "pending" or is_over or has_left():
+                    return row
+                await is_set_by(news, ends)
 
     # --- reading the text -----------------------------------------------------------------------
 

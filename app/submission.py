@@ -23,7 +23,7 @@ from app.errors import (
     ServiceError,
 )
 from app.idempotency import NewKey, hash_request
-from app.ids import created_at, new_id
+from app.ids import new_id
 from app.job_queue import NewContext, NewResult
 from app.model_registry import Model
 from app.schemas.native import ContextCreate, ResultCreate, SendOptions
@@ -300,8 +300,6 @@ async def _prepare_retry(
     if row["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
     model = await services.registry.find(row["model_name"])
-    # To a tenth, or the time from the making of the id to the commit would add up over retries.
-    deadline = round((row["deadline_at"] - created_at(retry_of)).total_seconds(), 1)
     result = NewResult(
         id=result_id,
         team_id=team_id,
@@ -311,7 +309,7 @@ async def _prepare_retry(
         prompt=row["prompt"],
         parameters=row["parameters"],
         priority=row["priority"],
-        deadline_seconds=max(deadline, 0.1),
+        deadline_seconds=row["deadline_seconds"] or services.settings.default_deadline_seconds,
         metadata=row["metadata"],
         webhook_url=row["webhook_url"],
         retry_of=retry_of,

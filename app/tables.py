@@ -11,6 +11,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -84,6 +85,8 @@ results = Table(
     # Told when the result is terminal; the delivery itself is a row of webhook_deliveries.
     Column("webhook_url", Text),
     _time("deadline_at", nullable=False),
+    # As it was asked for, which a retry asks for again; not known of results before 0002.
+    Column("deadline_seconds", Float),
     Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     # --- the state: written by job_queue alone ---
     Column("state", String, nullable=False, server_default="pending"),

@@ -1,6 +1,8 @@
 """What the handlers share: the process's services, ids from paths, pages, raw routes."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -17,6 +19,7 @@ from app.errors import FieldError, InvalidRequestError, NotFoundError, ServiceEr
 from app.schemas.native import Key, result_to_wire
 from app.services import Services
 from app.settings import DEFAULT_TEAM
+from app.sse import until_disconnect
 from app.wire import json_response, problem_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -84,6 +87,17 @@ async def _respond(endpoint: Endpoint, request: Request) -> Response:
         return await endpoint(request)
     except ServiceError as error:
         return problem_response(error)
+
+
+@contextlib.contextmanager
+def watching(request: Request, woken: asyncio.Event) -> Iterator[Callable[[], bool]]:
+    """Sets the event when the client leaves; yields whether it has."""
+    leaving = asyncio.create_task(until_disconnect(request.receive))
+    leaving.add_done_callback(lambda _: woken.set())
+    try:
+        yield leaving.done
+    finally:
+        leaving.cancel()
 
 
 async def body_of(request: Request) -> bytes:

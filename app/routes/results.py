@@ -23,6 +23,7 @@ from app.routes.common import (
     result_wire,
     services_of,
     to_id,
+    watching,
 )
 from app.schemas.native import AttemptRead, ResultRead, attempts_to_wire
 from app.services import Services
@@ -67,7 +68,13 @@ async def read_result(request: Request) -> Response:
         return await _result_response(request, services, row)
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
-    row = await services.hub.wait_terminal(TEAM, result_id, seconds)
+    if seconds > 0:
+        with services.hub.expecting(result_id) as woken, watching(request, woken) as has_left:
+            row = await services.hub.wait_terminal(
+                TEAM, result_id, seconds, woken, has_left=has_left
+            )
+    else:
+        row = await services.results.get(TEAM, result_id)
     if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
         partial = await services.results.partial_output(TEAM, result_id)
         wire, headers = await _pending_wire(services, row)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -36,6 +36,7 @@ from app.routes.common import (
     result_wire,
     services_of,
     to_id,
+    watching,
 )
 from app.routes.streams import event_frames
 from app.schemas.native import (
@@ -47,7 +48,7 @@ from app.schemas.native import (
 )
 from app.services import Services
 from app.settings import Settings
-from app.sse import MEDIA_TYPE, EventStreamResponse, until_disconnect
+from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Accepted, Answer, Replayed, retry, submit, submit_all, submit_context
 from app.wire import json_response, parse
 
@@ -60,6 +61,11 @@ _SEND = TypeAdapter(SendOptions)
 _CREATE = TypeAdapter(ResultCreate)
 _NO_OPTIONS = SendOptions()
 _PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
+# Named, and not with the weight 0, which refuses it.
+_ACCEPTS_EVENTS = re.compile(
+    rb"(?:^|,)\s*text/event-stream\s*(?=[,;]|$)(?!(?:;[^,]*)?;\s*q=0(?:\.0*)?\s*(?:[,;]|$))",
+    re.IGNORECASE,
+)
 
 # Sends a request as the result of this id, unless it is another's by its key.
 Submission = Callable[[UUID], Awaitable[Answer]]
@@ -103,7 +109,7 @@ class _Wish:
         wanted = _PREFER_WAIT.search(headers.get(b"prefer", b""))
         return cls(
             wait_seconds=min(float(wanted[1]), settings.max_wait_seconds) if wanted else None,
-            is_stream=MEDIA_TYPE.encode() in headers.get(b"accept", b""),
+            is_stream=_ACCEPTS_EVENTS.search(headers.get(b"accept", b"")) is not None,
             is_cancelled_on_disconnect=on_disconnect == b"cancel",
         )
 
@@ -194,38 +200,36 @@ async def _send(request: Request, services: Services, submission: Submission) ->
     result_id = new_id()
     if wish.is_stream:
         services.hub.check_room()
-        return _stream_response(services, wish, await submission(result_id))
+        with services.hub.reading(result_id):  # holds the place that its stream will take
+            answer = await submission(result_id)
+        return _stream_response(services, wish, answer)
     seconds = wish.wait_seconds
     if seconds is None or services.hub.is_full:
         return _response(services, await submission(result_id))
     with services.hub.expecting(result_id) as woken:
         answer = await submission(result_id)
-        known_at = woken if isinstance(answer, Accepted) else None
-        waiting = services.hub.wait_terminal(TEAM, _id_of(answer), seconds, known_at)
-        row = await _wait(request, services, wish, _id_of(answer), waiting)
+        row = await _wait(request, services, wish, answer, woken)
     headers = {"Preference-Applied": f"wait={seconds:.0f}"} if row else {}
     return _response(services, answer, row, headers)
 
 
 async def _wait(
-    request: Request,
-    services: Services,
-    wish: _Wish,
-    result_id: UUID,
-    waiting: Coroutine[None, None, asyncpg.Record],
+    request: Request, services: Services, wish: _Wish, answer: Answer, woken: asyncio.Event
 ) -> asyncpg.Record | None:
     """The result after the time that the client would wait; None if that was not possible."""
+    result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0
+    is_new = isinstance(answer, Accepted)
     # The result is committed: an error of the waiting must not hide its id.
     with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
-        if not wish.is_cancelled_on_disconnect:
-            return await waiting
-        ended = asyncio.create_task(waiting)
-        leaving = asyncio.create_task(until_disconnect(request.receive))
-        await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        if not ended.done():
-            await services.queue.cancel(TEAM, id=result_id)
-        return await ended
+        # One that was made before has another id than the one that is expected.
+        expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
+        with expecting as news, watching(request, news) as has_left:
+            row = await services.hub.wait_terminal(
+                TEAM, result_id, seconds, news, is_new=is_new, has_left=has_left
+            )
+            if has_left() and wish.is_cancelled_on_disconnect:
+                await services.queue.cancel(TEAM, id=result_id)
+        return row
     return None
 
 
@@ -233,7 +237,8 @@ def _stream_response(services: Services, wish: _Wish, answer: Answer) -> Respons
     result_id = _id_of(answer)
 
     async def cancel() -> None:
-        await services.queue.cancel(TEAM, id=result_id)
+        with contextlib.suppress(DatabaseUnavailableError):  # nobody is left to be told
+            await services.queue.cancel(TEAM, id=result_id)
 
     return EventStreamResponse(
         event_frames(services, TEAM, result_id, Position()),

@@ -17,6 +17,7 @@ _NOW = sa.text("now()")
 
 
 def upgrade() -> None:
+    op.add_column("results", sa.Column("deadline_seconds", sa.Float(), nullable=True))
     op.add_column("results", sa.Column("retry_of", sa.UUID(), nullable=True))
     op.add_column("results", sa.Column("webhook_url", sa.Text(), nullable=True))
     op.create_table(
@@ -109,3 +110,4 @@ def downgrade() -> None:
         op.drop_table(table)
     op.drop_column("results", "webhook_url")
     op.drop_column("results", "retry_of")
+    op.drop_column("results", "deadline_seconds")

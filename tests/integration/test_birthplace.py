@@ -150,6 +150,42 @@ async def test_what_is_not_stored_is_stopped(
     assert (await finish(service, "{{chunks=3}} tell"))["attempt"] == 1
 
 
+async def test_retiring_waits_for_what_is_being_stored_as_claimed(
+    bench: Bench, place: Place
+) -> None:
+    """A statement under way when its worker leaves: freed at once, and not counted as lost."""
+    storing = bench.connection.transaction()
+    await storing.start()
+    await bench.connection.execute(
+        "SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE", place.worker_id
+    )
+    context_id = await bench.connection.fetchval(
+        "INSERT INTO contexts (id, content) VALUES (gen_random_uuid(), 'c') RETURNING id"
+    )
+    result_id = await bench.connection.fetchval(
+        """INSERT INTO results (id, context_id, model_name, parameters, deadline_at, worker_id,
+                                attempt, started_at)
+           VALUES (gen_random_uuid(), $1, 'm', '{}', now() + interval '1 h', $2, 1, now())
+           RETURNING id""",
+        context_id,
+        place.worker_id,
+    )
+    retiring = asyncio.create_task(bench.queue.retire(place.worker_id))
+    await asyncio.sleep(0.2)
+    await storing.commit()
+    assert await retiring == 1
+    assert await state(bench.connection, result_id) == ("pending", None, 1, False)
+
+
+async def test_the_first_places_go_to_the_highest_priority(bench: Bench, place: Place) -> None:
+    place.room = 2
+    results = [make_result(priority=priority) for priority in (-5, -1, 0, -5, 0)]
+    assert all(await bench.queue.enqueue(results))
+    assert {claim.id for claim in place.started} == {results[2].id, results[4].id}
+    claims = await bench.claim(await bench.worker())
+    assert [claim.id for claim in claims] == [results[place].id for place in (1, 0, 3)]
+
+
 async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:
     """In one process a result goes straight to Triton, and is told as any other."""
     await finish(service, "{{chunks=1}}")  # the worker has looked at its queue

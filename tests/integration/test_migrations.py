@@ -56,7 +56,7 @@ NEW_ROWS = [
 ]
 EVERYTHING = """
 SELECT to_jsonb(c)::text FROM contexts c
-UNION ALL SELECT (to_jsonb(r) - 'retry_of' - 'webhook_url')::text FROM results r
+UNION ALL SELECT (to_jsonb(r) - 'retry_of' - 'webhook_url' - 'deadline_seconds')::text FROM results r
 UNION ALL SELECT to_jsonb(c)::text FROM result_chunks c
 UNION ALL SELECT to_jsonb(w)::text FROM workers w
 UNION ALL SELECT to_jsonb(m)::text FROM models m

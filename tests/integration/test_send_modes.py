@@ -8,6 +8,7 @@ import httpx
 import pytest
 from httpx_sse import aconnect_sse
 
+from app.errors import DatabaseUnavailableError
 from app.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import assert_problem, finish, read, send, serve, until
@@ -55,6 +56,26 @@ async def test_the_stream_of_a_retry_and_of_a_repeated_request(one: Service) -> 
     assert "event: completed" in again.text
 
 
+@pytest.mark.parametrize(
+    ("accept", "is_stream"),
+    [
+        ("application/json, text/event-stream", True),
+        ("Text/Event-Stream; charset=utf-8 ; q=0.1", True),
+        ("text/event-stream;q=0", False),
+        ("text/event-stream; charset=utf-8; q=0.000, */*", False),
+        ("text/event-stream-2", False),
+        ("*/*", False),
+    ],
+)
+async def test_streams_are_for_those_who_accept_them(
+    one: Service, accept: str, *, is_stream: bool
+) -> None:
+    answer = await one.client.post("/results/", json=body(2), headers={"Accept": accept})
+    assert answer.headers["content-type"].startswith(
+        "text/event-stream" if is_stream else "application/json"
+    )
+
+
 async def test_what_is_refused_is_a_problem(one: Service) -> None:
     for headers in ({}, STREAM, WAIT):
         refused = await one.client.post("/results/", json={"model": "x"}, headers=headers)
@@ -73,6 +94,19 @@ async def test_no_room_for_a_stream_stores_nothing(settings: Settings) -> None:
             assert_problem(refused, 503, "too_many_streams")
         assert len((await service.client.get("/results/")).json()) == 1
         await service.client.post(f"/results/{sent['id']}/cancel")
+
+
+async def test_no_more_streams_than_allowed_when_all_send_at_once(settings: Settings) -> None:
+    small = settings.model_copy(update={"max_streams": 3})
+    async with serve(small, with_worker=True) as service:
+
+        async def status() -> int:
+            answer = await service.client.post("/results/", json=body(20, 0.02), headers=STREAM)
+            return answer.status_code
+
+        statuses = await asyncio.gather(*(status() for _ in range(12)))
+        assert sorted(statuses) == [200] * 3 + [503] * 9
+        assert len((await service.client.get("/results/")).json()) == 3
 
 
 # --- clients that leave ---------------------------------------------------------------------------
@@ -116,6 +150,50 @@ async def test_goes_on_when_its_client_leaves(one: Service, mode: dict[str, str]
     result = await read(one, await leave(one, mode), wait=20)
     assert result["state"] == "completed"
     assert result["usage"]["completion_tokens"] == 200
+
+
+async def test_leaving_a_stream_while_the_database_is_away(
+    one: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage is not a bug: the result goes on, and the log has no traceback."""
+    asked = asyncio.Event()
+
+    async def away(*_: object, **__: object) -> int:
+        asked.set()
+        raise DatabaseUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.services.queue, "cancel", away)
+        result_id = await leave(one, STREAM | CANCEL)
+        await asyncio.wait_for(asked.wait(), 5)
+    assert (await read(one, result_id, wait=20))["state"] == "completed"
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_who_leaves_makes_room(settings: Settings, method: str) -> None:
+    """A client that is gone does not keep its place among the waiters."""
+    async with serve(settings.model_copy(update={"max_waiters": 2})) as api:
+        sent = await send(api, script(3))
+        path, content = ("/results/", body(3)) if method == "POST" else (
+            f"/results/{sent['id']}?wait=30", None,
+        )  # fmt: skip
+        async with httpx.AsyncClient(base_url=api.client.base_url) as client:
+            waiting = [
+                asyncio.create_task(client.request(method, path, json=content, headers=WAIT))
+                for _ in range(2)
+            ]
+
+            async def are_waiting(count: int) -> bool:
+                return api.services.hub._waiters.count == count
+
+            await until(lambda: are_waiting(2))
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        await until(lambda: are_waiting(0), 5)
+        if method == "POST":  # and loses nothing
+            assert len((await api.client.get("/results/?state=pending")).json()) == 3
 
 
 async def test_staying_to_the_end_cancels_nothing(one: Service) -> None:

@@ -245,7 +245,7 @@ async def test_the_calls_of_the_readme(one: Service, tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     calls = [block for block in blocks if "curl" in block and "receiver.py" not in block]
-    assert len(calls) == 3
+    assert len(calls) == 5
     program = "\n".join(calls).replace("http://127.0.0.1:8887", "$API").replace("demo", "scripted")
     api = str(one.client.base_url).rstrip("/")
     async with running("/bin/sh", "-euc", program, api=api, home=tmp_path) as process:
