@@ -23,6 +23,12 @@ _MAX_PORT = 65_535
 _MAX_ADDRESSES = 4
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _GLOBAL_UNICAST = ip_network("2000::/3")
+# Of no receiver on the internet, whatever `ipaddress` (which differs between Python's versions)
+# says: Azure's host agent, protocol assignments, 6to4 relays, documentation.
+_NOBODYS = tuple(
+    ip_network(network)
+    for network in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")
+)
 _NAT64 = ip_network("64:ff9b::/96")
 _PERMIT = "LLM_WEBHOOK_ALLOW_PRIVATE=true permits it"
 
@@ -77,6 +83,8 @@ async def resolve(
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Whether an address, and the IPv4 address it carries, if any, is of the public internet."""
+    if any(address in network for network in _NOBODYS):
+        return False
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast
     if address.ipv4_mapped is not None:

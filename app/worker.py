@@ -179,7 +179,10 @@ class Worker:
         return self._lease.id
 
     def may_start(self, models: Sequence[str]) -> list[bool]:
-        """Which new results of these models have a place here now."""
+        """Which new results of these models have a place here now.
+
+        Not counting what a claim under way may bring: for a moment there may be twice the slots.
+        """
         if self._is_short or self._stopping.is_set():
             return [False] * len(models)
         slots = self._free_slots()

@@ -94,6 +94,8 @@ def test_any_text_is_judged_without_an_error(scheme: str, rest: str) -> None:
         ("8.8.8.8", True), ("127.0.0.1", False), ("224.0.0.1", False), ("::1", False),
         ("2606:4700:4700::1111", True), ("::ffff:10.0.0.1", False), ("4000::1", False),
         ("2002:808:808::1", True), ("2002:c0a8:1::1", False), ("fe80::1%2", False),
+        ("168.63.129.16", False), ("::ffff:168.63.129.16", False), ("192.0.0.9", False),
+        ("192.88.99.1", False), ("3fff::1", False),
     ],
 )  # fmt: skip
 def test_is_public(address: str, public: bool) -> None:
