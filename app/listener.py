@@ -24,6 +24,7 @@ WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 _PING_SECONDS = 2.5
 _PING_TIMEOUT_SECONDS = 2.5
 _RECONNECT_SECONDS = 0.25
+_PING = "SELECT 'listening'"  # tells this connection from others in pg_stat_activity
 
 # A notification holds 8,000 bytes: 240 ids with their commas, so these, and room for a name.
 IDS_PER_NOTIFICATION = 200
@@ -82,7 +83,7 @@ class Listener:
             for channel in self._handlers:
                 self._tell(channel, "")
             while not await is_set_within(closed, _PING_SECONDS):
-                await connection.execute("SELECT 1", timeout=_PING_TIMEOUT_SECONDS)
+                await connection.execute(_PING, timeout=_PING_TIMEOUT_SECONDS)
             raise ConnectionResetError("closed by the server")
         finally:
             connection.terminate()

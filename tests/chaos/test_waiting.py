@@ -25,7 +25,7 @@ NOTICED_SECONDS = 2 * (_PING_SECONDS + _PING_TIMEOUT_SECONDS)
 
 _LISTENER = """
 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'llm api'
-AND (query LIKE 'LISTEN%' OR query = 'SELECT 1')"""
+AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT ''listening''%')"""
 
 
 @dataclass
