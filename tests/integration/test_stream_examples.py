@@ -36,10 +36,13 @@ CHROMIUM = [
 TELL = b"""
 <script>
   const state = document.querySelector("#state");
-  new MutationObserver(() => {
+  const tell = () => {
     const told = [state.textContent, document.querySelector("#text").textContent];
     fetch("/outcome", { method: "POST", body: JSON.stringify(told) });
-  }).observe(state, { childList: true });
+  };
+  // The end may have come before this script.
+  if (state.textContent !== "pending") tell();
+  else new MutationObserver(tell).observe(state, { childList: true });
 </script>
 """
 
