@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import BodyTooLargeError, ForbiddenOriginError, MediaTypeError, ServiceError
-from app.wire import JSON, problem_response
+from app.refusals import refusal
+from app.wire import JSON
 
 _DISCARD_SECONDS = 5.0
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -37,7 +38,7 @@ class Door:
                 body = await self._read_body(headers, receive)
                 receive = _replay(body, receive)
         except ServiceError as error:
-            await problem_response(error)(scope, receive, send)
+            await refusal(scope["path"], error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from app import __version__, wire
+from app import __version__, refusals, wire
 from app.door import Door
 from app.errors import ServiceError
 from app.routes import contexts, errors, health, models, results, send, streams, webhooks
@@ -95,10 +95,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_middleware(
         Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
     )
-    app.add_exception_handler(ServiceError, wire.on_service_error)
-    app.add_exception_handler(RequestValidationError, wire.on_validation_error)
-    app.add_exception_handler(HTTPException, wire.on_http_error)
-    app.add_exception_handler(Exception, wire.on_unexpected_error)
+    app.add_exception_handler(ServiceError, refusals.on_service_error)
+    app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
+    app.add_exception_handler(HTTPException, refusals.on_http_error)
+    app.add_exception_handler(Exception, refusals.on_unexpected_error)
     for routes in (results, send, streams, contexts):
         app.include_router(routes.raw)
     for routes in (results, send, streams, contexts, models, webhooks):

@@ -26,6 +26,7 @@ from app.idempotency import NewKey, hash_request
 from app.ids import new_id
 from app.job_queue import NewContext, NewResult
 from app.model_registry import Model
+from app.principal import Principal
 from app.schemas.native import ContextCreate, ResultCreate, SendOptions
 from app.services import Services
 from app.webhook_target import url_fault
@@ -79,7 +80,7 @@ def to_new_context(team_id: str, create: ContextCreate | ResultCreate) -> NewCon
 
 async def submit_context(
     services: Services,
-    team_id: str,
+    principal: Principal,
     model_name: str,
     context_id: UUID,
     options: SendOptions,
@@ -92,56 +93,60 @@ async def submit_context(
     """
     if options.idempotency_key is None:  # nothing to look up: the hot path
         prepared = await _prepare_saved(
-            services, team_id, model_name, context_id, options, result_id
+            services, principal, model_name, context_id, options, result_id
         )
         return _only(await _commit(services, [prepared]))
     request = {"model": model_name, "context_id": str(context_id)} | _members(options)
     key = services.keys.new(options.idempotency_key, hash_request(request))
     asked = _Asked(
-        lambda: _prepare_saved(services, team_id, model_name, context_id, options, result_id), key
+        lambda: _prepare_saved(services, principal, model_name, context_id, options, result_id), key
     )
-    return _only(await _submit(services, team_id, [asked]))
+    return _only(await _submit(services, principal, [asked]))
 
 
-async def submit(services: Services, team_id: str, create: ResultCreate, result_id: UUID) -> Answer:
+async def submit(
+    services: Services, principal: Principal, create: ResultCreate, result_id: UUID
+) -> Answer:
     """Save a prompt, unless it is saved already, and send it, in one commit. Raises as above."""
     if create.idempotency_key is None:
-        prepared = await _prepare(services, team_id, create, result_id)
+        prepared = await _prepare(services, principal, create, result_id)
         return _only(await _commit(services, [prepared]))
-    asked = _to_asked(services, team_id, create, result_id)
-    return _only(await _submit(services, team_id, [asked]))
+    asked = _to_asked(services, principal, create, result_id)
+    return _only(await _submit(services, principal, [asked]))
 
 
 async def submit_all(
-    services: Services, team_id: str, creates: Sequence[ResultCreate | ServiceError]
+    services: Services, principal: Principal, creates: Sequence[ResultCreate | ServiceError]
 ) -> list[Answer | ServiceError]:
     """Send many in one commit; an item that cannot be accepted has its error in its place."""
     asked = [
         create
         if isinstance(create, ServiceError)
-        else _to_asked(services, team_id, create, new_id())
+        else _to_asked(services, principal, create, new_id())
         for create in creates
     ]
-    return await _submit(services, team_id, asked)
+    return await _submit(services, principal, asked)
 
 
 async def retry(
-    services: Services, team_id: str, retry_of: UUID, key: str | None, result_id: UUID
+    services: Services, principal: Principal, retry_of: UUID, key: str | None, result_id: UUID
 ) -> Answer:
     """Send the request of a terminal result once more, as a new result, `result_id`.
 
     Raises ConflictError while the first is pending; else as above.
     """
     new_key = services.keys.new(key, hash_request({"retry_of": str(retry_of)})) if key else None
-    asked = _Asked(lambda: _prepare_retry(services, team_id, retry_of, result_id), new_key)
-    return _only(await _submit(services, team_id, [asked]))
+    asked = _Asked(lambda: _prepare_retry(services, principal, retry_of, result_id), new_key)
+    return _only(await _submit(services, principal, [asked]))
 
 
-def _to_asked(services: Services, team_id: str, create: ResultCreate, result_id: UUID) -> _Asked:
+def _to_asked(
+    services: Services, principal: Principal, create: ResultCreate, result_id: UUID
+) -> _Asked:
     key = None
     if create.idempotency_key is not None:
         key = services.keys.new(create.idempotency_key, hash_request(_members(create)))
-    return _Asked(lambda: _prepare(services, team_id, create, result_id), key)
+    return _Asked(lambda: _prepare(services, principal, create, result_id), key)
 
 
 def _members(options: SendOptions) -> dict[str, Any]:
@@ -157,9 +162,9 @@ def _only(answers: list[Answer | ServiceError]) -> Answer:
 
 
 async def _submit(
-    services: Services, team_id: str, asked: Sequence[_Asked | ServiceError]
+    services: Services, principal: Principal, asked: Sequence[_Asked | ServiceError]
 ) -> list[Answer | ServiceError]:
-    known = await _replay_all(services, team_id, asked)
+    known = await _replay_all(services, principal.team_id, asked)
     prepared: list[_Prepared | Answer | ServiceError] = []
     for place, item in enumerate(asked):
         if isinstance(item, ServiceError):
@@ -257,25 +262,25 @@ async def _why_not_stored(services: Services, prepared: _Prepared) -> Answer | S
 
 
 async def _prepare(
-    services: Services, team_id: str, create: ResultCreate, result_id: UUID
+    services: Services, principal: Principal, create: ResultCreate, result_id: UUID
 ) -> _Prepared:
     if create.context_id is not None:
         return await _prepare_saved(
-            services, team_id, create.model, create.context_id, create, result_id
+            services, principal, create.model, create.context_id, create, result_id
         )
     model = await services.registry.find(create.model)
     messages = _plain_messages(create.messages) if create.messages is not None else None
     prompt = await _render(model, messages) if messages is not None else None
     text = prompt if prompt is not None else create.content or ""
-    context = to_new_context(team_id, create)
+    context = to_new_context(principal.team_id, create)
     return await _new_result(
-        services, model, result_id, context.id, team_id, prompt, text, create, context
+        services, model, result_id, context.id, principal, prompt, text, create, context
     )
 
 
 async def _prepare_saved(
     services: Services,
-    team_id: str,
+    principal: Principal,
     model_name: str,
     context_id: UUID,
     options: SendOptions,
@@ -284,25 +289,25 @@ async def _prepare_saved(
     model = await services.registry.find(model_name)
     prompt, text = None, ""
     if model.format is not None:  # else there is nothing to render with, or to count by
-        context = await services.contexts.get(team_id, context_id)
+        context = await services.contexts.get(principal.team_id, context_id)
         if context.messages is not None:
             prompt = await _render(model, context.messages)
         text = prompt if prompt is not None else context.content or ""
     return await _new_result(
-        services, model, result_id, context_id, team_id, prompt, text, options, None
+        services, model, result_id, context_id, principal, prompt, text, options, None
     )
 
 
 async def _prepare_retry(
-    services: Services, team_id: str, retry_of: UUID, result_id: UUID
+    services: Services, principal: Principal, retry_of: UUID, result_id: UUID
 ) -> _Prepared:
-    row = await services.results.request(team_id, retry_of)
+    row = await services.results.request(principal.team_id, retry_of)
     if row["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
     model = await services.registry.find(row["model_name"])
     result = NewResult(
         id=result_id,
-        team_id=team_id,
+        team_id=principal.team_id,
         context_id=row["context_id"],
         model_name=model.name,
         model_version=model.version,
@@ -322,7 +327,7 @@ async def _new_result(
     model: Model,
     result_id: UUID,
     context_id: UUID,
-    team_id: str,
+    principal: Principal,
     prompt: str | None,
     text: str,
     options: SendOptions,
@@ -348,7 +353,7 @@ async def _new_result(
         )
     result = NewResult(
         id=result_id,
-        team_id=team_id,
+        team_id=principal.team_id,
         context_id=context_id,
         model_name=model.name,
         model_version=model.version,

@@ -1,24 +1,12 @@
 """JSON in and out: parse bodies into schemas, render answers and problems."""
 
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 import orjson
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import (
-    FieldError,
-    HttpError,
-    InternalError,
-    InvalidRequestError,
-    MethodError,
-    NotFoundError,
-    ServiceError,
-)
+from app.errors import FieldError, InvalidRequestError, ServiceError
 
 T = TypeVar("T")
 
@@ -83,41 +71,3 @@ def _refuse_nul(value: object, path: str) -> None:
     elif isinstance(value, list):
         for place, member in enumerate(value):
             _refuse_nul(member, f"{path}.{place}")
-
-
-async def on_service_error(_request: Request, error: Exception) -> Response:
-    """Render the service's own errors."""
-    assert isinstance(error, ServiceError)
-    return problem_response(error)
-
-
-async def on_validation_error(_request: Request, error: Exception) -> Response:
-    """Render what FastAPI found wrong with path, query or header parameters."""
-    assert isinstance(error, RequestValidationError)
-    return problem_response(
-        InvalidRequestError(
-            "The request is not valid; `errors` names each field.", to_field_errors(error.errors())
-        )
-    )
-
-
-async def on_http_error(_request: Request, error: Exception) -> Response:
-    """Render the framework's own refusals: unknown paths and methods above all."""
-    assert isinstance(error, HTTPException)
-    problem: ServiceError
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        problem = NotFoundError("There is no such path. The API's paths are listed at /docs.")
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        problem = MethodError("This path does not take this method. See /docs.")
-    else:
-        problem = HttpError(str(error.detail))
-        problem.status = error.status_code
-    problem.headers.update(error.headers or {})
-    return problem_response(problem)
-
-
-async def on_unexpected_error(_request: Request, _error: Exception) -> Response:
-    """Render a bug of ours without its details; the server logs the traceback."""
-    return problem_response(
-        InternalError("Something unexpected happened; the service's log has the details.")
-    )

@@ -16,16 +16,14 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
+from app.principal import ANYONE, Principal
+from app.refusals import refusal
 from app.schemas.native import Key, result_to_wire
 from app.services import Services
-from app.settings import DEFAULT_TEAM
 from app.sse import until_disconnect
-from app.wire import json_response, problem_response
+from app.wire import json_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-# Without authentication everyone is of one team.
-TEAM = DEFAULT_TEAM
 
 MAX_PAGE = 1000
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most rows of a page.")]
@@ -52,7 +50,20 @@ def services_of(request: Request) -> Services:
     return services
 
 
+def principal_of(request: Request) -> Principal:
+    """Who is asking; everyone is the same while authentication is off."""
+    principal: Principal = request.scope.get("principal", ANYONE)
+    return principal
+
+
+def team_of(request: Request) -> str:
+    """The team whose rows the request may see."""
+    return principal_of(request).team_id
+
+
 ServicesOf = Annotated[Services, Depends(services_of)]
+PrincipalOf = Annotated[Principal, Depends(principal_of)]
+TeamOf = Annotated[str, Depends(team_of)]
 
 
 class RawRoutes:
@@ -86,7 +97,7 @@ async def _respond(endpoint: Endpoint, request: Request) -> Response:
     try:
         return await endpoint(request)
     except ServiceError as error:
-        return problem_response(error)
+        return refusal(request.scope["path"], error)
 
 
 @contextlib.contextmanager

@@ -6,16 +6,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.routes.common import (
-    TEAM,
     After,
     Force,
     Limit,
     ServicesOf,
+    TeamOf,
     body_of,
     describe,
     page_response,
     reference,
     services_of,
+    team_of,
     to_id,
 )
 from app.schemas.native import ContextCreate, ContextRead, context_to_wire
@@ -38,31 +39,33 @@ _EXAMPLE = {"content": "def fibonacci(n):", "metadata": {"origin": "example"}}
 async def create_context(request: Request) -> Response:
     """Save a prompt: `content`, or chat `messages`."""
     create = parse(_CREATE, await body_of(request))
-    context = to_new_context(TEAM, create)
-    services = services_of(request)
+    services, team = services_of(request), team_of(request)
+    context = to_new_context(team, create)
     await services.contexts.create(context)
-    stored = await services.contexts.get(TEAM, context.id)
+    stored = await services.contexts.get(team, context.id)
     return json_response(context_to_wire(stored), 201, {"Location": f"/contexts/{context.id}"})
 
 
 @router.get("/contexts/", response_model=list[ContextRead])
 async def list_contexts(
-    request: Request, services: ServicesOf, limit: Limit = 50, after: After = None
+    request: Request, services: ServicesOf, team: TeamOf, limit: Limit = 50, after: After = None
 ) -> Response:
     """List saved prompts, newest first."""
-    page = await services.contexts.list(TEAM, after, limit)
+    page = await services.contexts.list(team, after, limit)
     return page_response(request, [context_to_wire(context) for context in page], limit)
 
 
 @router.get("/contexts/{context_id}", response_model=ContextRead)
-async def read_context(context_id: str, services: ServicesOf) -> Response:
+async def read_context(context_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read one saved prompt."""
-    context = await services.contexts.get(TEAM, to_id(context_id, "context"))
+    context = await services.contexts.get(team, to_id(context_id, "context"))
     return json_response(context_to_wire(context))
 
 
 @router.delete("/contexts/{context_id}", status_code=204)
-async def delete_context(context_id: str, services: ServicesOf, force: Force = False) -> Response:
+async def delete_context(
+    context_id: str, services: ServicesOf, team: TeamOf, force: Force = False
+) -> Response:
     """Delete a prompt with its results; 409 while one is pending, unless `force`."""
-    await services.contexts.delete(TEAM, to_id(context_id, "context"), force=force)
+    await services.contexts.delete(team, to_id(context_id, "context"), force=force)
     return Response(status_code=204)

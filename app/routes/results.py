@@ -12,16 +12,17 @@ from starlette.responses import Response
 from app.errors import FieldError, InvalidRequestError
 from app.results import ResultFilter
 from app.routes.common import (
-    TEAM,
     After,
     Force,
     Limit,
     Name,
     ServicesOf,
+    TeamOf,
     describe,
     page_response,
     result_wire,
     services_of,
+    team_of,
     to_id,
     watching,
 )
@@ -61,22 +62,22 @@ _MATCH_HEADER = {
 )
 async def read_result(request: Request) -> Response:
     """Read a result; with `wait`, once it is terminal or the time is over."""
-    services = services_of(request)
+    services, team = services_of(request), team_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
     if not request.scope["query_string"]:
-        row = await services.results.get(TEAM, result_id)
+        row = await services.results.get(team, result_id)
         return await _result_response(request, services, row)
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
     if seconds > 0:
         with services.hub.expecting(result_id) as woken, watching(request, woken) as has_left:
             row = await services.hub.wait_terminal(
-                TEAM, result_id, seconds, woken, has_left=has_left
+                team, result_id, seconds, woken, has_left=has_left
             )
     else:
-        row = await services.results.get(TEAM, result_id)
+        row = await services.results.get(team, result_id)
     if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
-        partial = await services.results.partial_output(TEAM, result_id)
+        partial = await services.results.partial_output(team, result_id)
         wire, headers = await _pending_wire(services, row)
         return json_response(wire | {"result": partial}, 200, headers)
     return await _result_response(request, services, row)
@@ -86,6 +87,7 @@ async def read_result(request: Request) -> Response:
 async def list_results(
     request: Request,
     services: ServicesOf,
+    team: TeamOf,
     state: Literal["pending", "completed", "failed"] | None = None,
     model_name: Name = None,
     context_id: UUID | None = None,
@@ -101,20 +103,23 @@ async def list_results(
     narrowed = ResultFilter(
         state, model_name, context_id, error_code, retryable, created_after, created_before
     )
-    rows = await services.results.list(TEAM, narrowed, after=after, limit=limit, full=full)
+    rows = await services.results.list(team, narrowed, after=after, limit=limit, full=full)
     return page_response(request, [result_wire(services, row) for row in rows], limit)
 
 
 @router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])
-async def list_attempts(result_id: str, services: ServicesOf) -> Response:
+async def list_attempts(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """The attempts of a result: when, where, and how each ended."""
-    row = await services.results.attempts(TEAM, to_id(result_id, "result"))
+    row = await services.results.attempts(team, to_id(result_id, "result"))
     return json_response(attempts_to_wire(row))
 
 
 @router.post("/results/cancel")
 async def cancel_results(
-    services: ServicesOf, context_id: UUID | None = None, model_name: Name = None
+    services: ServicesOf,
+    team: TeamOf,
+    context_id: UUID | None = None,
+    model_name: Name = None,
 ) -> dict[str, int]:
     """Cancel all pending results of a context, a model, or both; answers how many."""
     filters = {"context_id": context_id, "model_name": model_name}
@@ -122,7 +127,7 @@ async def cancel_results(
     if not given:
         message = "name a context_id, a model_name, or both"
         raise InvalidRequestError(f"{message.capitalize()}.", [FieldError("query", message)])
-    return {"cancelled": await services.queue.cancel(TEAM, **given)}
+    return {"cancelled": await services.queue.cancel(team, **given)}
 
 
 @router.post(
@@ -130,19 +135,21 @@ async def cancel_results(
     response_model=ResultRead,
     responses={202: {"model": ResultRead}},
 )
-async def cancel_result(result_id: str, services: ServicesOf) -> Response:
+async def cancel_result(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Cancel a result; idempotent. 200 once it is terminal, 202 while its worker is stopping."""
     identifier = to_id(result_id, "result")
-    await services.queue.cancel(TEAM, id=identifier)
+    await services.queue.cancel(team, id=identifier)
     seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
-    row = await services.hub.wait_terminal(TEAM, identifier, seconds)
+    row = await services.hub.wait_terminal(team, identifier, seconds)
     return json_response(result_wire(services, row), 202 if row["state"] == "pending" else 200)
 
 
 @router.delete("/results/{result_id}", status_code=204)
-async def delete_result(result_id: str, services: ServicesOf, force: Force = False) -> Response:
+async def delete_result(
+    result_id: str, services: ServicesOf, team: TeamOf, force: Force = False
+) -> Response:
     """Delete a result; 409 while it is pending, unless `force`."""
-    await services.results.delete(TEAM, to_id(result_id, "result"), force=force)
+    await services.results.delete(team, to_id(result_id, "result"), force=force)
     return Response(status_code=204)
 
 

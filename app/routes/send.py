@@ -27,14 +27,16 @@ from app.follow import Position
 from app.ids import new_id
 from app.routes.common import (
     KEY_HEADER,
-    TEAM,
+    PrincipalOf,
     ServicesOf,
     body_of,
     describe,
     idempotency_key,
+    principal_of,
     reference,
     result_wire,
     services_of,
+    team_of,
     to_id,
     watching,
 )
@@ -129,13 +131,13 @@ async def send_context(request: Request) -> Response:
     body = await body_of(request)
     options = _with_key(request, parse(_SEND, body) if body else _NO_OPTIONS)
     path = request.path_params
-    services = services_of(request)
+    services, principal = services_of(request), principal_of(request)
     context_id = to_id(path["context_id"], "context")
     return await _send(
         request,
         services,
         lambda result_id: submit_context(
-            services, TEAM, path["model_name"], context_id, options, result_id
+            services, principal, path["model_name"], context_id, options, result_id
         ),
     )
 
@@ -163,15 +165,15 @@ async def create_results(request: Request) -> Response:
     A list is answered by a list: each item a Result, or a problem in its place.
     """
     body = await body_of(request)
-    services = services_of(request)
+    services, principal = services_of(request), principal_of(request)
     if body.lstrip()[:1] == b"[":
         if idempotency_key(request) is not None:
             raise _one_key_for_many()
-        answers = await submit_all(services, TEAM, _parse_list(body))
+        answers = await submit_all(services, principal, _parse_list(body))
         return json_response([_bulk_item(services, answer) for answer in answers], 202)
     create = _with_key(request, parse(_CREATE, body))
     return await _send(
-        request, services, lambda result_id: submit(services, TEAM, create, result_id)
+        request, services, lambda result_id: submit(services, principal, create, result_id)
     )
 
 
@@ -182,7 +184,9 @@ async def create_results(request: Request) -> Response:
     responses={200: {"model": ResultRead}},
     openapi_extra=describe(header=_WISHES | KEY_HEADER),
 )
-async def retry_result(request: Request, result_id: str, services: ServicesOf) -> Response:
+async def retry_result(
+    request: Request, result_id: str, services: ServicesOf, principal: PrincipalOf
+) -> Response:
     """Send the request of an ended result once more: a new result, linked by `retry_of`.
 
     409 while the first one is pending.
@@ -190,7 +194,9 @@ async def retry_result(request: Request, result_id: str, services: ServicesOf) -
     key = idempotency_key(request)
     retry_of = to_id(result_id, "result")
     return await _send(
-        request, services, lambda new_result_id: retry(services, TEAM, retry_of, key, new_result_id)
+        request,
+        services,
+        lambda new_result_id: retry(services, principal, retry_of, key, new_result_id),
     )
 
 
@@ -202,7 +208,7 @@ async def _send(request: Request, services: Services, submission: Submission) ->
         services.hub.check_room()
         with services.hub.reading(result_id):  # holds the place that its stream will take
             answer = await submission(result_id)
-        return _stream_response(services, wish, answer)
+        return _stream_response(services, team_of(request), wish, answer)
     seconds = wish.wait_seconds
     if seconds is None or services.hub.is_full:
         return _response(services, await submission(result_id))
@@ -218,6 +224,7 @@ async def _wait(
 ) -> asyncpg.Record | None:
     """The result after the time that the client would wait; None if that was not possible."""
     result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0
+    team = team_of(request)
     is_new = isinstance(answer, Accepted)
     # The result is committed: an error of the waiting must not hide its id.
     with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
@@ -225,23 +232,23 @@ async def _wait(
         expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
         with expecting as news, watching(request, news) as has_left:
             row = await services.hub.wait_terminal(
-                TEAM, result_id, seconds, news, is_new=is_new, has_left=has_left
+                team, result_id, seconds, news, is_new=is_new, has_left=has_left
             )
             if has_left() and wish.is_cancelled_on_disconnect:
-                await services.queue.cancel(TEAM, id=result_id)
+                await services.queue.cancel(team, id=result_id)
         return row
     return None
 
 
-def _stream_response(services: Services, wish: _Wish, answer: Answer) -> Response:
+def _stream_response(services: Services, team: str, wish: _Wish, answer: Answer) -> Response:
     result_id = _id_of(answer)
 
     async def cancel() -> None:
         with contextlib.suppress(DatabaseUnavailableError):  # nobody is left to be told
-            await services.queue.cancel(TEAM, id=result_id)
+            await services.queue.cancel(team, id=result_id)
 
     return EventStreamResponse(
-        event_frames(services, TEAM, result_id, Position()),
+        event_frames(services, team, result_id, Position()),
         _headers(answer),
         on_left=cancel if wish.is_cancelled_on_disconnect else None,
     )

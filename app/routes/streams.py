@@ -12,7 +12,15 @@ from starlette.responses import Response
 
 from app.errors import FieldError, InvalidRequestError
 from app.follow import AttemptStarted, Ended, Follower, Position, Silence, TextDelta
-from app.routes.common import TEAM, ServicesOf, describe, result_wire, services_of, to_id
+from app.routes.common import (
+    ServicesOf,
+    TeamOf,
+    describe,
+    result_wire,
+    services_of,
+    team_of,
+    to_id,
+)
 from app.schemas.native import TicketRead
 from app.services import Services
 from app.sse import KEEP_ALIVE, MEDIA_TYPE, EventStreamResponse, encode_event
@@ -59,7 +67,7 @@ async def stream_result(request: Request) -> Response:
     services = services_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
     position = _position_of(request)
-    team = TEAM
+    team = team_of(request)
     ticket = request.query_params.get("ticket")
     if ticket is not None:
         team = await services.tickets.redeem(ticket, result_id)
@@ -74,11 +82,11 @@ async def stream_result(request: Request) -> Response:
 
 
 @router.post("/results/{result_id}/stream-ticket", status_code=201, response_model=TicketRead)
-async def issue_ticket(result_id: str, services: ServicesOf) -> Response:
+async def issue_ticket(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Get a ticket that opens this result's stream once, within a minute: `?ticket=`."""
     identifier = to_id(result_id, "result")
-    await services.results.get(TEAM, identifier)
-    ticket = await services.tickets.issue(TEAM, identifier)
+    await services.results.get(team, identifier)
+    ticket = await services.tickets.issue(team, identifier)
     return json_response({"ticket": ticket.text, "expires_at": ticket.expires_at}, 201)
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.routes.common import TEAM, After, Limit, ServicesOf, page_response, to_id
+from app.routes.common import After, Limit, ServicesOf, TeamOf, page_response, to_id
 from app.schemas.webhooks import DeliveryRead, SecretRead, delivery_to_wire, secret_to_wire
 from app.wire import json_response
 
@@ -21,6 +21,7 @@ _NO_STORE = {"Cache-Control": "no-store"}
 async def list_deliveries(
     request: Request,
     services: ServicesOf,
+    team: TeamOf,
     state: Literal["pending", "delivered", "failed"] | None = None,
     result_id: UUID | None = None,
     limit: Limit = 50,
@@ -28,7 +29,7 @@ async def list_deliveries(
 ) -> Response:
     """List deliveries, the newest results first; each with the log of its calls."""
     rows = await services.outbox.list(
-        TEAM, state=state, result_id=result_id, after=after, limit=limit
+        team, state=state, result_id=result_id, after=after, limit=limit
     )
     return page_response(request, [delivery_to_wire(row) for row in rows], limit)
 
@@ -36,24 +37,24 @@ async def list_deliveries(
 @router.post(
     "/webhooks/deliveries/{delivery_id}/redeliver", status_code=202, response_model=DeliveryRead
 )
-async def redeliver(delivery_id: str, services: ServicesOf) -> Response:
+async def redeliver(delivery_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Tell a result again, at once, under the same message id, whatever became of it before.
 
     `attempts` counts anew, with all of the schedule before it; the log goes on.
     """
-    row = await services.outbox.redeliver(TEAM, to_id(delivery_id, "delivery"))
+    row = await services.outbox.redeliver(team, to_id(delivery_id, "delivery"))
     return json_response(delivery_to_wire(row), 202)
 
 
 @router.get("/webhooks/secret", response_model=SecretRead)
-async def read_secret(services: ServicesOf) -> Response:
+async def read_secret(services: ServicesOf, team: TeamOf) -> Response:
     """Read the secret that the team's messages are signed with; the first call makes it."""
-    secret = await services.outbox.secret(TEAM)
+    secret = await services.outbox.secret(team)
     return json_response(secret_to_wire(secret), headers=_NO_STORE)
 
 
 @router.post("/webhooks/secret", response_model=SecretRead)
-async def rotate_secret(services: ServicesOf) -> Response:
+async def rotate_secret(services: ServicesOf, team: TeamOf) -> Response:
     """Rotate the secret: the one before it signs as well for a while, one before that no more."""
-    secret = await services.outbox.rotate_secret(TEAM)
+    secret = await services.outbox.rotate_secret(team)
     return json_response(secret_to_wire(secret), headers=_NO_STORE)

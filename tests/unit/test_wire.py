@@ -2,25 +2,19 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Any
 from uuid import uuid4
 
 import orjson
 import pytest
 from pydantic import BaseModel, JsonValue, TypeAdapter
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from app import wire
 from app.errors import (
     FieldError,
     InvalidRequestError,
     NotFoundError,
-    ServiceError,
     UnknownModelError,
 )
-
-REQUEST = Request({"type": "http"})
 
 
 class Body(BaseModel):
@@ -107,32 +101,3 @@ def test_json_of_our_values() -> None:
         "at": "2026-01-01T00:00:00+00:00",
     }
     assert (response.status_code, response.headers["x"]) == (201, "y")
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "code"),
-    [
-        (HTTPException(404), 404, "not_found"),
-        (HTTPException(405, headers={"Allow": "GET"}), 405, "method_not_allowed"),
-        (HTTPException(400, "bad escape"), 400, "bad_request"),
-        (HTTPException(426, "upgrade"), 426, "bad_request"),
-    ],
-)
-async def test_the_frameworks_refusals(error: HTTPException, status: int, code: str) -> None:
-    response = await wire.on_http_error(REQUEST, error)
-    body: dict[str, Any] = orjson.loads(response.body)
-    assert (response.status_code, body["status"], body["code"]) == (status, status, code)
-    assert response.headers.get("allow") == (error.headers or {}).get("Allow")
-
-
-async def test_a_bug_is_told_without_its_details() -> None:
-    response = await wire.on_unexpected_error(REQUEST, RuntimeError("secret"))
-    assert response.status_code == 500
-    assert b"secret" not in response.body
-    assert orjson.loads(response.body)["code"] == "internal_error"
-
-
-async def test_service_errors_are_rendered_as_they_are() -> None:
-    error = ServiceError("d")
-    response = await wire.on_service_error(REQUEST, error)
-    assert response.body == wire.problem_response(error).body
