@@ -41,8 +41,8 @@ DEADLINE_EXCEEDED = Failure(
 )
 WORKER_LOST = Failure(
     FailureCode.WORKER_LOST,
-    "The worker running this result disappeared, in every attempt allowed. Send again; if it "
-    "recurs, look at the worker's log and memory.",
+    "The worker running this result disappeared, and no further attempt is allowed. Send again; if "
+    "it recurs, look at the worker's log and memory.",
     True,
 )
 ENGINE_CRASHED = Failure(
@@ -161,6 +161,45 @@ class DatabaseUnavailableError(ServiceError):
 
 class TritonUnavailableError(ServiceError):
     status, code, title = 503, "triton_unavailable", "Triton is away"
+
+
+class ModelNotReadyError(ServiceError):
+    """Only of requests that cannot wait: others are queued until the model is ready."""
+
+    status, code, title = 503, "model_not_ready", "The model is not ready"
+
+
+class StoppingError(ServiceError):
+    status, code, title = 503, "stopping", "This process is stopping"
+
+
+class ResultFailedError(ServiceError):
+    """A result failed whose client waits for nothing but its text; `code` is the result's."""
+
+    title = "The result failed"
+
+    def __init__(self, code: FailureCode, message: str, extra: dict[str, Any]) -> None:
+        super().__init__(message, extra=extra)
+        self.code = code
+        self.status = _STATUS_OF_FAILURE[code]
+
+
+_STATUS_OF_FAILURE = {
+    FailureCode.CANCELLED: 409,
+    FailureCode.DEADLINE_EXCEEDED: 504,
+    FailureCode.INVALID_REQUEST: 422,
+    FailureCode.MODEL_ERROR: 502,
+    FailureCode.ENGINE_CRASHED: 502,
+    FailureCode.WORKER_LOST: 503,
+    FailureCode.TRITON_LOST: 503,
+    FailureCode.INTERNAL_ERROR: 500,
+}
+
+
+class AttemptLostError(ServiceError):
+    """An attempt was lost whose text a client has already: it cannot be taken back."""
+
+    status, code, title = 503, "attempt_lost", "The attempt was lost in mid-stream"
 
 
 class TooManyWaitersError(ServiceError):

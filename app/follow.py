@@ -4,11 +4,13 @@ Independent of any dialect: `schemas/` and `sse` make wire formats of what comes
 """
 
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import asyncpg
+import orjson
 
 from app.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
 from app.results import ResultStore
@@ -57,10 +59,15 @@ class AttemptStarted:
 
 @dataclass(slots=True, frozen=True)
 class TextDelta:
-    """More text; `position` is the place behind it."""
+    """More text; `position` is the place behind it.
+
+    `tokens` are the log probabilities of further tokens, for a follower of tokens. They need not be
+    the tokens of this text: a token may be half a character, or the beginning of a stop text.
+    """
 
     position: Position
     text: str
+    tokens: Sequence[Any] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,10 +94,14 @@ class _Part:
     text: str
     has_more: bool = False  # that can be read at once
     ended: asyncpg.Record | None = None
+    tokens: Sequence[Any] = ()
 
 
 class Follower:
-    """Reads one result from a position on. The caller has checked that it is the team's."""
+    """Reads one result from a position on. The caller has checked that it is the team's.
+
+    With tokens, it reads from the beginning: positions do not count them.
+    """
 
     def __init__(
         self,
@@ -100,6 +111,8 @@ class Follower:
         result_id: UUID,
         position: Position,
         silence_seconds: float,
+        *,
+        with_tokens: bool = False,
     ) -> None:
         self._hub = hub
         self._results = results
@@ -108,6 +121,8 @@ class Follower:
         self._position = position
         self._silence_seconds = silence_seconds
         self._is_announced = False
+        self._with_tokens = with_tokens
+        self._tokens = 0  # how many of the position's attempt are known
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield what happens, until the result is terminal or deleted, or the process stops.
@@ -143,16 +158,29 @@ class Follower:
             number = attempt.claim.attempt
             offset = self._offset_in(number)
             text = attempt.text.since(offset, _MAX_CHARACTERS)
-            return _Part(number, text, has_more=offset + len(text) < len(attempt.text))
+            return _Part(
+                number,
+                text,
+                has_more=offset + len(text) < len(attempt.text),
+                tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
+            )
         stored = await self._results.text_since(
             self._result_id, self._position.attempt, self._position.offset
         )
         if stored.is_pending:
             self._announce()
-            return _Part(stored.attempt, stored.text, has_more=stored.has_more)
+            lists = stored.logprobs if self._with_tokens else ()
+            tokens = [token for logprobs in lists for token in orjson.loads(logprobs)]
+            return _Part(stored.attempt, stored.text, has_more=stored.has_more, tokens=tokens)
         row = await self._results.get(self._team_id, self._result_id)
         output = row["output"] or ""
-        return _Part(row["attempt"], output[self._offset_in(row["attempt"]) :], ended=row)
+        tokens = orjson.loads(row["logprobs"] or "[]") if self._with_tokens else []
+        return _Part(
+            row["attempt"],
+            output[self._offset_in(row["attempt"]) :],
+            ended=row,
+            tokens=tokens[self._tokens_in(row["attempt"]) :],
+        )
 
     def _announce(self) -> None:
         if not self._is_announced:
@@ -162,12 +190,18 @@ class Follower:
     def _offset_in(self, attempt: int) -> int:
         return self._position.offset if attempt == self._position.attempt else 0
 
+    def _tokens_in(self, attempt: int) -> int:
+        return self._tokens if attempt == self._position.attempt else 0
+
     def _advance(self, part: _Part) -> Iterator[Event]:
         """Move behind a part, event by event."""
         if part.attempt > self._position.attempt:
-            self._position = Position(part.attempt, 0)
+            self._position, self._tokens = Position(part.attempt, 0), 0
             yield AttemptStarted(self._position)
-        for start in range(0, len(part.text), _MAX_CHARACTERS):
+        tokens: Sequence[Any] = part.tokens
+        self._tokens += len(tokens)
+        for start in range(0, len(part.text) or bool(tokens), _MAX_CHARACTERS):
             text = part.text[start : start + _MAX_CHARACTERS]
             self._position = Position(part.attempt, self._position.offset + len(text))
-            yield TextDelta(self._position, text)
+            yield TextDelta(self._position, text, tokens)
+            tokens = ()

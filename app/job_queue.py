@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 import orjson
@@ -24,6 +24,8 @@ from app.listener import join_ids
 from app.settings import Settings
 
 _MAX_ENQUEUE = 1000
+
+OnDisconnect = Literal["continue", "cancel"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +58,7 @@ class NewResult:
     new_context: NewContext | None = None
     webhook_url: str | None = None
     key: NewKey | None = None
+    on_disconnect: OnDisconnect = "continue"
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,6 +111,7 @@ class Chunk:
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    logprobs: str | None = None  # of its tokens, as a JSON list
 
 
 class Birthplace(Protocol):
@@ -230,6 +234,7 @@ class JobQueue:
                 [chunk.text for chunk in chunks],
                 [chunk.prompt_tokens for chunk in chunks],
                 [chunk.completion_tokens for chunk in chunks],
+                [chunk.logprobs for chunk in chunks],
                 list(join_ids(watched)),
             )
         )
@@ -271,6 +276,12 @@ class JobQueue:
             total += row["cancelled"]
             if row["cancelled"] < MAX_BATCH:
                 return total
+
+    async def cancel_ids(self, team_id: str, ids: Sequence[UUID]) -> None:
+        """Cancel those of a team's results of these ids that are pending."""
+        statement = sql.CANCEL.format(where="team_id = $1 AND id = ANY($2::uuid[])")
+        for start in range(0, len(ids), MAX_BATCH):
+            await self._database.fetchrow(statement, team_id, list(ids[start : start + MAX_BATCH]))
 
     async def tell_stopped(self, ids: Sequence[UUID]) -> None:
         """Tell workers and waiters that results of these ids are gone."""
@@ -343,13 +354,16 @@ class JobQueue:
 
 
 def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
-    contexts = [result.new_context for result in results if result.new_context is not None]
+    # Results of one group share theirs.
+    contexts = {
+        result.new_context.id: result.new_context for result in results if result.new_context
+    }
     return [
-        [context.id for context in contexts],
-        [context.team_id for context in contexts],
-        [context.content for context in contexts],
-        [context.messages for context in contexts],
-        [context.metadata for context in contexts],
+        [context.id for context in contexts.values()],
+        [context.team_id for context in contexts.values()],
+        [context.content for context in contexts.values()],
+        [context.messages for context in contexts.values()],
+        [context.metadata for context in contexts.values()],
         [result.id for result in results],
         [result.team_id for result in results],
         [result.context_id for result in results],
@@ -363,6 +377,7 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.group_id for result in results],
         [result.retry_of for result in results],
         [result.webhook_url for result in results],
+        [result.on_disconnect for result in results],
         [result.new_context is not None for result in results],
     ]
 

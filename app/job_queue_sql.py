@@ -85,11 +85,12 @@ WITH {keys} context_input AS (
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
-    $18::text[], $19::bool[], $20::bool[])
+    $18::text[], $19::text[], $20::bool[], $21::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
-         deadline_seconds, metadata, group_id, retry_of, webhook_url, has_new_context, may_start)
+         deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect,
+         has_new_context, may_start)
 ), me AS (
-  SELECT id FROM workers WHERE id = $21::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $22::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
@@ -103,11 +104,11 @@ WITH {keys} context_input AS (
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
-                       webhook_url, worker_id, attempt, started_at)
+                       webhook_url, on_disconnect, worker_id, attempt, started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
-         idle.worker_id, (idle.worker_id IS NOT NULL)::int,
+         i.on_disconnect, idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
   WHERE {_has_context("i.prompt IS NOT NULL")} AND {is_result_kept}
@@ -128,7 +129,7 @@ FROM inserted
 ENQUEUE = _enqueue_sql("", "true", "true")
 # A statement of its own: most batches have no key, and need not open the table and its indexes.
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(22, _has_context("i.is_rendered")),
+    take_keys_sql(23, _has_context("i.is_rendered")),
     "id NOT IN (SELECT context_id FROM refused)",
     "i.id NOT IN (SELECT id FROM refused)",
 )
@@ -187,18 +188,21 @@ WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS N
 
 APPEND = f"""
 WITH kept AS (
-  INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
-  SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens
+  INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens,
+                             logprobs)
+  SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens,
+         i.logprobs
   FROM (
-    SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[])
-      AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens)
+    SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[],
+                           $8::text[])
+      AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens, logprobs)
     JOIN results r ON r.id = u.result_id
     WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
     ORDER BY r.id FOR SHARE OF r
   ) i
   ON CONFLICT DO NOTHING
 )
-SELECT pg_notify('{APPENDED}', ids) FROM unnest($8::text[]) AS told(ids)
+SELECT pg_notify('{APPENDED}', ids) FROM unnest($9::text[]) AS told(ids)
 """
 
 # Writes the verdict `j` on the rows `r`: the one place where a result leaves its attempt.
@@ -287,7 +291,9 @@ WITH picked AS MATERIALIZED (
     CASE
       WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
       WHEN r.deadline_at <= now() THEN 'expired'
-      WHEN $2::bool AND r.lost_attempts + 1 >= $3::int THEN 'worker_lost'
+      -- Its client reads a stream that cannot begin anew, or has left.
+      WHEN $2::bool AND (r.lost_attempts + 1 >= $3::int OR r.on_disconnect = 'cancel')
+        THEN 'worker_lost'
       ELSE 'requeued' END AS verdict,
     coalesce((SELECT string_agg(c.text, '' ORDER BY c."offset") FROM result_chunks c
               WHERE c.result_id = r.id AND c.attempt = r.attempt), '') AS output,

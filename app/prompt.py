@@ -6,7 +6,7 @@ in an immutable sandbox, with time and output bounded.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,15 +45,19 @@ class PromptFormat:
     def has_chat(self) -> bool:
         return self.template is not None
 
-    async def render(self, messages: list[dict[str, Any]]) -> str:
+    async def render(
+        self, messages: list[dict[str, Any]], arguments: Mapping[str, Any] | None = None
+    ) -> str:
         """Messages as one prompt that ends where the assistant begins.
 
-        Raises InvalidRequestError with the template's own words where it refuses the messages.
+        `arguments` are further variables of the template, such as `tools`. Raises InvalidRequestError with the template's own words where it refuses the messages.
         """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_RENDER_TIMEOUT):
-                return await loop.run_in_executor(_RENDERING, self._render, messages)
+                return await loop.run_in_executor(
+                    _RENDERING, self._render, messages, arguments or {}
+                )
         except TimeoutError:
             raise _invalid_messages(
                 f"the model's chat template took longer than {_RENDER_TIMEOUT:.0f} s"
@@ -73,20 +77,23 @@ class PromptFormat:
         assert self.tokenizer is not None
         return len(self.tokenizer.encode(prompt).ids)
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         assert self.template is not None
         pieces, size = [], 0
-        for piece in self._generate(messages):
+        for piece in self._generate(messages, arguments):
             size += len(piece)
             if size > _MAX_RENDERED:
                 raise ValueError(f"more than {_MAX_RENDERED} characters")
             pieces.append(piece)
         return "".join(pieces)
 
-    def _generate(self, messages: list[dict[str, Any]]) -> Iterator[str]:
+    def _generate(
+        self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
+    ) -> Iterator[str]:
         assert self.template is not None
         return self.template.generate(
-            messages=messages, add_generation_prompt=True, **self.special_tokens
+            **{"add_generation_prompt": True, **self.special_tokens, **arguments},
+            messages=messages,
         )
 
 

@@ -45,12 +45,15 @@ WHERE r.id = $1 AND r.team_id = $2
 _MAX_CHUNKS = 64
 _TEXT_SINCE = f"""
 SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, coalesce(t.begins, 0) AS begins,
-  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more
+  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs
 FROM unnest($1::uuid[], $2::int[], $3::bigint[]) WITH ORDINALITY AS i(id, attempt, after, place)
 JOIN results r ON r.id = i.id
 LEFT JOIN LATERAL (
   SELECT min(c."offset") AS begins, string_agg(c.text, '' ORDER BY c."offset") AS text,
-    count(*) AS chunks
+    count(*) AS chunks,
+    -- Readers of tokens have whole chunks: what they know ends where a chunk does.
+    array_agg(c.logprobs ORDER BY c."offset") FILTER (WHERE c.logprobs IS NOT NULL
+      AND c."offset" >= CASE WHEN i.attempt = r.attempt THEN i.after ELSE 0 END) AS logprobs
   FROM (
     SELECT * FROM result_chunks c
     WHERE c.result_id = r.id AND c.attempt = r.attempt AND c."offset" >= coalesce((
@@ -89,6 +92,7 @@ class StoredText:
     attempt: int
     text: str = ""
     has_more: bool = False
+    logprobs: Sequence[str] = ()  # of its tokens, as JSON lists
 
 
 class ResultStore:
@@ -271,6 +275,6 @@ async def _read_texts(
         known = offset if attempt == row["attempt"] else 0
         text = row["text"][max(0, known - row["begins"]) :]
         found[row["place"] - 1] = StoredText(
-            row["is_pending"], row["attempt"], text, row["has_more"]
+            row["is_pending"], row["attempt"], text, row["has_more"], row["logprobs"] or ()
         )
     return found

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from app.errors import CANCELLED, DEADLINE_EXCEEDED, Failure, FailureCode
 from app.job_queue import AttemptEnd, Chunk, Claim, Outcome
-from app.transcript import Transcript
+from app.transcript import TokenLog, Transcript
 from app.triton_client import (
     Delta,
     GenerationError,
@@ -42,11 +42,12 @@ class Attempt:
     ) -> None:
         self.claim = claim
         self.text = Transcript()
+        self.tokens = TokenLog()  # filled where log probabilities are asked for
         self.completion_tokens = 0
         self._triton = triton
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
-        self._logprobs: list[str] = []
+        self._tokens_kept = 0
         self._prompt_tokens: int | None = None
         self._finish_reason: str | None = None
         self._model_version: int | None = None
@@ -125,7 +126,7 @@ class Attempt:
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
         if delta.logprobs is not None:
-            self._logprobs.append(delta.logprobs)
+            self.tokens.append(delta.logprobs)
         if delta.model_version is not None:
             self._model_version = delta.model_version
         if delta.text:
@@ -142,8 +143,9 @@ class Attempt:
             text=self.text.since(self._kept),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self.completion_tokens,
+            logprobs=self.tokens.to_json(self._tokens_kept),
         )
-        self._kept = len(self.text)
+        self._kept, self._tokens_kept = len(self.text), len(self.tokens)
         return chunk
 
     def _stopped(self, reason: StopReason) -> tuple[Outcome, Failure | None]:
@@ -163,18 +165,12 @@ class Attempt:
             finish_reason=self._finish_reason,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self.completion_tokens,
-            logprobs=_join_logprobs(self._logprobs),
+            logprobs=self.tokens.to_json(),
             model_version=self._model_version,
             first_token_seconds=self._first_token_seconds,
             failure=failure,
             retry_after_seconds=pauses.get(outcome, 0.0),
         )
-
-
-def _join_logprobs(deltas: list[str]) -> str | None:
-    """One JSON list out of the lists that came with the deltas."""
-    inner = [delta.strip()[1:-1] for delta in deltas]
-    return "[" + ",".join(part for part in inner if part.strip()) + "]" if deltas else None
 
 
 def _triton_lost(reason: object) -> Failure:

@@ -45,8 +45,9 @@ class EventStreamResponse(Response):
         frames: AsyncGenerator[bytes, None],
         headers: dict[str, str] | None = None,
         on_left: Callable[[], Awaitable[object]] | None = None,
+        media_type: str = f"{MEDIA_TYPE}; charset=utf-8",
     ) -> None:
-        super().__init__(None, 200, _HEADERS | (headers or {}), f"{MEDIA_TYPE}; charset=utf-8")
+        super().__init__(None, 200, _HEADERS | (headers or {}), media_type)
         del self.headers["content-length"]
         self._frames = frames
         self._on_left = on_left

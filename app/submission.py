@@ -6,8 +6,9 @@ them decides, and the one it refuses is looked up again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,12 +20,13 @@ from app.errors import (
     FieldError,
     IdempotencyConflictError,
     InvalidRequestError,
+    ModelNotReadyError,
     NotFoundError,
     ServiceError,
 )
 from app.idempotency import NewKey, hash_request
 from app.ids import new_id
-from app.job_queue import NewContext, NewResult
+from app.job_queue import NewContext, NewResult, OnDisconnect
 from app.model_registry import Model
 from app.principal import Principal
 from app.schemas.native import ContextCreate, ResultCreate, SendOptions
@@ -51,6 +53,34 @@ class Replayed:
 
 
 Answer = Accepted | Replayed
+
+
+@dataclass(slots=True, frozen=True)
+class Prompt:
+    """A new prompt: text, or messages with what the model's template takes beside them."""
+
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class GroupRequest:
+    """One request for several results: `n` choices of each prompt, in this order.
+
+    A seed is that of the first choice; each further one has the next.
+    """
+
+    model: str
+    prompts: Sequence[Prompt]
+    options: SendOptions = field(default_factory=SendOptions)
+    n: int = 1
+    on_disconnect: OnDisconnect = "cancel"
+
+    @property
+    def size(self) -> int:
+        """How many results it has."""
+        return len(self.prompts) * self.n
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,6 +168,71 @@ async def retry(
     new_key = services.keys.new(key, hash_request({"retry_of": str(retry_of)})) if key else None
     asked = _Asked(lambda: _prepare_retry(services, principal, retry_of, result_id), new_key)
     return _only(await _submit(services, principal, [asked]))
+
+
+async def submit_group(
+    services: Services, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
+) -> list[Answer]:
+    """Send the results of one request in one commit, as `ids`; all of them or none.
+
+    The model must be ready: who sends so cannot wait for it. Raises ModelNotReadyError, else as
+    above.
+    """
+    model = await services.registry.find(request.model)
+    if not model.ready:
+        raise ModelNotReadyError(
+            f"Model {model.name} is known, but not ready: {model.reason}. Try again later, or send "
+            "to /results/, where it waits.",
+            headers={"Retry-After": "5"},
+        )
+    prepared: list[_Prepared] = []
+    for prompt in request.prompts:
+        first = await _prepare_prompt(services, principal, model, prompt, request.options)
+        prepared += [_Prepared(model, _choice(first.result, place)) for place in range(request.n)]
+    group_id = ids[0] if request.size > 1 else None
+    asked = []
+    for place, (item, result_id) in enumerate(zip(prepared, ids, strict=True)):
+        result = replace(
+            item.result, id=result_id, group_id=group_id, on_disconnect=request.on_disconnect
+        )
+        key = _key_in_group(services, request, place)
+        asked.append(_Asked(partial(_immediately, _Prepared(model, result)), key))
+    answers = await _submit(services, principal, asked)
+    refused = next((answer for answer in answers if isinstance(answer, ServiceError)), None)
+    if refused is not None:
+        raise refused
+    return [answer for answer in answers if not isinstance(answer, ServiceError)]
+
+
+def _choice(first: NewResult, place: int) -> NewResult:
+    """A further choice of the same prompt; its context is the first one's."""
+    parameters = orjson.loads(first.parameters)
+    if place == 0 or parameters.get("seed") is None:
+        return first
+    return replace(first, parameters=_json(parameters | {"seed": parameters["seed"] + place}))
+
+
+def _key_in_group(services: Services, request: GroupRequest, place: int) -> NewKey | None:
+    """The key of one result of a group. The results take theirs together, or none does.
+
+    The group's own key cannot be told from another's: keys hold no control characters.
+    """
+    key = request.options.idempotency_key
+    if key is None:
+        return None
+    content = {
+        "model": request.model,
+        "prompts": [
+            [one.content, one.messages, dict(one.template_arguments)] for one in request.prompts
+        ],
+        "n": request.n,
+    }
+    name = key if request.size == 1 else f"{key}\x1f{place}"
+    return services.keys.new(name, hash_request(content | _members(request.options)))
+
+
+async def _immediately(prepared: _Prepared) -> _Prepared:
+    return prepared
 
 
 def _to_asked(
@@ -278,6 +373,25 @@ async def _prepare(
     )
 
 
+async def _prepare_prompt(
+    services: Services, principal: Principal, model: Model, prompt: Prompt, options: SendOptions
+) -> _Prepared:
+    rendered = None
+    if prompt.messages is not None:
+        rendered = await _render(model, prompt.messages, prompt.template_arguments)
+    context = NewContext(
+        id=new_id(),
+        team_id=principal.team_id,
+        content=prompt.content,
+        messages=None if prompt.messages is None else _json(prompt.messages),
+        metadata="{}",
+    )
+    text = rendered if rendered is not None else prompt.content or ""
+    return await _new_result(
+        services, model, new_id(), context.id, principal, rendered, text, options, context
+    )
+
+
 async def _prepare_saved(
     services: Services,
     principal: Principal,
@@ -368,10 +482,12 @@ async def _new_result(
     return _Prepared(model, result)
 
 
-async def _render(model: Model, messages: list[dict[str, Any]]) -> str:
+async def _render(
+    model: Model, messages: list[dict[str, Any]], arguments: Mapping[str, Any] | None = None
+) -> str:
     if model.format is None or not model.has_chat:
         raise _no_chat(model)
-    return await model.format.render(messages)
+    return await model.format.render(messages, arguments)
 
 
 async def _max_tokens(model: Model, text: str, asked: int | None, default: int) -> int:

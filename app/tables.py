@@ -84,6 +84,9 @@ results = Table(
     Column("priority", SmallInteger, nullable=False, server_default="0"),
     # Told when the result is terminal; the delivery itself is a row of webhook_deliveries.
     Column("webhook_url", Text),
+    # What becomes of it when its client leaves, or its worker dies: a client of a synchronous
+    # dialect cannot take up its stream again.
+    Column("on_disconnect", String, nullable=False, server_default="continue"),
     _time("deadline_at", nullable=False),
     # As it was asked for, which a retry asks for again; not known of results before 0002.
     Column("deadline_seconds", Float),
@@ -115,6 +118,7 @@ results = Table(
     Column("error_retryable", Boolean),
     CheckConstraint("state IN ('pending', 'completed', 'failed')", name="state"),
     CheckConstraint("kind IN ('generation')", name="kind"),
+    CheckConstraint("on_disconnect IN ('continue', 'cancel')", name="on_disconnect"),
     CheckConstraint("(state = 'pending') = (finished_at IS NULL)", name="finished"),
     CheckConstraint("(state = 'failed') = (error_code IS NOT NULL)", name="failed_has_error"),
     CheckConstraint(
@@ -126,6 +130,7 @@ results = Table(
     Index("ix_results_team_id_id", "team_id", "id"),
     Index("ix_results_team_id_model_name_id", "team_id", "model_name", "id"),
     Index("ix_results_context_id_id", "context_id", "id"),
+    Index("ix_results_group_id", "group_id", postgresql_where=text("group_id IS NOT NULL")),
     Index(
         "ix_results_team_id_id_pending", "team_id", "id", postgresql_where=text("state = 'pending'")
     ),
@@ -172,6 +177,8 @@ result_chunks = Table(
     # Tokens of the whole attempt up to the end of this chunk.
     Column("prompt_tokens", Integer),
     Column("completion_tokens", Integer),
+    # Of the tokens of this chunk, where they were asked for: a JSON list. It is never searched.
+    Column("logprobs", Text),
 )
 
 idempotency_keys = Table(

@@ -1,6 +1,9 @@
-"""The text of an attempt as it grows, readable from any offset."""
+"""What an attempt has said so far: its text, and its tokens where they were asked for."""
 
 from bisect import bisect_right
+from typing import Any
+
+import orjson
 
 
 class Transcript:
@@ -32,3 +35,35 @@ class Transcript:
             last = bisect_right(self._ends, offset + limit, lo=first) + 1
         begins = self._ends[first] - len(self._pieces[first])
         return "".join(self._pieces[first:last])[offset - begins :][:limit]
+
+
+class TokenLog:
+    """The log probabilities of an attempt's tokens, readable from any token on.
+
+    Kept as the JSON lists that came: parsed they take ten times the memory.
+    """
+
+    def __init__(self) -> None:
+        self._lists: list[str] = []
+        self._ends: list[int] = []  # how many tokens there are up to the end of each list
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def append(self, logprobs: str) -> None:
+        """Add a JSON list with one item per token."""
+        self._ends.append(len(self) + len(orjson.loads(logprobs)))
+        self._lists.append(logprobs)
+
+    def since(self, count: int) -> list[Any]:
+        """The items behind the first `count` tokens."""
+        first = bisect_right(self._ends, count)
+        items = [item for part in self._lists[first:] for item in orjson.loads(part)]
+        known = self._ends[first - 1] if first else 0
+        return items[count - known :]
+
+    def to_json(self, first: int = 0) -> str | None:
+        """One JSON list of all since token `first`, where a list begins; None if there is none."""
+        lists = self._lists[bisect_right(self._ends, first) :]
+        inner = (part.strip()[1:-1].strip() for part in lists)
+        return "[" + ",".join(part for part in inner if part) + "]" if lists else None

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
+from app.job_queue import OnDisconnect
 from app.principal import ANYONE, Principal
 from app.refusals import refusal
 from app.schemas.native import Key, result_to_wire
@@ -101,14 +102,33 @@ async def _respond(endpoint: Endpoint, request: Request) -> Response:
 
 
 @contextlib.contextmanager
-def watching(request: Request, woken: asyncio.Event) -> Iterator[Callable[[], bool]]:
-    """Sets the event when the client leaves; yields whether it has."""
+def watching(request: Request, *woken: asyncio.Event) -> Iterator[Callable[[], bool]]:
+    """Sets the events when the client leaves; yields whether it has."""
     leaving = asyncio.create_task(until_disconnect(request.receive))
-    leaving.add_done_callback(lambda _: woken.set())
+
+    def wake(_: object) -> None:
+        for event in woken:
+            event.set()
+
+    leaving.add_done_callback(wake)
     try:
         yield leaving.done
     finally:
         leaving.cancel()
+
+
+def on_disconnect_of(request: Request, default: OnDisconnect) -> OnDisconnect:
+    """What becomes of the request when its client leaves. Raises InvalidRequestError."""
+    headers = dict(request.scope["headers"])
+    given = headers.get(b"x-on-disconnect", default.encode()).strip().lower()
+    if given == b"continue":
+        return "continue"
+    if given == b"cancel":
+        return "cancel"
+    message = "must be `continue` or `cancel`"
+    raise InvalidRequestError(
+        f"X-On-Disconnect: {message}.", [FieldError("X-On-Disconnect", message)]
+    )
 
 
 async def body_of(request: Request) -> bytes:

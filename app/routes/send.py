@@ -32,6 +32,7 @@ from app.routes.common import (
     body_of,
     describe,
     idempotency_key,
+    on_disconnect_of,
     principal_of,
     reference,
     result_wire,
@@ -102,17 +103,11 @@ class _Wish:
     @classmethod
     def of(cls, request: Request, settings: Settings) -> "_Wish":
         headers = dict(request.scope["headers"])
-        on_disconnect = headers.get(b"x-on-disconnect", b"continue").strip().lower()
-        if on_disconnect not in (b"continue", b"cancel"):
-            message = "must be `continue` or `cancel`"
-            raise InvalidRequestError(
-                f"X-On-Disconnect: {message}.", [FieldError("X-On-Disconnect", message)]
-            )
         wanted = _PREFER_WAIT.search(headers.get(b"prefer", b""))
         return cls(
             wait_seconds=min(float(wanted[1]), settings.max_wait_seconds) if wanted else None,
             is_stream=_ACCEPTS_EVENTS.search(headers.get(b"accept", b"")) is not None,
-            is_cancelled_on_disconnect=on_disconnect == b"cancel",
+            is_cancelled_on_disconnect=on_disconnect_of(request, "continue") == "cancel",
         )
 
 

@@ -126,8 +126,21 @@ def test_a_database_with_rows_goes_from_one_revision_to_the_next_and_back(
     after = asyncio.run(rows(empty, EVERYTHING))
     assert len(after) == 8
     assert set(before) < set(after)
-    migrate(empty)
+    migrate(empty, "0002")
     assert asyncio.run(rows(empty, EVERYTHING)) == after
+
+
+def test_rows_of_0002_live_through_what_follows_and_back(empty: Settings) -> None:
+    migrate(empty, "0002")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in (*OLD_ROWS, *NEW_ROWS):
+        asyncio.run(rows(empty, statement))
+    before = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty)
+    assert set(asyncio.run(rows(empty, "SELECT on_disconnect FROM results"))) == {"continue"}
+    migrate(empty, "0002", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == before
 
 
 def test_two_processes_may_migrate_at_once(empty: Settings) -> None:

@@ -1,0 +1,133 @@
+"""What the synchronous dialects share: send a group, answer at its end or live.
+
+The first byte leaves only after the group is committed. A client that leaves cancels it, unless it
+said `X-On-Disconnect: continue`. `X-Result-Id` tells the results' ids.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+import asyncpg
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import ResultFailedError, StoppingError
+from app.group import GroupEvent, cancel_all, follow_all, wait_for_all
+from app.ids import new_id
+from app.routes.common import idempotency_key, on_disconnect_of, principal_of, services_of, watching
+from app.sse import MEDIA_TYPE, EventStreamResponse
+from app.submission import Answer, GroupRequest, Replayed, submit_group
+
+RESULT_ID_HEADER = "X-Result-Id"
+_CLIENT_LEFT = 499  # seen by nobody but a log
+
+Events = AsyncGenerator[GroupEvent, None]
+
+
+async def answer_whole(
+    request: Request,
+    group: GroupRequest,
+    render: Callable[[Sequence[asyncpg.Record]], Response],
+) -> Response:
+    """Send a group, and answer with what `render` makes of its results, once all have completed.
+
+    Raises what `submit_group` and `wait_for_all` raise.
+    """
+    services, principal = services_of(request), principal_of(request)
+    group = _as_asked_for(request, group)
+    ids = [new_id() for _ in range(group.size)]
+    with contextlib.ExitStack() as stack:
+        woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
+        answers = await submit_group(services, principal, group, ids)
+        is_new = not isinstance(answers[0], Replayed)
+        if not is_new:
+            ids = ids_of(answers)
+            woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
+        has_left = stack.enter_context(watching(request, *woken))
+        is_over = False
+        try:
+            rows = await wait_for_all(
+                services, principal.team_id, ids, woken, is_new=is_new, has_left=has_left
+            )
+            is_over = not has_left()
+        except (ResultFailedError, StoppingError) as error:
+            error.headers[RESULT_ID_HEADER] = to_header(ids)
+            raise
+        finally:
+            if not is_over and group.on_disconnect == "cancel":
+                await cancel_all(services, principal.team_id, ids)
+    if not is_over:
+        return Response(status_code=_CLIENT_LEFT)
+    response = render(rows)
+    response.headers[RESULT_ID_HEADER] = to_header(ids)
+    return response
+
+
+async def answer_live(
+    request: Request,
+    group: GroupRequest,
+    encode: Callable[[Sequence[UUID], Events], AsyncGenerator[bytes, None]],
+    *,
+    with_tokens: bool = False,
+    media_type: str = f"{MEDIA_TYPE}; charset=utf-8",
+) -> Response:
+    """Send a group, and answer with the frames that `encode` makes of its ids and events.
+
+    `encode` turns a ServiceError of the events into the dialect's error frame.
+    """
+    services, principal = services_of(request), principal_of(request)
+    group = _as_asked_for(request, group)
+    services.hub.check_room()
+    ids = [new_id() for _ in range(group.size)]
+    with contextlib.ExitStack() as stack:
+        for one in ids:  # hold the places that the streams will take
+            stack.enter_context(services.hub.reading(one))
+        answers = await submit_group(services, principal, group, ids)
+    ids = ids_of(answers)
+    is_complete = False
+
+    async def events() -> Events:
+        nonlocal is_complete
+        followed = follow_all(services, principal.team_id, ids, with_tokens=with_tokens)
+        async with contextlib.aclosing(followed) as items:
+            async for item in items:
+                yield item
+        is_complete = True
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(encode(ids, events())) as encoded:
+            async for frame in encoded:
+                yield frame
+        await leave()  # the stream ended with an error: what still runs has no reader
+
+    async def leave() -> None:
+        if not is_complete and group.on_disconnect == "cancel":
+            await cancel_all(services, principal.team_id, ids)
+
+    return EventStreamResponse(
+        frames(), {RESULT_ID_HEADER: to_header(ids)}, on_left=leave, media_type=media_type
+    )
+
+
+def ids_of(answers: Sequence[Answer]) -> list[UUID]:
+    """The results' ids, of new ones and of those that were made before under the same key."""
+    return [
+        answer.row["id"] if isinstance(answer, Replayed) else answer.result.id for answer in answers
+    ]
+
+
+def to_header(ids: Sequence[UUID]) -> str:
+    """The ids as a header's list."""
+    return ", ".join(str(one) for one in ids)
+
+
+def _as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
+    """The group, with what the headers say."""
+    key = idempotency_key(request, group.options.idempotency_key)
+    return replace(
+        group,
+        on_disconnect=on_disconnect_of(request, group.on_disconnect),
+        options=group.options.model_copy(update={"idempotency_key": key}),
+    )
