@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from app.cli_team import add_team_commands
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("worker", _worker, "Run a worker: it claims results and streams them from Triton.")
     add("migrate", _migrate, "Bring the database's schema up to date.")
+    add_team_commands(
+        commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
+    )
     return parser
 
 

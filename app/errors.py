@@ -151,6 +151,12 @@ class QueueFullError(ServiceError):
     status, code, title = 429, "queue_full", "The queue is full"
 
 
+class LimitError(ServiceError):
+    """`extra` names the limit, what it allows, and the place in the queue where there is one."""
+
+    status, code, title = 429, "limit_reached", "A limit of the team is reached"
+
+
 class TritonError(ServiceError):
     status, code, title = 502, "triton_error", "Triton refused the call"
 

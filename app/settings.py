@@ -155,6 +155,33 @@ class Settings(BaseSettings):
         ge=1,
         description="Most unclaimed results in the whole queue; further ones are answered 429.",
     )
+    team_max_queued: int | None = Field(
+        None,
+        alias="LLM_TEAM_MAX_QUEUED",
+        ge=1,
+        description="Most unclaimed results of one team and model, unless `python -m app team` says "
+        "otherwise; further ones are answered 429. Unset: no limit.",
+    )
+    team_max_running: int | None = Field(
+        None,
+        alias="LLM_TEAM_MAX_RUNNING",
+        ge=1,
+        description="Most results of one team that run on one model at the same time; others wait. "
+        "Unset: no limit.",
+    )
+    team_requests_per_minute: int | None = Field(
+        None,
+        alias="LLM_TEAM_REQUESTS_PER_MINUTE",
+        ge=1,
+        description="Most results a team may send to one model per minute. Unset: no limit.",
+    )
+    team_tokens_per_minute: int | None = Field(
+        None,
+        alias="LLM_TEAM_TOKENS_PER_MINUTE",
+        ge=1,
+        description="Most tokens, of prompts and `max_tokens` together, a team may send to one model "
+        "per minute. Unset: no limit.",
+    )
     max_attempts: int = Field(
         5,
         alias="LLM_MAX_ATTEMPTS",

@@ -93,6 +93,8 @@ results = Table(
     Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     # --- the state: written by job_queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
+    # The place in the queue among results of the same priority: virtual time, docs/limits.md.
+    Column("fair_key", Float, nullable=False, server_default="0"),
     _time("not_before"),
     # No foreign key: the fence must hold even when the workers table was cleaned.
     Column("worker_id", UUID),
@@ -151,6 +153,17 @@ results = Table(
         "kind",
         "model_name",
         text("priority DESC"),
+        "fair_key",
+        "id",
+        postgresql_where=_UNCLAIMED,
+    ),
+    Index(
+        "ix_results_unclaimed_team",
+        "kind",
+        "model_name",
+        "team_id",
+        text("priority DESC"),
+        "fair_key",
         "id",
         postgresql_where=_UNCLAIMED,
     ),
@@ -246,6 +259,32 @@ webhook_secrets = Table(
     Column("previous_secret", String),
     _time("previous_expires_at"),
     Column("rotated_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+)
+
+team_limits = Table(
+    "team_limits",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    # `*`: each model that has no row of its own.
+    Column("model_name", String, primary_key=True, server_default="*"),
+    # Of what is NULL the default holds.
+    Column("weight", Float),
+    Column("max_queued", Integer),
+    Column("max_running", Integer),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    CheckConstraint("weight > 0", name="weight"),
+)
+
+rate_buckets = Table(
+    "rate_buckets",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    Column("model_name", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    # What may still be used, as it was at `filled_at`.
+    Column("level", Float, nullable=False),
+    _time("filled_at", nullable=False),
 )
 
 workers = Table(
