@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from app.auth import Authenticator
 from app.contexts import ContextStore
 from app.database import Database
 from app.idempotency import IdempotencyKeys
@@ -18,6 +19,7 @@ from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.tickets import TicketOffice
+from app.token_store import TokenStore
 from app.triton_client import TritonClient
 from app.webhook_outbox import WebhookOutbox
 from app.webhook_sender import Sender
@@ -42,6 +44,8 @@ class Services:
     hub: StreamHub
     tickets: TicketOffice
     outbox: WebhookOutbox
+    tokens: TokenStore
+    authenticator: Authenticator
 
 
 @contextlib.asynccontextmanager
@@ -54,6 +58,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         queue = JobQueue(database, settings)
         results = ResultStore(database, queue, settings)
         listener = Listener(database)
+        tokens = TokenStore(database, settings)
         yield Services(
             settings=settings,
             database=database,
@@ -69,6 +74,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             hub=StreamHub(database, results, settings),
             tickets=TicketOffice(database, settings),
             outbox=WebhookOutbox(database, settings),
+            tokens=tokens,
+            authenticator=Authenticator(tokens, settings),
         )
 
 
