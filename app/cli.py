@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from app import cli_token
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("worker", _worker, "Run a worker: it claims results and streams them from Triton.")
     add("migrate", _migrate, "Bring the database's schema up to date.")
+    cli_token.add_to(commands)
     return parser
 
 
