@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from app.admission import Admission
+from app.auth import Authenticator
 from app.contexts import ContextStore
 from app.database import Database
 from app.idempotency import IdempotencyKeys
@@ -20,6 +21,7 @@ from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.team_limits import TeamLimits
 from app.tickets import TicketOffice
+from app.token_store import TokenStore
 from app.triton_client import TritonClient
 from app.webhook_outbox import WebhookOutbox
 from app.webhook_sender import Sender
@@ -46,6 +48,8 @@ class Services:
     hub: StreamHub
     tickets: TicketOffice
     outbox: WebhookOutbox
+    tokens: TokenStore
+    authenticator: Authenticator
 
 
 @contextlib.asynccontextmanager
@@ -61,6 +65,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         results = ResultStore(database, queue, settings)
         listener = Listener(database)
         limits.subscribe(listener)
+        tokens = TokenStore(database, settings)
         yield Services(
             settings=settings,
             database=database,
@@ -78,6 +83,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             hub=StreamHub(database, results, settings),
             tickets=TicketOffice(database, settings),
             outbox=WebhookOutbox(database, settings),
+            tokens=tokens,
+            authenticator=Authenticator(tokens, settings),
         )
 
 

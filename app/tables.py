@@ -21,9 +21,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -285,6 +286,37 @@ rate_buckets = Table(
     # What may still be used, as it was at `filled_at`.
     Column("level", Float, nullable=False),
     _time("filled_at", nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("team_id", String, nullable=False),
+    Column("name", String, nullable=False, server_default=""),
+    # The part of the key that names it, and the SHA-256 of all of it.
+    Column("prefix", String, nullable=False),
+    Column("key_hash", LargeBinary, nullable=False),
+    Column("scopes", ARRAY(String), nullable=False),
+    Column("max_priority", SmallInteger, nullable=False, server_default="0"),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    _time("expires_at"),
+    # To the minute.
+    _time("last_used_at"),
+    _time("revoked_at"),
+    UniqueConstraint("prefix"),
+    CheckConstraint("octet_length(key_hash) = 32", name="whole_hash"),
+    CheckConstraint("team_id <> ''", name="team"),
+    Index("ix_api_keys_team_id_id", "team_id", "id"),
+)
+
+revoked_tokens = Table(
+    "revoked_tokens",
+    metadata,
+    # Of JWTs, by their claims. Kept for good: a token without `exp` never ends by itself.
+    Column("team_id", String, primary_key=True),
+    Column("token_id", String, primary_key=True),
+    Column("revoked_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
 )
 
 workers = Table(
