@@ -7,9 +7,10 @@ template, so that LISTEN/NOTIFY and SKIP LOCKED meet real commits.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import asyncpg
 import httpx
@@ -26,6 +27,8 @@ from tests.postgres import PostgresServer, start_postgres
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"
+SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
+_Triton = TypeVar("_Triton", bound=EmbeddedTriton)
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +59,8 @@ async def database_name(postgres_server: PostgresServer, template: str) -> Async
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """A real tritonserver with the scripted model."""
-    directory = tmp_path_factory.mktemp("triton")
-    models = {"scripted": ROOT / "triton" / "models" / "scripted"}
-    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("triton")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -101,6 +100,19 @@ async def connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
     connection = await connect(settings)
     yield connection
     await connection.close()
+
+
+@contextlib.contextmanager
+def run_triton(
+    kind: type[_Triton], directory: Path, models: Mapping[str, Path] = SCRIPTED
+) -> Iterator[_Triton]:
+    """A Triton with these models, for fixtures wider than one test."""
+    server = kind(TRITON_VENV, directory / "work", models, directory / "triton.log")
+    asyncio.run(server.start())
+    try:
+        yield server
+    finally:
+        asyncio.run(server.stop())
 
 
 @contextlib.asynccontextmanager
