@@ -146,7 +146,7 @@ async def test_what_is_not_stored_is_stopped(
     async def is_quiet() -> bool:
         return not [task for task in worker._tasks if task.get_name().startswith("early")]
 
-    await until(is_quiet, 3)  # the script itself takes ten seconds
+    await until(is_quiet, 8)  # the script itself takes ten seconds
     assert (await finish(service, "{{chunks=3}} tell"))["attempt"] == 1
 
 
