@@ -2,10 +2,15 @@
 
 Servers are started once a session. Each test has a database of its own, copied from a migrated
 template, so that LISTEN/NOTIFY and SKIP LOCKED meet real commits.
+
+With `-n 2` two processes share the tests, each with servers of its own. A file is never divided;
+neither are the end-to-end tests (one vLLM engine is enough for a machine) nor the chaos tests
+(they would be each other's chaos).
 """
 
 import asyncio
 import contextlib
+import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +23,8 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from fastapi import FastAPI
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from app.embedded.triton import EmbeddedTriton
 from app.main import create_app
@@ -29,6 +36,34 @@ ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"
 SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
 _Triton = TypeVar("_Triton", bound=EmbeddedTriton)
+# Tests start hundreds of processes: each of them would compile all its modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+_UNDIVIDED = ("tests/e2e/", "tests/chaos/")  # each takes minutes: they begin
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no type information
+    """Gives a process whole files, and `_UNDIVIDED` folders as if they were one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in _UNDIVIDED if file.startswith(folder)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """Called by xdist."""
+    config.option.loadscopereorder = False  # it would begin with what has the most tests
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that all processes end at about the same time."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        starts = [*_UNDIVIDED, "tests/integration/"]
+        return next((n for n, start in enumerate(starts) if file.startswith(start)), len(starts))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
