@@ -214,7 +214,8 @@ async def test_slots_are_kept(settings: Settings, connection: asyncpg.Connection
             return all(result["state"] == "completed" for result in results)
 
         await until(are_done)
-        assert most <= 3
+        # For as long as a claim is under way, there may be twice the slots; never more.
+        assert most <= 6
 
 
 async def test_a_lost_place_is_rescued_by_its_heartbeat(
