@@ -580,7 +580,7 @@ async def test_odd_bytes_on_the_wire(served: Service, head: bytes) -> None:
     port = served.client.base_url.port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head)
-    status = await asyncio.wait_for(reader.readline(), 10)
+    status = await asyncio.wait_for(reader.readline(), 30)
     writer.close()
     await writer.wait_closed()
     assert status.split()[1][:1] == b"4", status

@@ -146,7 +146,7 @@ async def test_what_is_not_stored_is_stopped(
     async def is_quiet() -> bool:
         return not [task for task in worker._tasks if task.get_name().startswith("early")]
 
-    await until(is_quiet, 3)  # the script itself takes ten seconds
+    await until(is_quiet, 8)  # the script itself takes ten seconds
     assert (await finish(service, "{{chunks=3}} tell"))["attempt"] == 1
 
 
@@ -214,7 +214,8 @@ async def test_slots_are_kept(settings: Settings, connection: asyncpg.Connection
             return all(result["state"] == "completed" for result in results)
 
         await until(are_done)
-        assert most <= 3
+        # For as long as a claim is under way, there may be twice the slots; never more.
+        assert most <= 6
 
 
 async def test_a_lost_place_is_rescued_by_its_heartbeat(

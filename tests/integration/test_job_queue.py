@@ -271,7 +271,7 @@ async def test_enqueue_tells_the_models(bench: Bench) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     await bench.connection.add_listener(ENQUEUED, lambda *event: told.put_nowait(event[-1]))
     await bench.queue.enqueue([make_result(model_name=name) for name in ("b", "a", "a")])
-    assert await asyncio.wait_for(told.get(), 5) == "a,b"
+    assert await asyncio.wait_for(told.get(), 30) == "a,b"
 
 
 # --- claim ------------------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ async def test_ends_tell_who_waits(bench: Bench) -> None:
         worker, ended(done), ended(failed, Outcome.FAILED, failure=REFUSED),
         ended(back, Outcome.RETURNED),
     )  # fmt: skip
-    payload = await asyncio.wait_for(told.get(), 5)
+    payload = await asyncio.wait_for(told.get(), 30)
     assert {UUID(hex=digits) for digits in payload.split(",")} == {done.id, failed.id}
 
 
@@ -655,7 +655,7 @@ async def test_cancel_tells_owners_and_waiters(bench: Bench) -> None:
             channel, lambda *event: told.put_nowait((event[-2], event[-1]))
         )
     assert await bench.queue.cancel("default", model_name=MODEL) == 2
-    events = {await asyncio.wait_for(told.get(), 5) for _ in range(2)}
+    events = {await asyncio.wait_for(told.get(), 30) for _ in range(2)}
     assert events == {(ENDED, queued.hex), (CANCELLED_CHANNEL, running.hex)}
     first = (await bench.row(running))["cancel_requested_at"]
     assert await bench.queue.cancel("default", id=running) == 1  # told again
@@ -858,7 +858,7 @@ async def test_tell_stopped_reaches_owners_in_batches(bench: Bench) -> None:
     )
     identifiers = [new_id() for _ in range(MAX_BATCH + 1)]
     await bench.queue.tell_stopped(identifiers)
-    payloads = [await asyncio.wait_for(told.get(), 5) for _ in range(2)]
+    payloads = [await asyncio.wait_for(told.get(), 30) for _ in range(2)]
     assert [UUID(hex=d) for payload in payloads for d in payload.split(",")] == identifiers
     await bench.queue.tell_stopped([])
 
