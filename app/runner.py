@@ -56,7 +56,8 @@ class Attempt:
         self._stop_reason: StopReason | None = None
         self._is_over = False
         self.model_is_dead = False  # Triton said so when it was asked to take this attempt
-        self.heard_at = asyncio.get_running_loop().time()  # of the last response, or the start
+        self._asked_at = asyncio.get_running_loop().time()
+        self.heard_at = self._asked_at  # of the last response, or the start
         self.has_answered = False
 
     def stop(self, reason: StopReason) -> None:
@@ -86,9 +87,11 @@ class Attempt:
     async def _generate(self) -> tuple[Outcome, Failure | None]:
         if self._stop_reason is not None:
             return self._stopped(self._stop_reason)
+        claim = self.claim
+        self._asked_at = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(max(0.0, self.claim.seconds_left)):
-                await self._read_stream()
+            async with asyncio.timeout(max(0.0, claim.seconds_left)):
+                await self._triton.run(claim.model_name, claim.prompt, claim.parameters, self._hear)
         except TimeoutError:
             return Outcome.FAILED, DEADLINE_EXCEEDED
         except GenerationError as error:
@@ -97,15 +100,12 @@ class Attempt:
             return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
         return Outcome.COMPLETED, None
 
-    async def _read_stream(self) -> None:
-        claim, loop = self.claim, asyncio.get_running_loop()
-        started = loop.time()
-        async for delta in self._triton.generate(claim.model_name, claim.prompt, claim.parameters):
-            self.heard_at = loop.time()
-            self.has_answered = True
-            if self._first_token_seconds is None and delta.text:
-                self._first_token_seconds = self.heard_at - started
-            self._add(delta)
+    def _hear(self, delta: Delta) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        self.has_answered = True
+        if self._first_token_seconds is None and delta.text:
+            self._first_token_seconds = self.heard_at - self._asked_at
+        self._add(delta)
 
     def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
         """What an error of the stream means for the attempt."""
