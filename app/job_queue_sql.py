@@ -21,6 +21,14 @@ SUSPECT_DEATHS = 2
 MAX_BATCH = IDS_PER_NOTIFICATION
 _HISTORY_LIMIT = 20
 
+# What a read of a result gives; its end gives the same to those who wait for it in its process.
+READ_COLUMNS = (
+    "id", "team_id", "context_id", "model_name", "model_version", "state", "output", "error_code",
+    "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
+    "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
+    "finished_at", "metadata", "retry_of", "logprobs",
+)  # fmt: skip
+
 
 def _failure_sql(failure: Failure) -> tuple[str, str, str]:
     quoted = failure.message.replace("'", "''")
@@ -237,10 +245,12 @@ _CONCLUDE = f"""
     error_message = {_by_verdict(1, "j.error_message")},
     error_retryable = {_by_verdict(2, "j.error_retryable")}
   FROM judged j WHERE r.id = j.id
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
 """
 
-END_ATTEMPTS = f"""
+
+def _end_attempts_sql(returning: str, answer: str) -> str:
+    """The end of a batch of attempts, and what it answers beside the ids of those that were ours."""
+    return f"""
 WITH input AS (
   SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
     $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
@@ -260,12 +270,23 @@ WITH input AS (
   FROM input i JOIN results r ON r.id = i.result_id
   WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
   ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
+), ended AS ({_CONCLUDE} RETURNING {returning}, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}
-SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
-FROM ended
+), {_write_deliveries("ended")}, told AS (
+  SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")} AS ended,
+    {_NOTIFY_DELIVERIES} AS deliveries
+  FROM ended
+)
+{answer}
 """
+
+
+END_ATTEMPTS = _end_attempts_sql("r.id, r.state, r.team_id", "SELECT * FROM told")
+# A statement of its own, where somebody waits: else no row, with all its text, is copied.
+END_ATTEMPTS_AND_READ = _end_attempts_sql(
+    ", ".join(f"r.{column}" for column in READ_COLUMNS),
+    """SELECT * FROM told LEFT JOIN ended e ON e.id = ANY($17::uuid[]) AND e.state <> 'pending'""",
+)
 
 ALREADY_ENDED = """
 SELECT r.id FROM results r
@@ -308,7 +329,7 @@ WITH picked AS MATERIALIZED (
   FROM picked p JOIN results r ON r.id = p.id
   WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
   ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
+), ended AS ({_CONCLUDE} RETURNING r.id, r.state, r.team_id, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
 ), {_write_deliveries("ended")}
 SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,

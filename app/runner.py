@@ -54,7 +54,7 @@ class Attempt:
         self._first_token_seconds: float | None = None
         self._task: asyncio.Task[object] | None = None
         self._stop_reason: StopReason | None = None
-        self._is_over = False
+        self.is_over = False  # nothing more is heard; its end may not be committed yet
         self.model_is_dead = False  # Triton said so when it was asked to take this attempt
         self._asked_at = asyncio.get_running_loop().time()
         self.heard_at = self._asked_at  # of the last response, or the start
@@ -79,7 +79,7 @@ class Attempt:
             outcome, failure = self._stopped(self._stop_reason)
         finally:
             self._task = None
-            self._is_over = True
+            self.is_over = True
         if self._stop_reason is StopReason.NOT_OURS:
             return None
         return self._end(outcome, failure)
@@ -134,7 +134,7 @@ class Attempt:
 
     def take_chunk(self) -> Chunk | None:
         """The text since the last call, to be kept in the database; none once it has ended."""
-        if self._is_over or self._kept == len(self.text):
+        if self.is_over or self._kept == len(self.text):
             return None
         chunk = Chunk(
             result_id=self.claim.id,

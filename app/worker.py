@@ -133,7 +133,7 @@ class Worker:
             except DatabaseUnavailableError as error:
                 logger.warning("waiting for the database: %s", error, extra=self._extra("wait"))
                 continue
-            self._ending = self._queue.ending_lane(self._lease.id, retry_seconds=_FOREVER)
+            self._ending = self._queue.ending_lane(self._lease.id, _FOREVER, self._hub)
             logger.info("worker ready", extra=self._extra("ready"))
             return True
         return False
