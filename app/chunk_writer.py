@@ -13,8 +13,9 @@ from app.watched import Watched
 
 logger = logging.getLogger(__name__)
 
-# Between two writes of text that is read in other processes: they share a commit, and a notification.
-_WATCHED_FLUSH_SECONDS = 0.005
+# Text that is read in other processes is written at once, then there is a pause as long as the write
+# took, so that what comes meanwhile shares a commit, and a notification.
+_LONGEST_PAUSE = 0.05  # seconds
 
 
 class ChunkWriter:
@@ -42,8 +43,8 @@ class ChunkWriter:
         self._is_idle.set()
 
     def on_text(self, attempt: Attempt) -> None:
-        """An attempt has more text."""
-        if attempt.claim.id in self._watched:
+        """An attempt has more text; its last words are written by its end, which they must not delay."""
+        if attempt.claim.id in self._watched and not attempt.is_over:
             self.tell([attempt.claim.id])
 
     def tell(self, ids: Iterable[UUID]) -> None:
@@ -69,8 +70,9 @@ class ChunkWriter:
                 all_at = loop.time() + self._flush_seconds
                 await self._write(self._running, told)
             else:
+                began = loop.time()
                 await self._write(told, told)
-                await asyncio.sleep(_WATCHED_FLUSH_SECONDS)
+                await asyncio.sleep(min(loop.time() - began, _LONGEST_PAUSE))
 
     async def _write(self, ids: Iterable[UUID], told: set[UUID]) -> None:
         attempts = [self._running[identifier] for identifier in ids if identifier in self._running]

@@ -125,6 +125,7 @@ class Attempt:
         self.completion_tokens += delta.completion_tokens
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
+            self.is_over = True
         if delta.logprobs is not None:
             self.tokens.append(delta.logprobs)
         if delta.model_version is not None:
