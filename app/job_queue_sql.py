@@ -194,8 +194,22 @@ WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS N
   AND model_name = ANY($1::text[])
 """
 
+
+def _lock_named(strength: str) -> str:
+    """A CTE of the rows that $2 names, locked in the order of their ids.
+
+    By their ids alone: told their worker and state as well, the planner reads all rows of the worker,
+    and those of its past that are not swept yet, for each that is named.
+    """
+    return f"""locked AS MATERIALIZED (
+  SELECT id, worker_id, attempt, state, cancel_requested_at, deadline_at, lost_attempts,
+    engine_deaths
+  FROM results WHERE id = ANY($2::uuid[]) ORDER BY id FOR {strength}
+)"""
+
+
 APPEND = f"""
-WITH kept AS (
+WITH {_lock_named("SHARE")}, kept AS (
   INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens,
                              logprobs)
   SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens,
@@ -204,9 +218,8 @@ WITH kept AS (
     SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[],
                            $8::text[])
       AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens, logprobs)
-    JOIN results r ON r.id = u.result_id
+    JOIN locked r ON r.id = u.result_id
     WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
-    ORDER BY r.id FOR SHARE OF r
   ) i
   ON CONFLICT DO NOTHING
 )
@@ -251,7 +264,7 @@ _CONCLUDE = f"""
 def _end_attempts_sql(returning: str, answer: str) -> str:
     """The end of a batch of attempts, and what it answers beside the ids of those that were ours."""
     return f"""
-WITH input AS (
+WITH {_lock_named("UPDATE")}, input AS (
   SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
     $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
     $15::float8[])
@@ -267,9 +280,8 @@ WITH input AS (
       WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= $16::int THEN
         CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
       ELSE 'requeued' END AS verdict
-  FROM input i JOIN results r ON r.id = i.result_id
+  FROM input i JOIN locked r ON r.id = i.result_id
   WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
-  ORDER BY r.id FOR UPDATE OF r
 ), ended AS ({_CONCLUDE} RETURNING {returning}, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
 ), {_write_deliveries("ended")}, told AS (
