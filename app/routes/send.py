@@ -1,6 +1,5 @@
 """/models/send and POST /results/: send prompts, and be answered at once, at the end, or live."""
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
@@ -52,6 +51,7 @@ from app.schemas.native import (
 from app.services import Services
 from app.settings import Settings
 from app.sse import MEDIA_TYPE, EventStreamResponse
+from app.stream_hub import News
 from app.submission import Accepted, Answer, Replayed, retry, submit, submit_all, submit_context
 from app.wire import json_response, parse, validate
 
@@ -215,7 +215,7 @@ async def _send(request: Request, services: Services, submission: Submission) ->
 
 
 async def _wait(
-    request: Request, services: Services, wish: _Wish, answer: Answer, woken: asyncio.Event
+    request: Request, services: Services, wish: _Wish, answer: Answer, woken: News
 ) -> asyncpg.Record | None:
     """The result after the time that the client would wait; None if that was not possible."""
     result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0

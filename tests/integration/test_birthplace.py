@@ -141,10 +141,10 @@ async def test_what_is_not_stored_is_stopped(
     await connection.execute("ALTER TABLE hidden RENAME TO results")
     worker = service.services.queue.birthplace
     assert isinstance(worker, Worker)
-    assert not worker._early
+    assert not worker._attempts._early
 
     async def is_quiet() -> bool:
-        return not [task for task in worker._tasks if task.get_name().startswith("early")]
+        return not [task for task in worker._attempts.tasks if task.get_name().startswith("early")]
 
     await until(is_quiet, 8)  # the script itself takes ten seconds
     assert (await finish(service, "{{chunks=3}} tell"))["attempt"] == 1

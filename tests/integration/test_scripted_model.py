@@ -185,8 +185,8 @@ async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) 
                 await asyncio.sleep(0.003)
                 task.cancel()
             await asyncio.wait(running)
-        while client._cancellations:
-            await asyncio.wait(client._cancellations)
+        while client._unheard:
+            await asyncio.wait(client._unheard)
         await client.unload("scripted")
 
         async def is_unloaded() -> bool:
