@@ -85,6 +85,22 @@ async def test_everything_else_does(closed: Service) -> None:
     assert asked > 15
 
 
+async def test_the_document_tells_what_each_operation_needs(closed: Service) -> None:
+    document = (await closed.client.get("/openapi.json")).json()
+    assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    needed = {
+        f"{method} {path}": operation["security"]
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert needed["get /results/"] == [{"bearer": ["use"]}]
+    assert needed["get /health"] == []
+    operators = {
+        route for route, security in needed.items() if security == [{"bearer": ["operate"]}]
+    }
+    assert operators == {"post /models/{name}/load", "post /models/{name}/unload"}
+
+
 async def test_a_jwt_and_a_key_are_let_in(closed: Service) -> None:
     key = await closed.services.tokens.create("red")
     assert await status(closed, sign(CLAIMS)) == 200
@@ -122,6 +138,16 @@ async def test_scopes(closed: Service) -> None:
         for answer in (listed, loaded):
             if answer.status_code == 403:
                 assert_problem(answer, 403, "forbidden")
+
+
+async def test_a_token_bounds_the_priority(closed: Service) -> None:
+    key = await closed.services.tokens.create("red", max_priority=5)
+    tokens = {key.text: 5, sign(CLAIMS | {"max_priority": 7}): 7, sign(CLAIMS): 0}
+    for text, most in tokens.items():
+        for priority, expected in ((most, 202), (most + 1, 422)):
+            body = {"model": "scripted", "content": "x", "priority": priority}
+            answer = await closed.client.post("/results/", json=body, headers=bearer(text))
+            assert answer.status_code == expected
 
 
 async def test_tickets_open_a_stream_without_a_header(closed: Service) -> None:
