@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -234,6 +235,21 @@ async def test_a_strangers_large_body_is_not_read_but_answered(guarded: Settings
         answer = await service.client.post("/results/", content=pieces())
         assert_problem(answer, 401, "unauthenticated")
         assert await status(service, sign(CLAIMS)) == 200
+
+
+async def test_nothing_of_a_token_is_logged_or_answered(
+    closed: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = await closed.services.tokens.create("red")
+    texts = [key.text, key.text[:-1] + "!", new_key().text, sign(CLAIMS), sign(CLAIMS)[:-4],
+             sign(CLAIMS, OTHER_SECRET), sign(CLAIMS | {"exp": 1}), "s3cr3t-of-nobody"]  # fmt: skip
+    for text in texts:
+        for path in ("/results/", "/nothing", "/models/scripted/load"):
+            answer = await closed.client.post(path, headers=bearer(text))
+            told = answer.text + str(answer.headers) + caplog.text
+            assert STRONG not in told
+            assert not [part for part in re.split(r"[._]", text) if len(part) > 12 and part in told]
 
 
 async def test_several_headers_are_refused(closed: Service) -> None:

@@ -90,6 +90,12 @@ async def test_a_database_without_the_tables(postgres_server: PostgresServer) ->
     assert "migrate" in answer.stderr
 
 
+async def test_a_database_that_refuses(settings: Settings) -> None:
+    answer = token(settings.model_copy(update={"database_name": "test_nowhere"}), "list")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr.startswith("The database refused: ")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
