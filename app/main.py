@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from app import __version__, refusals, wire
+from app.access import needed_scope
 from app.auth import Authentication
 from app.door import Door
 from app.errors import ServiceError
@@ -111,11 +112,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign] # FastAPI's own extension point
+    app.openapi = lambda: _openapi(app, needs_token=settings.is_authenticated)  # type: ignore[method-assign] # FastAPI's own extension point
     return app
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
     """The OpenAPI document, with the schemas that raw routes refer to and our problems."""
     if app.openapi_schema is None:
         document = get_openapi(
@@ -134,8 +135,21 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 operation["responses"]["default"] = _PROBLEM
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
+        if needs_token:
+            _describe_security(document)
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _describe_security(document: dict[str, Any]) -> None:
+    """What each operation needs, so that the documentation page can be given a token."""
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
+    }
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needed = needed_scope(method.upper(), path, b"")
+            operation["security"] = [] if needed is None else [{"bearer": [needed]}]
 
 
 def _stop_process_on_death(task: asyncio.Task[None]) -> None:
