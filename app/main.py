@@ -15,12 +15,25 @@ from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from app import __version__, refusals, wire
+from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, errors, health, models, results, send, streams, webhooks
+from app.routes import (
+    contexts,
+    errors,
+    health,
+    models,
+    results,
+    send,
+    streams,
+    tenstorrent,
+    tgi,
+    webhooks,
+)
 from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
+from app.schemas.tenstorrent import InferenceRequest
+from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
 from app.settings import Settings
 from app.worker import Worker
@@ -34,12 +47,34 @@ Save a prompt (a *context*), send it to a model and have a *result* id at once. 
 problems."""
 
 # Schemas that FastAPI does not see: bodies of raw routes, and problems.
-_MORE_SCHEMAS = (ContextCreate, ResultCreate, SendOptions, ProblemRead)
+_MORE_SCHEMAS = (
+    ContextCreate,
+    ResultCreate,
+    SendOptions,
+    ProblemRead,
+    GenerateRequest,
+    CompatGenerateRequest,
+    ChatTokenizeRequest,
+    InferenceRequest,
+)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
     "content": {
         wire.PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}}
+    },
+}
+_REFUSALS = {
+    **{
+        segment: {
+            "description": "TGI's error.",
+            "content": {wire.JSON: {"schema": tgi_errors.SCHEMA}},
+        }
+        for segment in tgi_errors.SEGMENTS
+    },
+    tenstorrent_errors.SEGMENT: {
+        "description": "Tenstorrent's error.",
+        "content": {wire.JSON: {"schema": tenstorrent_errors.SCHEMA}},
     },
 }
 
@@ -90,7 +125,14 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     )
     app.add_middleware(
         RawRoutes,
-        routes=[*results.raw.routes, *send.raw.routes, *streams.raw.routes, *contexts.raw.routes],
+        routes=[
+            *results.raw.routes,
+            *send.raw.routes,
+            *streams.raw.routes,
+            *contexts.raw.routes,
+            *tgi.raw.routes,
+            *tenstorrent.raw.routes,
+        ],
     )
     app.add_middleware(
         Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
@@ -99,9 +141,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
-    for routes in (results, send, streams, contexts):
+    for routes in (results, send, streams, contexts, tgi, tenstorrent):
         app.include_router(routes.raw)
-    for routes in (results, send, streams, contexts, models, webhooks):
+    for routes in (results, send, streams, contexts, models, webhooks, tgi):
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
@@ -110,7 +152,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas that raw routes refer to and our problems."""
+    """The OpenAPI document, with the schemas that raw routes refer to and each dialect's errors."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -121,11 +163,12 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions["$defs"])
-        for operations in document["paths"].values():
+        for path, operations in document["paths"].items():
+            refusal = _REFUSALS.get(refusals.dialect_of(path), _PROBLEM)
             for operation in operations.values():
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
-                operation["responses"]["default"] = _PROBLEM
+                operation["responses"]["default"] = refusal
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         app.openapi_schema = document

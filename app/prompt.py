@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import jinja2
 import orjson
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from app.errors import FieldError, InvalidRequestError
 from app.model_repository import model_length
@@ -40,6 +41,8 @@ class PromptFormat:
     template: jinja2.Template | None
     special_tokens: dict[str, str]
     max_model_len: int | None
+    special_ids: frozenset[int] = frozenset()  # of tokens that are no text, as far as known
+    end_ids: frozenset[int] = frozenset()  # of tokens that may end an answer; empty: unknown
 
     @property
     def has_chat(self) -> bool:
@@ -67,15 +70,17 @@ class PromptFormat:
 
     async def count_tokens(self, prompt: str) -> int | None:
         """Tokens of a prompt as the engine counts them, or None without a tokenizer."""
+        encoding = await self.encode(prompt)
+        return None if encoding is None else len(encoding.ids)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding | None:
+        """A text's tokens, with those the engine puts around it, or None without a tokenizer."""
         if self.tokenizer is None:
             return None
-        if len(prompt) < 2_000:
-            return self._count(prompt)
-        return await asyncio.get_running_loop().run_in_executor(_READING, self._count, prompt)
-
-    def _count(self, prompt: str) -> int:
-        assert self.tokenizer is not None
-        return len(self.tokenizer.encode(prompt).ids)
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if len(text) < 2_000:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(_READING, encode)
 
     def _render(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         assert self.template is not None
@@ -139,12 +144,16 @@ def read_format(repository: Path, model: str) -> PromptFormat | None:
         return PromptFormat(None, None, {}, engine.get("max_model_len"))
     tokenizer_file = weights / "tokenizer.json"
     config = _read_json(weights / "tokenizer_config.json")
+    tokenizer = Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.exists() else None
+    special_tokens = _special_tokens(config)
     return PromptFormat(
-        tokenizer=Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.exists() else None,
+        tokenizer=tokenizer,
         template=_template(weights, config),
-        special_tokens=_special_tokens(config),
+        special_tokens=special_tokens,
         max_model_len=engine.get("max_model_len")
         or model_length(_read_json(weights / "config.json")),
+        special_ids=_special_ids(tokenizer),
+        end_ids=_end_ids(tokenizer, special_tokens.get("eos_token"), weights),
     )
 
 
@@ -175,6 +184,23 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(token, str):
             tokens[name] = token
     return tokens
+
+
+def _special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    if tokenizer is None:
+        return frozenset()
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(identifier for identifier, token in added.items() if token.special)
+
+
+def _end_ids(tokenizer: Tokenizer | None, name: str | None, weights: Path) -> frozenset[int]:
+    """The ids that the model's files name as ends: the engine stops at some of them."""
+    named = tokenizer.token_to_id(name) if tokenizer is not None and name else None
+    found = {named} - {None}
+    for file in ("config.json", "generation_config.json"):
+        given = _read_json(weights / file).get("eos_token_id")
+        found |= set(given if isinstance(given, list) else [given]) - {None}
+    return frozenset(identifier for identifier in found if isinstance(identifier, int))
 
 
 def _template(weights: Path, config: dict[str, Any]) -> jinja2.Template | None:

@@ -141,6 +141,15 @@ class Settings(BaseSettings):
         description="How long a stream ticket may be redeemed, once.",
     )
 
+    default_model: str | None = Field(
+        None,
+        alias="LLM_DEFAULT_MODEL",
+        min_length=1,
+        max_length=256,
+        description="Model of the routes that name none (TGI's, and `/inference`). Unset: the only "
+        "model that is ready.",
+    )
+
     # --- Results --------------------------------------------------------------------------------
     default_max_tokens: int = Field(
         512,

@@ -52,8 +52,9 @@ class TokenLog:
 
     def append(self, logprobs: str) -> None:
         """Add a JSON list with one item per token."""
-        self._ends.append(len(self) + len(orjson.loads(logprobs)))
-        self._lists.append(logprobs)
+        items = orjson.loads(logprobs)
+        self._ends.append(len(self) + len(items))
+        self._lists.append(_with_marks(logprobs, items))
 
     def since(self, count: int) -> list[Any]:
         """The items behind the first `count` tokens."""
@@ -67,3 +68,16 @@ class TokenLog:
         lists = self._lists[bisect_right(self._ends, first) :]
         inner = (part.strip()[1:-1].strip() for part in lists)
         return "[" + ",".join(part for part in inner if part) + "]" if lists else None
+
+
+def _with_marks(logprobs: str, items: list[Any]) -> str:
+    """The list, with `"sampled": true` at the token that was chosen where others stand beside it.
+
+    vLLM puts the chosen token first, which `jsonb` and other languages do not keep.
+    """
+    crowded = [item for item in items if isinstance(item, dict) and len(item) > 1]
+    if not crowded:
+        return logprobs
+    for item in crowded:
+        next(iter(item.values()))["sampled"] = True
+    return orjson.dumps(items).decode()

@@ -97,6 +97,11 @@ class SamplingParameters(BaseModel):
         None, description="Put spaces between special tokens."
     )
 
+    structured_outputs: dict[str, JsonValue] | None = Field(
+        None,
+        description="What the text must match, in vLLM's form: `json` (a schema), `regex`, ...",
+    )
+
     @model_validator(mode="after")
     def _min_within_max(self) -> Self:
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:

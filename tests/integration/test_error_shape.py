@@ -1,14 +1,33 @@
-"""Every route of the document answers its refusals in one shape."""
+"""Every route of the document answers its refusals in the shape of its dialect."""
 
 import re
 
+import httpx
+
+from app import tenstorrent_errors, tgi_errors
 from tests.conftest import Service
 from tests.integration.support import UNKNOWN_ID, assert_problem
 
-SILENT = {"/health", "/health/live"}  # take nothing, refuse nothing
+SILENT = {"/health", "/health/live", "/ping"}  # take nothing, refuse nothing
 
 
-async def test_every_route_refuses_in_one_shape(api: Service) -> None:
+def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | None = None) -> None:
+    """The answer is an error in the shape of the path's dialect."""
+    segment = path.split("/")[1].split("?")[0]
+    if segment in tgi_errors.SEGMENTS:
+        assert answer.status_code == status
+        error = answer.json()
+        assert set(error) == {"error", "error_type"}
+        assert code in (None, error["error_type"])
+    elif segment == tenstorrent_errors.SEGMENT:
+        assert answer.status_code == status
+        assert set(answer.json()) == {"status_code", "message"}
+        assert answer.json()["status_code"] == status
+    else:
+        assert_problem(answer, status, code or answer.json()["code"])
+
+
+async def test_every_route_refuses_in_its_dialects_shape(api: Service) -> None:
     document = (await api.client.get("/openapi.json")).json()
     refused: dict[str, set[int]] = {}
     for path, methods in document["paths"].items():
@@ -28,13 +47,12 @@ async def test_every_route_refuses_in_one_shape(api: Service) -> None:
                 answer = await api.client.request(method, url, content=body, headers=headers)
                 assert answer.status_code < 500, (method, url, answer.text)
                 if answer.status_code >= 400:
-                    code = answer.json()["code"]
-                    assert_problem(answer, answer.status_code, code)
+                    assert_refusal(url, answer, answer.status_code)
                     statuses.add(answer.status_code)
             wrong = await api.client.request("TRACE", unknown)
-            assert_problem(wrong, 405, "method_not_allowed")
+            assert_refusal(unknown, wrong, 405, "method_not_allowed")
             foreign = await api.client.request(method, unknown, headers={"host": "evil.example"})
-            assert_problem(foreign, 403, "forbidden_origin")
+            assert_refusal(unknown, foreign, 403, "forbidden_origin")
     takes_nothing = {"/models/", "/health/ready", "/webhooks/secret"}
     silent = {key for key, found in refused.items() if not found}
-    assert {key.split()[1] for key in silent} == SILENT | takes_nothing
+    assert {key.split()[1] for key in silent} == SILENT | takes_nothing | {"/"}  # GET /
