@@ -22,8 +22,11 @@ from app.idempotency import NewKey
 from app.job_queue_sql import MAX_BATCH, SUSPECT_DEATHS
 from app.listener import join_ids
 from app.settings import Settings
+from app.team_limits import Limits, RunningLimits, TeamLimits
 
 _MAX_ENQUEUE = 1000
+
+NO_LIMITS = Limits()
 
 OnDisconnect = Literal["continue", "cancel"]
 
@@ -59,6 +62,8 @@ class NewResult:
     webhook_url: str | None = None
     key: NewKey | None = None
     on_disconnect: OnDisconnect = "continue"
+    tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
+    limits: Limits = NO_LIMITS  # of its team and model
 
 
 @dataclass(slots=True, frozen=True)
@@ -139,7 +144,10 @@ class JobQueue:
     while the statement is under way.
     """
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, limits: TeamLimits | None = None
+    ) -> None:
+        self._limits = limits or TeamLimits(database, settings)
         self.birthplace: Birthplace | None = None
         self._database = database
         self._settings = settings
@@ -167,6 +175,11 @@ class JobQueue:
         in_order = sorted(results, key=lambda result: -result.priority)
         models = [result.model_name for result in in_order]
         may_start = place.may_start(models) if place else [False] * len(in_order)
+        # How much of a team runs, a claim counts.
+        may_start = [
+            yes and result.limits.max_running is None
+            for yes, result in zip(may_start, in_order, strict=True)
+        ]
         keyed = [(result.key, result) for result in in_order if result.key is not None]
         started: list[Claim] = []
         if place and not resent:
@@ -202,9 +215,32 @@ class JobQueue:
         Not sent again after a lost connection: rows of a claim whose answer was lost show up in
         `owned` and are handed back by the heartbeat.
         """
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(sql.CLAIM, worker_id, list(free), list(free.values()))
+        limited = {model: found for model in free if (found := self._limits.running(model))}
+        open_to_all = {model: count for model, count in free.items() if model not in limited}
+        rows: list[Any] = []
+        if open_to_all:
+            async with self._database.connection() as connection:
+                rows += await connection.fetch(
+                    sql.CLAIM, worker_id, list(open_to_all), list(open_to_all.values())
+                )
+        for model, limits in limited.items():
+            rows += await self._claim_within_limits(worker_id, model, free[model], limits)
         return [_to_claim(row) for row in rows]
+
+    async def _claim_within_limits(
+        self, worker_id: UUID, model: str, free: int, limits: RunningLimits
+    ) -> Sequence[Any]:
+        async with self._database.connection() as connection, connection.transaction():
+            await connection.execute("SELECT FROM models WHERE name = $1 FOR UPDATE", model)
+            return await connection.fetch(
+                sql.CLAIM_WITHIN_LIMITS,
+                worker_id,
+                model,
+                free,
+                limits.default,
+                list(limits.of_teams),
+                list(limits.of_teams.values()),
+            )
 
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
         """Claim, for each model on which nothing runs, one result that must run alone."""
@@ -378,6 +414,7 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.retry_of for result in results],
         [result.webhook_url for result in results],
         [result.on_disconnect for result in results],
+        [1 / result.limits.weight for result in results],
         [result.new_context is not None for result in results],
     ]
 

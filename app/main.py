@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
+from app.auth import Authentication
 from app.door import Door
 from app.errors import ServiceError
 from app.routes import (
@@ -87,6 +88,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         async with open_services(settings, "api") as services:
             app.state.services = services
             services.hub.subscribe(services.listener)
+            services.authenticator.subscribe(services.listener)
             loop = asyncio.get_running_loop()
             app.state.stop = lambda: loop.call_soon_threadsafe(services.hub.close)
             worker = None
@@ -102,6 +104,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                 )
             async with background(services, with_worker=with_worker) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
+                tasks.append(
+                    asyncio.create_task(services.authenticator.run(), name="authentication")
+                )
                 if worker:
                     tasks.append(asyncio.create_task(worker.run(), name="worker"))
                 for task in tasks:
@@ -135,8 +140,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         ],
     )
     app.add_middleware(
-        Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
+        Door, allowed_hosts=settings.hosts_to_check, max_body_bytes=settings.max_body_bytes
     )
+    app.add_middleware(Authentication, is_on=settings.is_authenticated)
     app.add_exception_handler(ServiceError, refusals.on_service_error)
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from app.admission import Admission
+from app.auth import Authenticator
 from app.contexts import ContextStore
 from app.database import Database
 from app.idempotency import IdempotencyKeys
@@ -17,7 +19,9 @@ from app.queue_position import QueuePositions
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
+from app.team_limits import TeamLimits
 from app.tickets import TicketOffice
+from app.token_store import TokenStore
 from app.triton_client import TritonClient
 from app.webhook_outbox import WebhookOutbox
 from app.webhook_sender import Sender
@@ -37,11 +41,15 @@ class Services:
     results: ResultStore
     registry: ModelRegistry
     depth: QueueDepth
+    limits: TeamLimits
+    admission: Admission
     positions: QueuePositions
     listener: Listener
     hub: StreamHub
     tickets: TicketOffice
     outbox: WebhookOutbox
+    tokens: TokenStore
+    authenticator: Authenticator
 
 
 @contextlib.asynccontextmanager
@@ -51,9 +59,13 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         Database(settings, f"llm {name}") as database,
         TritonClient(settings.triton_grpc) as triton,
     ):
-        queue = JobQueue(database, settings)
+        limits = TeamLimits(database, settings)
+        queue = JobQueue(database, settings, limits)
+        depth = QueueDepth(database, settings)
         results = ResultStore(database, queue, settings)
         listener = Listener(database)
+        limits.subscribe(listener)
+        tokens = TokenStore(database, settings)
         yield Services(
             settings=settings,
             database=database,
@@ -63,12 +75,16 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             contexts=ContextStore(database, queue, settings),
             results=results,
             registry=ModelRegistry(database, triton, settings),
-            depth=QueueDepth(database, settings),
+            depth=depth,
+            limits=limits,
+            admission=Admission(database, depth, limits, settings),
             positions=QueuePositions(database),
             listener=listener,
             hub=StreamHub(database, results, settings),
             tickets=TicketOffice(database, settings),
             outbox=WebhookOutbox(database, settings),
+            tokens=tokens,
+            authenticator=Authenticator(tokens, settings),
         )
 
 
@@ -83,6 +99,7 @@ async def background(
     work = {
         "registry": services.registry.run(),
         "listener": services.listener.run(),
+        "limits": services.limits.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
         "expired": remove_expired(services.keys, services.tickets),
     }

@@ -183,7 +183,7 @@ async def test_the_first_places_go_to_the_highest_priority(bench: Bench, place: 
     assert all(await bench.queue.enqueue(results))
     assert {claim.id for claim in place.started} == {results[2].id, results[4].id}
     claims = await bench.claim(await bench.worker())
-    assert [claim.id for claim in claims] == [results[place].id for place in (1, 0, 3)]
+    assert {claim.id for claim in claims} == {results[place].id for place in (1, 0, 3)}
 
 
 async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:

@@ -2,29 +2,10 @@
 
 import re
 
-import httpx
-
-from app import tenstorrent_errors, tgi_errors
 from tests.conftest import Service
-from tests.integration.support import UNKNOWN_ID, assert_problem
+from tests.integration.support import UNKNOWN_ID, assert_refusal
 
 SILENT = {"/health", "/health/live", "/ping"}  # take nothing, refuse nothing
-
-
-def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | None = None) -> None:
-    """The answer is an error in the shape of the path's dialect."""
-    segment = path.split("/")[1].split("?")[0]
-    if segment in tgi_errors.SEGMENTS:
-        assert answer.status_code == status
-        error = answer.json()
-        assert set(error) == {"error", "error_type"}
-        assert code in (None, error["error_type"])
-    elif segment == tenstorrent_errors.SEGMENT:
-        assert answer.status_code == status
-        assert set(answer.json()) == {"status_code", "message"}
-        assert answer.json()["status_code"] == status
-    else:
-        assert_problem(answer, status, code or answer.json()["code"])
 
 
 async def test_every_route_refuses_in_its_dialects_shape(api: Service) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
@@ -17,6 +17,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from app.admission import Admission
 from app.contexts import ContextStore
 from app.database import Connection, Database
 from app.errors import ConflictError
@@ -27,6 +28,7 @@ from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
 from app.results import ResultFilter, ResultStore
 from app.settings import Settings
+from app.team_limits import Limits, RunningLimits, TeamLimits
 from app.webhook_outbox import State, Verdict, WebhookOutbox
 from tests.integration.support import fresh_database
 from tests.postgres import PostgresServer
@@ -78,6 +80,7 @@ class Table:
     outbox: WebhookOutbox
     positions: QueuePositions
     keys: IdempotencyKeys
+    settings: Settings
     worker: UUID
     context: UUID
     ids: list[UUID]
@@ -97,7 +100,7 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
             database, queue, ResultStore(database, queue, settings),
             ContextStore(database, queue, settings), QueueDepth(database, settings),
             WebhookOutbox(database, settings),
-            QueuePositions(database), IdempotencyKeys(database, settings), worker,
+            QueuePositions(database), IdempotencyKeys(database, settings), settings, worker,
             context, ids, running,
         )  # fmt: skip
         await database.__aexit__()
@@ -247,6 +250,31 @@ async def check(
 async def test_claim(table: Table) -> None:
     free = {"model-0": 50, "rare": 50}
     await check(table, table.queue.claim(table.worker, free), "ix_results_unclaimed", "pk_results")
+
+
+async def test_claim_within_limits(table: Table) -> None:
+    limits = RunningLimits(None, {TEAM: 320, "other": 3})
+    claim = table.queue._claim_within_limits(table.worker, "model-0", 50, limits)
+    await check(table, claim, "ix_results_unclaimed_team", "ix_results_worker_id", "pk_results")
+
+
+async def test_admission(table: Table) -> None:
+    limits = TeamLimits(table.database, table.settings)
+    admission = Admission(table.database, table.depth, limits, table.settings)
+    context = NewContext(new_id(), TEAM, "a prompt", None, "{}")
+    result = NewResult(
+        new_id(), TEAM, context.id, "model-0", "{}", 60.0, new_context=context, tokens=10,
+        limits=Limits(max_queued=2_000, requests_per_minute=100, tokens_per_minute=1_000),
+    )  # fmt: skip
+
+    async def admit() -> None:
+        async with admission.admitted([result]):
+            pass
+
+    depth = table.depth._snapshot
+    table.depth._snapshot = replace(depth, expires=float("inf"))  # counted apart from this
+    await check(table, admit(), "ix_results_unclaimed_team")
+    table.depth._snapshot = depth
 
 
 async def test_claim_of_suspects(table: Table) -> None:
