@@ -111,7 +111,7 @@ class ModelRegistry:
             return await self.find(ready[0])
         if ready:
             message = (
-                f"name a model: {', '.join(ready)} are ready, and LLM_DEFAULT_MODEL names none"
+                f"must be given: {', '.join(ready)} are ready, and LLM_DEFAULT_MODEL names none"
             )
             raise InvalidRequestError(f"model: {message}.", [FieldError("model", message)])
         raise ModelNotReadyError(

@@ -39,8 +39,10 @@ def to_error(error: ServiceError) -> tuple[int, dict[str, str]]:
         return _error(424, "generation", f"Request failed during generation: {error.detail}")
     if isinstance(error, AttemptLostError):
         return _error(500, "incomplete_generation_stream", error.detail)
-    if error.status == 429 or error.code in _OVERLOADED:
+    if error.code in _OVERLOADED:
         return _error(429, "overloaded", "Model is overloaded")
+    if error.status == 429:  # a limit of the team: only it can wait for it
+        return _error(429, "overloaded", f"Model is overloaded: {error.detail}")
     if error.status == 422:
         if [wrong.field for wrong in error.errors] == ["messages"]:
             return _error(422, "template_error", f"Template error: {error.detail}")

@@ -66,12 +66,14 @@ def best_first(rows: Sequence[asyncpg.Record]) -> list[asyncpg.Record]:
     """The generation of the highest cumulative log probability, then the others as they are."""
     if len(rows) == 1:
         return list(rows)
-    totals = [
-        sum(sampled(position)[1]["logprob"] or 0.0 for position in orjson.loads(row["logprobs"]))
-        for row in rows
-    ]
+    totals = [_total(row) for row in rows]
     best = max(range(len(rows)), key=lambda place: totals[place])
     return [rows[best], *(row for place, row in enumerate(rows) if place != best)]
+
+
+def _total(row: asyncpg.Record) -> float:
+    positions = orjson.loads(row["logprobs"] or "[]")
+    return sum(sampled(position)[1]["logprob"] or 0.0 for position in positions)
 
 
 def finish_reason(row: asyncpg.Record, stops: Sequence[str] | None) -> str:

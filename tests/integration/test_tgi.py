@@ -154,6 +154,17 @@ async def test_one_event_per_token(service: Service) -> None:
     assert [event["token"] for event in events] == whole["details"]["tokens"]
 
 
+async def test_a_silent_stream_is_kept_alive(settings: Settings) -> None:
+    impatient = settings.model_copy(update={"keep_alive_seconds": 0.05})
+    async with run_service(impatient, with_worker=True) as running:
+        content = body("x {{chunks=2 first_delay_ms=500}}")
+        answer = await running.client.post("/generate_stream", json=content)
+        assert answer.text.startswith(": keep-alive\n")
+        assert len(events_of(answer)) == 2
+        raw = await running.client.post("/inference", json={"text": content["inputs"]})
+        assert raw.text == events_of(answer)[-1]["generated_text"]
+
+
 async def test_a_stream_without_details_has_none(service: Service) -> None:
     *_, last = await stream(service, HELLO)
     assert last["details"] is None
@@ -540,6 +551,18 @@ async def test_the_default_model(settings: Settings) -> None:
             assert answer.status_code == status, answer.text
             chosen = body(HELLO) | {"model": "scripted"}
             assert (await running.client.post("/generate", json=chosen)).status_code == 200
+
+
+async def test_several_models_are_ready(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.services.registry, "ready", lambda: ["b", "a"])
+    answer = await service.client.post("/generate", json=body(HELLO))
+    assert assert_error(answer, 422, "validation") == (
+        "Input validation error: `model` must be given: a, b are ready, and LLM_DEFAULT_MODEL "
+        "names none"
+    )
+    answer = await service.client.post("/inference", json={"text": HELLO})
+    assert answer.status_code == 400
+    assert "LLM_DEFAULT_MODEL" in answer.json()["message"]
 
 
 async def test_no_model_is_ready(service: Service) -> None:
