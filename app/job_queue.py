@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from uuid import UUID
 
 import orjson
+from asyncpg import Record
 
 from app import job_queue_sql as sql
 from app.database import Connection, Database
@@ -134,6 +135,16 @@ class Birthplace(Protocol):
 
     def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
         """Run what is committed as claimed by `worker_id`; stop what else has begun."""
+
+
+class Audience(Protocol):
+    """Those who wait in this process for results to end."""
+
+    def awaits(self, result_id: UUID) -> bool:
+        """Whether somebody waits for this one."""
+
+    def hand(self, row: Record) -> None:
+        """Give them a result that has just ended: what a read of it would give."""
 
 
 class JobQueue:
@@ -275,14 +286,19 @@ class JobQueue:
             )
         )
 
-    def ending_lane(self, worker_id: UUID, retry_seconds: float) -> Lane[AttemptEnd, bool]:
-        """The lane on which one worker ends its attempts; False: the attempt was not ours."""
+    def ending_lane(
+        self, worker_id: UUID, retry_seconds: float, audience: Audience | None = None
+    ) -> Lane[AttemptEnd, bool]:
+        """The lane on which one worker ends its attempts; False: the attempt was not ours.
+
+        Results for which the `audience` waits are handed to it by the statement that ends them.
+        """
 
         async def end_attempts(
             connection: Connection, ends: Sequence[AttemptEnd], resent: bool
         ) -> list[bool]:
             return await _end_attempts(
-                connection, worker_id, ends, resent, self._settings.max_attempts
+                connection, worker_id, ends, resent, self._settings.max_attempts, audience
             )
 
         return Lane(self._database, end_attempts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
@@ -461,10 +477,12 @@ async def _end_attempts(
     ends: Sequence[AttemptEnd],
     resent: bool,
     max_attempts: int,
+    audience: Audience | None,
 ) -> list[bool]:
     failures = [end.failure for end in ends]
-    row = await connection.fetchrow(
-        sql.END_ATTEMPTS,
+    awaited = [end.result_id for end in ends if audience and audience.awaits(end.result_id)]
+    first, *others = await connection.fetch(
+        sql.END_ATTEMPTS_AND_READ if awaited else sql.END_ATTEMPTS,
         worker_id,
         [end.result_id for end in ends],
         [end.attempt for end in ends],
@@ -481,8 +499,12 @@ async def _end_attempts(
         [failure.retryable if failure else None for failure in failures],
         [end.retry_after_seconds for end in ends],
         max_attempts,
+        *([awaited] if awaited else ()),
     )
-    ours = set(row["ids"] or ()) if row else set()
+    if audience and awaited and first["id"] is not None:
+        for row in (first, *others):
+            audience.hand(row)
+    ours = set(first["ids"] or ())
     if resent and len(ours) < len(ends):
         again = await connection.fetch(
             sql.ALREADY_ENDED,

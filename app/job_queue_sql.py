@@ -21,6 +21,14 @@ SUSPECT_DEATHS = 2
 MAX_BATCH = IDS_PER_NOTIFICATION
 _HISTORY_LIMIT = 20
 
+# What a read of a result gives; its end gives the same to those who wait for it in its process.
+READ_COLUMNS = (
+    "id", "team_id", "context_id", "model_name", "model_version", "state", "output", "error_code",
+    "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
+    "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
+    "finished_at", "metadata", "retry_of", "logprobs",
+)  # fmt: skip
+
 
 def _failure_sql(failure: Failure) -> tuple[str, str, str]:
     quoted = failure.message.replace("'", "''")
@@ -254,8 +262,22 @@ WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS N
   AND model_name = ANY($1::text[])
 """
 
+
+def _lock_named(strength: str) -> str:
+    """A CTE of the rows that $2 names, locked in the order of their ids.
+
+    By their ids alone: told their worker and state as well, the planner reads all rows of the worker,
+    and those of its past that are not swept yet, for each that is named.
+    """
+    return f"""locked AS MATERIALIZED (
+  SELECT id, worker_id, attempt, state, cancel_requested_at, deadline_at, lost_attempts,
+    engine_deaths
+  FROM results WHERE id = ANY($2::uuid[]) ORDER BY id FOR {strength}
+)"""
+
+
 APPEND = f"""
-WITH kept AS (
+WITH {_lock_named("SHARE")}, kept AS (
   INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens,
                              logprobs)
   SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens,
@@ -264,9 +286,8 @@ WITH kept AS (
     SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[],
                            $8::text[])
       AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens, logprobs)
-    JOIN results r ON r.id = u.result_id
+    JOIN locked r ON r.id = u.result_id
     WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
-    ORDER BY r.id FOR SHARE OF r
   ) i
   ON CONFLICT DO NOTHING
 )
@@ -308,11 +329,13 @@ _CONCLUDE = f"""
     error_message = {_by_verdict(1, "j.error_message")},
     error_retryable = {_by_verdict(2, "j.error_retryable")}
   FROM judged j WHERE r.id = j.id
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
 """
 
-END_ATTEMPTS = f"""
-WITH input AS (
+
+def _end_attempts_sql(returning: str, answer: str) -> str:
+    """The end of a batch of attempts, and what it answers beside the ids of those that were ours."""
+    return f"""
+WITH {_lock_named("UPDATE")}, input AS (
   SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
     $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
     $15::float8[])
@@ -328,15 +351,25 @@ WITH input AS (
       WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= $16::int THEN
         CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
       ELSE 'requeued' END AS verdict
-  FROM input i JOIN results r ON r.id = i.result_id
+  FROM input i JOIN locked r ON r.id = i.result_id
   WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
-  ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
+), ended AS ({_CONCLUDE} RETURNING {returning}, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}
-SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
-FROM ended
+), {_write_deliveries("ended")}, told AS (
+  SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")} AS ended,
+    {_NOTIFY_DELIVERIES} AS deliveries
+  FROM ended
+)
+{answer}
 """
+
+
+END_ATTEMPTS = _end_attempts_sql("r.id, r.state, r.team_id", "SELECT * FROM told")
+# A statement of its own, where somebody waits: else no row, with all its text, is copied.
+END_ATTEMPTS_AND_READ = _end_attempts_sql(
+    ", ".join(f"r.{column}" for column in READ_COLUMNS),
+    """SELECT * FROM told LEFT JOIN ended e ON e.id = ANY($17::uuid[]) AND e.state <> 'pending'""",
+)
 
 ALREADY_ENDED = """
 SELECT r.id FROM results r
@@ -379,7 +412,7 @@ WITH picked AS MATERIALIZED (
   FROM picked p JOIN results r ON r.id = p.id
   WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
   ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
+), ended AS ({_CONCLUDE} RETURNING r.id, r.state, r.team_id, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
 ), {_write_deliveries("ended")}
 SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,

@@ -1,25 +1,34 @@
 """A real vLLM engine behind a real Triton, once a session."""
 
-import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 
+import psutil
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
 from app.settings import Settings
-from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service
+from app.triton_client import TritonClient
+from tests.conftest import ROOT, Service, make_settings, run_service, run_triton
 from tests.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
-def vllm_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """Triton with the demo model on vLLM's CPU engine: about 20 seconds to start."""
-    directory = tmp_path_factory.mktemp("vllm")
     models = {"demo": ROOT / "models" / "demo"}
-    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("vllm"), models) as server:
+        yield server
+
+
+@pytest.fixture
+async def vllm_triton(vllm_server: EmbeddedTriton) -> EmbeddedTriton:
+    """The session's Triton, started again if the test before killed it."""
+    async with TritonClient(vllm_server.address("grpc")) as client:
+        is_live = await client.is_live()
+    if not is_live:
+        await vllm_server.start()
+    return vllm_server
 
 
 @pytest.fixture
@@ -28,7 +37,11 @@ def vllm_settings(
 ) -> Settings:
     """Settings of a service in front of the vLLM engine."""
     return make_settings(
-        postgres_server, database_name, vllm_triton, model_repository=ROOT / "models"
+        postgres_server,
+        database_name,
+        vllm_triton,
+        model_repository=ROOT / "models",
+        lease_seconds=30.0,  # the engine takes the cores: the worker may wait for its turn
     )
 
 
@@ -37,3 +50,13 @@ async def vllm_service(vllm_settings: Settings) -> AsyncIterator[Service]:
     """API and worker in this process, in front of the vLLM engine."""
     async with run_service(vllm_settings, with_worker=True) as running:
         yield running
+
+
+def engines() -> list[psutil.Process]:
+    """The vLLM engine processes below this session's Triton."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("EngineCore" in word for word in process.cmdline()):
+                found.append(process)
+    return found

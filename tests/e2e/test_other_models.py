@@ -34,7 +34,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.mark.parametrize("name", ["bloom", "llama", "llama-int8", "qwen"])
+@pytest.mark.parametrize("name", ["bloom", "llama-int8", "qwen"])
 async def test_serves(
     name: str,
     entries: dict[str, Path],

@@ -72,7 +72,7 @@ def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | N
         assert_problem(answer, status, code or answer.json()["code"])
 
 
-async def until(condition: Callable[[], Awaitable[object]], seconds: float = 10.0) -> Any:
+async def until(condition: Callable[[], Awaitable[object]], seconds: float = 30.0) -> Any:
     """The first true answer of `condition`; fails when there is none in time."""
     ends = asyncio.get_running_loop().time() + seconds
     while True:

@@ -7,10 +7,13 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
+from app.ids import new_id
+from app.job_queue import NewContext, NewResult
 from app.principal import Principal
 from app.settings import Settings
 from app.team_limits import ANY_MODEL, Limits
@@ -167,6 +170,45 @@ async def test_synchronous_waits_obey_the_running_limit(settings: Settings) -> N
         )
         for (_, ended), (started, _) in itertools.pairwise(spans):
             assert ended <= started
+
+
+async def test_a_single_result_starts_within_two_service_times_of_a_full_queue(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    """Team a holds 5,000; b's one is overtaken by at most twice as many as run at a time."""
+    slots = 4
+    script = "{{chunks=5 delay_ms=10}}"
+    settings = settings.model_copy(update={"worker_slots": slots})
+    async with run_service(settings, with_worker=True) as service:
+        queue = service.services.queue
+        for _ in range(5):
+            assert all(await queue.enqueue([of_team("a", script) for _ in range(1000)]))
+        single = of_team("b", script)
+        began = await connection.fetchval("SELECT clock_timestamp()")
+        assert await queue.enqueue([single]) == [True]
+        row = await service.services.hub.wait_terminal("b", single.id, 60.0)
+        assert row["state"] == "completed"
+        overtaken_by = await connection.fetchval(
+            """SELECT count(*) FROM results
+               WHERE team_id = 'a' AND started_at > $1
+                 AND started_at < (SELECT started_at FROM results WHERE id = $2)""",
+            began,
+            single.id,
+        )
+        assert overtaken_by <= 2 * slots
+        # The backlog is cancelled: the next of team a waits for nothing that is gone.
+        await queue.cancel("a", model_name="scripted")
+        again = of_team("a", script)
+        assert await queue.enqueue([again]) == [True]
+        row = await service.services.hub.wait_terminal("a", again.id, 60.0)
+        assert row["state"] == "completed"
+
+
+def of_team(team: str, content: str) -> NewResult:
+    context = NewContext(new_id(), team, content, None, "{}")
+    return NewResult(
+        new_id(), team, context.id, "scripted", '{"max_tokens": 5}', 600.0, new_context=context
+    )
 
 
 async def test_priority_above_the_tokens_is_refused(service: Service) -> None:

@@ -297,6 +297,36 @@ async def test_append_and_end(table: Table) -> None:
     await check(table, lane.submit_all(ends), "pk_results")
 
 
+async def test_append_and_end_in_a_young_table(
+    table: Table, postgres_server: PostgresServer, template: str
+) -> None:
+    """Without statistics the rows of a worker look few: they are not read for each that is named."""
+    worker, context, ids = new_id(), new_id(), [new_id() for _ in range(RUNNING)]
+    async with (
+        fresh_database(postgres_server, template, None) as settings,
+        RecordingDatabase(settings) as database,
+    ):
+        async with Database.connection(database) as connection:
+            await connection.execute(
+                "INSERT INTO contexts (id, content) VALUES ($1, 'a prompt')", context
+            )
+            await connection.execute(
+                """INSERT INTO results (id, context_id, model_name, parameters, deadline_at,
+                                        worker_id, attempt, started_at)
+                   SELECT i, $2, 'm', '{}', now() + interval '1 h', $3, 1, now()
+                   FROM unnest($1::uuid[]) i""",
+                ids,
+                context,
+                worker,
+            )
+        young = replace(table, database=database, queue=JobQueue(database, settings))
+        chunks = [Chunk(identifier, 1, 0, "text", 1, 1) for identifier in ids[:10]]
+        await check(young, young.queue.append(worker, chunks), "pk_results", few=1000)
+        lane = young.queue.ending_lane(worker, 5.0)
+        ends = [AttemptEnd(i, 1, Outcome.COMPLETED, output="x") for i in ids[:10]]
+        await check(young, lane.submit_all(ends), "pk_results", few=1000)
+
+
 async def test_rescue_and_retire(table: Table) -> None:
     await check(table, table.queue.release([new_id()], counted=True), "ix_results_worker_id")
     dead = new_id()
