@@ -107,8 +107,6 @@ def _up(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from app.exposure import judge
-    from app.main import create_app
-    from app.server import serve
 
     settings = Settings()
     exposure = judge(settings)
@@ -119,6 +117,10 @@ def _serve(options: argparse.Namespace) -> int:
         return 2
     for line in exposure.notes:
         logger.info("%s", line)
+
+    from app.main import create_app
+    from app.server import serve
+
     return serve(create_app(settings, with_worker=options.with_worker), settings)
 
 

@@ -82,10 +82,10 @@ def _has_context(is_rendered: str) -> str:
 def _fair_key(row: str, team: str, order: str) -> str:
     """The first or last key of what waits in the queue that a row belongs to; NULL if nothing."""
     return f"""(
-    SELECT r.fair_key FROM results r
-    WHERE r.kind = 'generation' AND r.model_name = {row}.model_name AND {team}
-      r.priority = {row}.priority AND r.state = 'pending' AND r.worker_id IS NULL
-    ORDER BY r.fair_key {order} LIMIT 1)"""
+    SELECT q.fair_key FROM results q
+    WHERE q.kind = 'generation' AND q.model_name = {row}.model_name AND {team}
+      q.priority = {row}.priority AND q.state = 'pending' AND q.worker_id IS NULL
+    ORDER BY q.fair_key {order} LIMIT 1)"""
 
 
 def _enqueue_sql(keys: str, is_context_kept: str, is_result_kept: str) -> str:
@@ -109,7 +109,7 @@ WITH {keys} context_input AS (
 ), flows AS MATERIALIZED (
   -- Where the new results of a team begin in a queue: behind those it has there, and not before
   -- the head. Two probes of an index each; nothing is remembered of what is gone.
-  SELECT f.*, greatest({_fair_key("f", "r.team_id = f.team_id AND", "DESC")} + f.step,
+  SELECT f.*, greatest({_fair_key("f", "q.team_id = f.team_id AND", "DESC")} + f.step,
                        {_fair_key("f", "", "ASC")}, 0) AS first_key
   FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
         FROM input) f
@@ -306,7 +306,7 @@ _CONCLUDE = f"""
     finished_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE clock_timestamp() END,
     -- To the front: among equal keys the oldest goes first.
     fair_key = CASE WHEN j.verdict = 'requeued'
-      THEN coalesce({_fair_key("j", "", "ASC")}, 0) ELSE r.fair_key END,
+      THEN coalesce({_fair_key("r", "", "ASC")}, 0) ELSE r.fair_key END,
     not_before = CASE WHEN j.verdict = 'requeued'
       THEN now() + make_interval(secs => j.retry_after_seconds) END,
     lost_attempts = r.lost_attempts + j.lost::int,
@@ -343,7 +343,7 @@ WITH {_lock_named("UPDATE")}, input AS (
          logprobs, model_version, first_token_seconds, error_code, error_message, error_retryable,
          retry_after_seconds)
 ), judged AS (
-  SELECT r.id, r.model_name, r.priority, i.*, i.outcome = 'lost' AS lost, i.outcome = 'lost' AS engine_died,
+  SELECT r.id, i.*, i.outcome = 'lost' AS lost, i.outcome = 'lost' AS engine_died,
     CASE
       WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
       WHEN i.outcome IN ('completed', 'failed') THEN i.outcome
@@ -391,7 +391,7 @@ WITH picked AS MATERIALIZED (
   SELECT id FROM results
   WHERE worker_id = ANY($1::uuid[]) AND state = 'pending' LIMIT {MAX_BATCH}
 ), judged AS (
-  SELECT r.id, r.model_name, r.priority, r.attempt, $2::bool AS lost, false AS engine_died,
+  SELECT r.id, r.attempt, $2::bool AS lost, false AS engine_died,
     CASE
       WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
       WHEN r.deadline_at <= now() THEN 'expired'

@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
+from app.access import needed_scope
 from app.auth import Authentication
 from app.door import Door
 from app.errors import ServiceError
@@ -24,6 +25,7 @@ from app.routes import (
     errors,
     health,
     models,
+    openai,
     results,
     send,
     streams,
@@ -33,6 +35,9 @@ from app.routes import (
 )
 from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
+from app.schemas.openai import OpenAIErrorRead
+from app.schemas.openai_chat import ChatRequest
+from app.schemas.openai_completions import CompletionRequest
 from app.schemas.tenstorrent import InferenceRequest
 from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
@@ -57,7 +62,13 @@ _MORE_SCHEMAS = (
     CompatGenerateRequest,
     ChatTokenizeRequest,
     InferenceRequest,
+    ChatRequest,
+    CompletionRequest,
+    OpenAIErrorRead,
 )
+
+# Modules with routes that are answered before FastAPI.
+_RAW = (results, send, streams, contexts, openai, tgi, tenstorrent)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
@@ -65,7 +76,14 @@ _PROBLEM = {
         wire.PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}}
     },
 }
-_REFUSALS = {
+# Of the dialects, by the path's first segment; all else answers problems.
+_ERRORS = {
+    "v1": {
+        "description": "An error in OpenAI's shape.",
+        "content": {
+            wire.JSON: {"schema": {"$ref": f"#/components/schemas/{OpenAIErrorRead.__name__}"}}
+        },
+    },
     **{
         segment: {
             "description": "TGI's error.",
@@ -130,14 +148,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     )
     app.add_middleware(
         RawRoutes,
-        routes=[
-            *results.raw.routes,
-            *send.raw.routes,
-            *streams.raw.routes,
-            *contexts.raw.routes,
-            *tgi.raw.routes,
-            *tenstorrent.raw.routes,
-        ],
+        routes=[route for module in _RAW for route in module.raw.routes],
     )
     app.add_middleware(
         Door, allowed_hosts=settings.hosts_to_check, max_body_bytes=settings.max_body_bytes
@@ -147,17 +158,17 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
-    for routes in (results, send, streams, contexts, tgi, tenstorrent):
+    for routes in _RAW:
         app.include_router(routes.raw)
-    for routes in (results, send, streams, contexts, models, webhooks, tgi):
+    for routes in (results, send, streams, contexts, models, webhooks, openai, tgi):
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign] # FastAPI's own extension point
+    app.openapi = lambda: _openapi(app, needs_token=settings.is_authenticated)  # type: ignore[method-assign] # FastAPI's own extension point
     return app
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
     """The OpenAPI document, with the schemas that raw routes refer to and each dialect's errors."""
     if app.openapi_schema is None:
         document = get_openapi(
@@ -170,15 +181,27 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions["$defs"])
         for path, operations in document["paths"].items():
-            refusal = _REFUSALS.get(refusals.dialect_of(path), _PROBLEM)
             for operation in operations.values():
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
-                operation["responses"]["default"] = refusal
+                operation["responses"]["default"] = _ERRORS.get(refusals.dialect_of(path), _PROBLEM)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
+        if needs_token:
+            _describe_security(document)
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _describe_security(document: dict[str, Any]) -> None:
+    """What each operation needs, so that the documentation page can be given a token."""
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
+    }
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needed = needed_scope(method.upper(), path, b"")
+            operation["security"] = [] if needed is None else [{"bearer": [needed]}]
 
 
 def _stop_process_on_death(task: asyncio.Task[None]) -> None:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import tenstorrent_errors, tgi_errors
+from app import openai_errors, tenstorrent_errors, tgi_errors
 from app.errors import (
     HttpError,
     InternalError,
@@ -25,6 +25,7 @@ from app.wire import problem_response, to_field_errors
 Shape = Callable[[ServiceError], Response]
 
 _SHAPES: dict[str, Shape] = {
+    "v1": openai_errors.error_response,
     **dict.fromkeys(tgi_errors.SEGMENTS, tgi_errors.respond),
     tenstorrent_errors.SEGMENT: tenstorrent_errors.respond,
 }

@@ -41,6 +41,8 @@ def _with_store(work: Callable[[TokenStore], Awaitable[None]]) -> int:
         return _fail(error.detail)
     except asyncpg.UndefinedTableError:
         return _fail("The database has no such tables yet: run `python -m app migrate`.")
+    except asyncpg.PostgresError as error:
+        return _fail(f"The database refused: {error}")
     return 0
 
 

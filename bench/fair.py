@@ -53,7 +53,7 @@ async def run(house: House, options: Options) -> Report:
     """Store and claim in turns, then simulate."""
     report = Report("FAIR", "The fair order", ["stored, us a row", "claimed, us a row"])
     first = sql.ENQUEUE
-    for team, order in (("r.team_id = f.team_id AND", "DESC"), ("", "ASC")):
+    for team, order in (("q.team_id = f.team_id AND", "DESC"), ("", "ASC")):
         first = first.replace(sql._fair_key("f", team, order), "0::float8")
     fifo = await _arm(
         house, "first in, first out", first, sql.CLAIM.replace(_ORDER, "r.priority DESC, r.id")

@@ -54,6 +54,23 @@ def assert_problem(
     return problem
 
 
+def assert_openai_error(
+    response: httpx.Response, status: int, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """The answer is a whole error of OpenAI's shape, with this code and parameter."""
+    assert response.status_code == status, (response.status_code, response.text[:500])
+    assert response.headers["content-type"] == "application/json"
+    body: dict[str, Any] = orjson.loads(response.content)
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"]
+    assert code is None or error["code"] == code, error
+    assert param is None or error["param"] == param, error
+    return error
+
+
 def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | None = None) -> None:
     """The answer is an error in the shape of the path's dialect."""
     dialect = dialect_of(path.split("?")[0])
@@ -68,6 +85,8 @@ def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | N
         assert answer.status_code == status
         assert set(answer.json()) == {"status_code", "message"}
         assert answer.json()["status_code"] == status
+    elif dialect == "v1":
+        assert_openai_error(answer, status, code)
     else:
         assert_problem(answer, status, code or answer.json()["code"])
 
@@ -189,10 +208,12 @@ async def serve(settings: Settings, *, with_worker: bool = False) -> AsyncIterat
     port = server.servers[0].sockets[0].getsockname()[1]
     services: Services = app.state.services
     await services.registry.refresh()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        yield Service(client, services, app)
-    server.should_exit = True
-    await serving
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield Service(client, services, app)
+    finally:
+        server.should_exit = True
+        await serving
 
 
 async def count_rows(connection: asyncpg.Connection) -> tuple[int, ...]:
@@ -208,6 +229,7 @@ async def count_rows(connection: asyncpg.Connection) -> tuple[int, ...]:
 __all__ = [
     "CHAT_TEMPLATE",
     "UNKNOWN_ID",
+    "assert_openai_error",
     "assert_problem",
     "assert_refusal",
     "connect",

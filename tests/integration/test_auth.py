@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -86,6 +87,22 @@ async def test_everything_else_does(closed: Service) -> None:
     assert asked > 15
 
 
+async def test_the_document_tells_what_each_operation_needs(closed: Service) -> None:
+    document = (await closed.client.get("/openapi.json")).json()
+    assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    needed = {
+        f"{method} {path}": operation["security"]
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert needed["get /results/"] == [{"bearer": ["use"]}]
+    assert needed["get /health"] == []
+    operators = {
+        route for route, security in needed.items() if security == [{"bearer": ["operate"]}]
+    }
+    assert operators == {"post /models/{name}/load", "post /models/{name}/unload"}
+
+
 async def test_a_jwt_and_a_key_are_let_in(closed: Service) -> None:
     key = await closed.services.tokens.create("red")
     assert await status(closed, sign(CLAIMS)) == 200
@@ -123,6 +140,16 @@ async def test_scopes(closed: Service) -> None:
         for answer in (listed, loaded):
             if answer.status_code == 403:
                 assert_problem(answer, 403, "forbidden")
+
+
+async def test_a_token_bounds_the_priority(closed: Service) -> None:
+    key = await closed.services.tokens.create("red", max_priority=5)
+    tokens = {key.text: 5, sign(CLAIMS | {"max_priority": 7}): 7, sign(CLAIMS): 0}
+    for text, most in tokens.items():
+        for priority, expected in ((most, 202), (most + 1, 422)):
+            body = {"model": "scripted", "content": "x", "priority": priority}
+            answer = await closed.client.post("/results/", json=body, headers=bearer(text))
+            assert answer.status_code == expected
 
 
 async def test_tickets_open_a_stream_without_a_header(closed: Service) -> None:
@@ -236,6 +263,21 @@ async def test_a_strangers_large_body_is_not_read_but_answered(guarded: Settings
         answer = await service.client.post("/results/", content=pieces())
         assert_problem(answer, 401, "unauthenticated")
         assert await status(service, sign(CLAIMS)) == 200
+
+
+async def test_nothing_of_a_token_is_logged_or_answered(
+    closed: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = await closed.services.tokens.create("red")
+    texts = [key.text, key.text[:-1] + "!", new_key().text, sign(CLAIMS), sign(CLAIMS)[:-4],
+             sign(CLAIMS, OTHER_SECRET), sign(CLAIMS | {"exp": 1}), "s3cr3t-of-nobody"]  # fmt: skip
+    for text in texts:
+        for path in ("/results/", "/nothing", "/models/scripted/load"):
+            answer = await closed.client.post(path, headers=bearer(text))
+            told = answer.text + str(answer.headers) + caplog.text
+            assert STRONG not in told
+            assert not [part for part in re.split(r"[._]", text) if len(part) > 12 and part in told]
 
 
 async def test_several_headers_are_refused(closed: Service) -> None:

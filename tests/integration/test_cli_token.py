@@ -1,6 +1,9 @@
 """`python -m app token` as a program, on a real database that a service is running on."""
 
+import asyncio
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -75,6 +78,25 @@ async def test_from_making_a_key_to_its_end(settings: Settings) -> None:
     assert "blue" in token(guarded, "list").stdout
 
 
+@pytest.mark.system
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+async def test_the_calls_of_the_readme(settings: Settings) -> None:
+    text = (ROOT / "README.md").read_text()
+    (block,) = [b for b in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "app token" in b]
+    async with serve(settings.model_copy(update={"auth": "on"})) as service:
+        api = str(service.client.base_url).rstrip("/")
+        program = block.replace("http://127.0.0.1:8887", api).replace(
+            "python ", f"{sys.executable} "
+        )
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-euc", program, cwd=ROOT, env=environment_of(settings),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b'"name":"scripted"' in output
+
+
 async def test_revoking_a_jwt_and_what_is_not_there(settings: Settings) -> None:
     ended = token(settings, "revoke", "--team", "red", "--token-id", "t1")
     assert ended.returncode == 0, ended.stderr
@@ -88,6 +110,12 @@ async def test_a_database_without_the_tables(postgres_server: PostgresServer) ->
     answer = token(make_settings(postgres_server, "postgres"), "list")
     assert answer.returncode == 1
     assert "migrate" in answer.stderr
+
+
+async def test_a_database_that_refuses(settings: Settings) -> None:
+    answer = token(settings.model_copy(update={"database_name": "test_nowhere"}), "list")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr.startswith("The database refused: ")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from app.results import ResultFilter, ResultStore
 from app.settings import Settings
 from app.team_limits import Limits, RunningLimits, TeamLimits
 from app.webhook_outbox import State, Verdict, WebhookOutbox
+from tests.conftest import connect
 from tests.integration.support import fresh_database
 from tests.postgres import PostgresServer
 
@@ -94,8 +95,9 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
         await database.__aenter__()
         queue = JobQueue(database, settings)
         worker = new_id()
-        async with Database.connection(database) as connection:
-            context, ids, running = await fill(connection, worker)
+        connection = await connect(settings)  # the service's own are for statements of a moment
+        context, ids, running = await fill(connection, worker)
+        await connection.close()
         yield Table(
             database, queue, ResultStore(database, queue, settings),
             ContextStore(database, queue, settings), QueueDepth(database, settings),

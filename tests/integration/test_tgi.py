@@ -352,11 +352,22 @@ async def test_prompts_that_are_too_long(small: Service) -> None:
 async def test_without_a_tokenizer(service: Service) -> None:
     answer = await service.client.post("/generate", json=body(HELLO, truncate=3))
     assert "`truncate` is not supported" in assert_error(answer, 422, "validation")
-    answer = await service.client.post("/tokenize", json={"inputs": "a"})
-    assert_error(answer, 404, "not_found")
     messages = [{"role": "user", "content": "a"}]
-    answer = await service.client.post("/chat_tokenize", json={"messages": messages})
-    assert "no chat template" in assert_error(answer, 422, "validation")
+    for path, content in (
+        ("/tokenize", {"inputs": "a"}),
+        ("/chat_tokenize", {"messages": messages}),
+    ):
+        answer = await service.client.post(path, json=content)
+        assert "tokenizer" in assert_error(answer, 404, "not_found")
+
+
+async def test_without_a_chat_template(settings: Settings, tmp_path: Path) -> None:
+    write_model(tmp_path, "scripted")
+    without = settings.model_copy(update={"model_repository": tmp_path})
+    async with run_service(without, with_worker=False) as running:
+        messages = [{"role": "user", "content": "a"}]
+        answer = await running.client.post("/chat_tokenize", json={"messages": messages})
+        assert "no chat template" in assert_error(answer, 422, "validation")
 
 
 async def test_tokens_of_a_prompt(small: Service) -> None:

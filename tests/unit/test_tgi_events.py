@@ -10,7 +10,7 @@ from app.schemas.tgi import GenerateParameters, Generation
 from app.schemas.tgi_answers import EventWriter, sampled
 
 END = 9
-KNOWN = PromptFormat(None, None, {}, 100, frozenset({END}), frozenset({END}))
+KNOWN = PromptFormat(None, None, {}, 100, special_ids=frozenset({END}), end_ids=frozenset({END}))
 
 
 def place(identifier: int, text: str) -> dict[str, Any]:
