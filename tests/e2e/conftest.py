@@ -55,16 +55,6 @@ async def vllm_service(vllm_settings: Settings) -> AsyncIterator[Service]:
         yield running
 
 
-def engines() -> list[psutil.Process]:
-    """The vLLM engine processes below this session's Triton."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any("EngineCore" in word for word in process.cmdline()):
-                found.append(process)
-    return found
-
-
 QUANTIZATIONS = {"llama-int8": "compressed-tensors"}
 
 
@@ -84,3 +74,13 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             made[source.name], source.directory, quantization=QUANTIZATIONS.get(source.name)
         )
     return made
+
+
+def engines() -> list[psutil.Process]:
+    """The vLLM engine processes below this session's Triton."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("EngineCore" in word for word in process.cmdline()):
+                found.append(process)
+    return found

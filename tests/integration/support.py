@@ -86,7 +86,7 @@ def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | N
         assert set(answer.json()) == {"status_code", "message"}
         assert answer.json()["status_code"] == status
     elif dialect == "v1":
-        assert_openai_error(answer, status, code)
+        assert_openai_error(answer, status, "invalid_api_key" if status == 401 else code)
     else:
         assert_problem(answer, status, code or answer.json()["code"])
 

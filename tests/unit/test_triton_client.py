@@ -226,3 +226,9 @@ def test_what_a_models_error_means(message: str, kind: type[GenerationError], te
     error = _to_model_error(message)
     assert type(error) is kind
     assert str(error) == text
+
+
+def test_a_constraint_is_sent_as_the_text_that_nvidias_backend_reads() -> None:
+    request = build_request("m", "x", {"structured_outputs": {"choice": ["a"]}})
+    sent = orjson.loads(inputs(request)["sampling_parameters"])
+    assert orjson.loads(sent["structured_outputs"]) == {"choice": ["a"]}
