@@ -15,17 +15,31 @@ from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from app import __version__, refusals, wire
+from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
 from app.access import needed_scope
 from app.auth import Authentication
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, errors, health, models, openai, results, send, streams, webhooks
+from app.routes import (
+    contexts,
+    errors,
+    health,
+    models,
+    openai,
+    results,
+    send,
+    streams,
+    tenstorrent,
+    tgi,
+    webhooks,
+)
 from app.routes.common import RawRoutes
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.schemas.openai import OpenAIErrorRead
 from app.schemas.openai_chat import ChatRequest
 from app.schemas.openai_completions import CompletionRequest
+from app.schemas.tenstorrent import InferenceRequest
+from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
 from app.settings import Settings
 from app.worker import Worker
@@ -44,13 +58,17 @@ _MORE_SCHEMAS = (
     ResultCreate,
     SendOptions,
     ProblemRead,
+    GenerateRequest,
+    CompatGenerateRequest,
+    ChatTokenizeRequest,
+    InferenceRequest,
     ChatRequest,
     CompletionRequest,
     OpenAIErrorRead,
 )
 
 # Modules with routes that are answered before FastAPI.
-_RAW = (results, send, streams, contexts, openai)
+_RAW = (results, send, streams, contexts, openai, tgi, tenstorrent)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
@@ -58,8 +76,6 @@ _PROBLEM = {
         wire.PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}}
     },
 }
-
-
 # Of the dialects, by the path's first segment; all else answers problems.
 _ERRORS = {
     "v1": {
@@ -67,7 +83,18 @@ _ERRORS = {
         "content": {
             wire.JSON: {"schema": {"$ref": f"#/components/schemas/{OpenAIErrorRead.__name__}"}}
         },
-    }
+    },
+    **{
+        segment: {
+            "description": "TGI's error.",
+            "content": {wire.JSON: {"schema": tgi_errors.SCHEMA}},
+        }
+        for segment in tgi_errors.SEGMENTS
+    },
+    tenstorrent_errors.SEGMENT: {
+        "description": "Tenstorrent's error.",
+        "content": {wire.JSON: {"schema": tenstorrent_errors.SCHEMA}},
+    },
 }
 
 
@@ -133,7 +160,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
     for routes in _RAW:
         app.include_router(routes.raw)
-    for routes in (results, send, streams, contexts, models, webhooks, openai):
+    for routes in (results, send, streams, contexts, models, webhooks, openai, tgi):
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
@@ -142,7 +169,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
 
 def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas that raw routes refer to and our problems."""
+    """The OpenAPI document, with the schemas that raw routes refer to and each dialect's errors."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -157,7 +184,7 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
             for operation in operations.values():
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
-                operation["responses"]["default"] = _ERRORS.get(path.split("/")[1], _PROBLEM)
+                operation["responses"]["default"] = _ERRORS.get(refusals.dialect_of(path), _PROBLEM)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         if needs_token:
