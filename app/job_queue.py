@@ -59,6 +59,8 @@ class NewResult:
     webhook_url: str | None = None
     key: NewKey | None = None
     on_disconnect: OnDisconnect = "continue"
+    request: str | None = None  # what its dialect answers with later, as JSON text
+    store: bool = True  # or its texts are erased once it is delivered
 
 
 @dataclass(slots=True, frozen=True)
@@ -379,6 +381,8 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.webhook_url for result in results],
         [result.on_disconnect for result in results],
         [result.new_context is not None for result in results],
+        [result.request for result in results],
+        [result.store for result in results],
     ]
 
 

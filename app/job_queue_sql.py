@@ -85,12 +85,12 @@ WITH {keys} context_input AS (
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
-    $18::text[], $19::text[], $20::bool[], $21::bool[])
+    $18::text[], $19::text[], $20::bool[], $21::text[], $22::bool[], $23::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
          deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect,
-         has_new_context, may_start)
+         has_new_context, request, store, may_start)
 ), me AS (
-  SELECT id FROM workers WHERE id = $22::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $24::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
@@ -104,11 +104,11 @@ WITH {keys} context_input AS (
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
-                       webhook_url, on_disconnect, worker_id, attempt, started_at)
+                       webhook_url, on_disconnect, request, store, worker_id, attempt, started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
-         i.on_disconnect, idle.worker_id, (idle.worker_id IS NOT NULL)::int,
+         i.on_disconnect, i.request::jsonb, i.store, idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
   WHERE {_has_context("i.prompt IS NOT NULL")} AND {is_result_kept}
@@ -129,7 +129,7 @@ FROM inserted
 ENQUEUE = _enqueue_sql("", "true", "true")
 # A statement of its own: most batches have no key, and need not open the table and its indexes.
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(23, _has_context("i.is_rendered")),
+    take_keys_sql(25, _has_context("i.is_rendered")),
     "id NOT IN (SELECT context_id FROM refused)",
     "i.id NOT IN (SELECT id FROM refused)",
 )

@@ -19,6 +19,7 @@ CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
 WATCHED = "llm_watched"  # who reads, and the ids they read: see `watched`
 APPENDED = "llm_appended"  # ids of running results of which more text is stored
 WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
+BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
 
 # A connection that went silent is noticed within the sum of both.
 _PING_SECONDS = 2.5

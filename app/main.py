@@ -16,10 +16,23 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from app import __version__, refusals, wire
+from app.batch_feeder import Feeder
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, errors, health, models, results, send, streams, webhooks
+from app.routes import (
+    contexts,
+    errors,
+    health,
+    models,
+    openai_batches,
+    openai_files,
+    results,
+    send,
+    streams,
+    webhooks,
+)
 from app.routes.common import RawRoutes
+from app.schemas.batches import BatchCreate
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.services import background, open_services
 from app.settings import Settings
@@ -34,7 +47,7 @@ Save a prompt (a *context*), send it to a model and have a *result* id at once. 
 problems."""
 
 # Schemas that FastAPI does not see: bodies of raw routes, and problems.
-_MORE_SCHEMAS = (ContextCreate, ResultCreate, SendOptions, ProblemRead)
+_MORE_SCHEMAS = (ContextCreate, ResultCreate, SendOptions, BatchCreate, ProblemRead)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
@@ -65,7 +78,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.hub,
                     settings,
                 )
-            async with background(services, with_worker=with_worker) as tasks:
+            feeder = Feeder(services, openai_batches.ENDPOINTS) if with_worker else None
+            async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 if worker:
                     tasks.append(asyncio.create_task(worker.run(), name="worker"))
@@ -93,7 +107,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         routes=[*results.raw.routes, *send.raw.routes, *streams.raw.routes, *contexts.raw.routes],
     )
     app.add_middleware(
-        Door, allowed_hosts=settings.allowed_hosts, max_body_bytes=settings.max_body_bytes
+        Door,
+        allowed_hosts=settings.allowed_hosts,
+        max_body_bytes=settings.max_body_bytes,
+        uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
     app.add_exception_handler(ServiceError, refusals.on_service_error)
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
@@ -101,7 +118,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
     for routes in (results, send, streams, contexts):
         app.include_router(routes.raw)
-    for routes in (results, send, streams, contexts, models, webhooks):
+    for routes in (
+        results, send, streams, contexts, models, webhooks, openai_files, openai_batches,
+    ):  # fmt: skip
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)

@@ -24,13 +24,15 @@ _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 _COLUMNS = """id, team_id, context_id, model_name, model_version, state, {output} AS output,
   error_code, error_message, error_retryable, finish_reason, parameters, prompt_tokens,
   completion_tokens, attempt, cancel_requested_at, started_at, first_token_at, finished_at,
-  metadata, retry_of, logprobs"""
+  metadata, retry_of, logprobs, erased_at"""
 
-_BY_IDS = f"SELECT {_COLUMNS.format(output='output')} FROM results WHERE id = ANY($1::uuid[])"
+_BY_IDS = f"""
+SELECT {_COLUMNS.format(output="output")}, request, store FROM results WHERE id = ANY($1::uuid[])
+"""
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
-       webhook_url
+       webhook_url, store, erased_at
 FROM results WHERE id = $1 AND team_id = $2
 """
 

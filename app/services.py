@@ -4,9 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Protocol
 
+from app.batches import BatchStore, BatchWork
 from app.contexts import ContextStore
 from app.database import Database
+from app.erasure import Erasure
+from app.files import FileStore
 from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.listener import Listener
@@ -42,6 +46,10 @@ class Services:
     hub: StreamHub
     tickets: TicketOffice
     outbox: WebhookOutbox
+    files: FileStore
+    batches: BatchStore
+    batch_work: BatchWork
+    erasure: Erasure
 
 
 @contextlib.asynccontextmanager
@@ -69,24 +77,37 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             hub=StreamHub(database, results, settings),
             tickets=TicketOffice(database, settings),
             outbox=WebhookOutbox(database, settings),
+            files=FileStore(database),
+            batches=BatchStore(database),
+            batch_work=BatchWork(database),
+            erasure=Erasure(database),
         )
+
+
+class Runs(Protocol):
+    """What runs until it is cancelled."""
+
+    async def run(self) -> None: ...
 
 
 @contextlib.asynccontextmanager
 async def background(
-    services: Services, *, with_worker: bool
+    services: Services, feeder: Runs | None
 ) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
 
-    Webhooks are delivered by the processes that have a worker.
+    The processes that have a worker, and those alone, deliver webhooks and have a feeder of batches.
     """
     work = {
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
-        "expired": remove_expired(services.keys, services.tickets),
+        "expired": remove_expired(
+            services.keys, services.tickets, services.files, services.erasure
+        ),
     }
-    if with_worker:
+    if feeder is not None:
+        work["batches"] = feeder.run()
         work["webhooks"] = Deliverer(
             services.outbox,
             services.results,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,7 +37,7 @@ async def answer_whole(
     Raises what `submit_group` and `wait_for_all` raise.
     """
     services, principal = services_of(request), principal_of(request)
-    group = _as_asked_for(request, group)
+    group = as_asked_for(request, group)
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
         woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
@@ -62,6 +63,8 @@ async def answer_whole(
         return Response(status_code=_CLIENT_LEFT)
     response = render(rows)
     response.headers[RESULT_ID_HEADER] = to_header(ids)
+    if not group.store:
+        response.background = BackgroundTask(services.erasure.erase, ids)
     return response
 
 
@@ -78,7 +81,7 @@ async def answer_live(
     `encode` turns a ServiceError of the events into the dialect's error frame.
     """
     services, principal = services_of(request), principal_of(request)
-    group = _as_asked_for(request, group)
+    group = as_asked_for(request, group)
     services.hub.check_room()
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
@@ -101,6 +104,8 @@ async def answer_live(
             async for frame in encoded:
                 yield frame
         await leave()  # the stream ended with an error: what still runs has no reader
+        if is_complete and not group.store:
+            await services.erasure.erase(ids)
 
     async def leave() -> None:
         if not is_complete and group.on_disconnect == "cancel":
@@ -123,7 +128,7 @@ def to_header(ids: Sequence[UUID]) -> str:
     return ", ".join(str(one) for one in ids)
 
 
-def _as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
+def as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
     """The group, with what the headers say."""
     key = idempotency_key(request, group.options.idempotency_key)
     return replace(
