@@ -24,8 +24,10 @@ from app.routes import (
     errors,
     health,
     models,
+    openai,
     openai_batches,
     openai_files,
+    openai_responses,
     results,
     send,
     streams,
@@ -34,6 +36,10 @@ from app.routes import (
 from app.routes.common import RawRoutes
 from app.schemas.batches import BatchCreate
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
+from app.schemas.openai import OpenAIErrorRead
+from app.schemas.openai_chat import ChatRequest
+from app.schemas.openai_completions import CompletionRequest
+from app.schemas.responses import ResponseCreate
 from app.services import background, open_services
 from app.settings import Settings
 from app.worker import Worker
@@ -47,13 +53,37 @@ Save a prompt (a *context*), send it to a model and have a *result* id at once. 
 problems."""
 
 # Schemas that FastAPI does not see: bodies of raw routes, and problems.
-_MORE_SCHEMAS = (ContextCreate, ResultCreate, SendOptions, BatchCreate, ProblemRead)
+_MORE_SCHEMAS = (
+    ContextCreate,
+    ResultCreate,
+    SendOptions,
+    ProblemRead,
+    ChatRequest,
+    CompletionRequest,
+    ResponseCreate,
+    BatchCreate,
+    OpenAIErrorRead,
+)
+
+# Modules with routes that are answered before FastAPI.
+_RAW = (results, send, streams, contexts, openai, openai_responses)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
     "content": {
         wire.PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}}
     },
+}
+
+
+# Of the dialects, by the path's first segment; all else answers problems.
+_ERRORS = {
+    "v1": {
+        "description": "An error in OpenAI's shape.",
+        "content": {
+            wire.JSON: {"schema": {"$ref": f"#/components/schemas/{OpenAIErrorRead.__name__}"}}
+        },
+    }
 }
 
 
@@ -104,7 +134,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     )
     app.add_middleware(
         RawRoutes,
-        routes=[*results.raw.routes, *send.raw.routes, *streams.raw.routes, *contexts.raw.routes],
+        routes=[route for module in _RAW for route in module.raw.routes],
     )
     app.add_middleware(
         Door,
@@ -116,11 +146,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
-    for routes in (results, send, streams, contexts):
+    for routes in _RAW:
         app.include_router(routes.raw)
-    for routes in (
-        results, send, streams, contexts, models, webhooks, openai_files, openai_batches,
-    ):  # fmt: skip
+    for routes in (*_RAW, models, webhooks, openai_files, openai_batches):
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
@@ -140,11 +168,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions["$defs"])
-        for operations in document["paths"].values():
+        for path, operations in document["paths"].items():
             for operation in operations.values():
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
-                operation["responses"]["default"] = _PROBLEM
+                operation["responses"]["default"] = _ERRORS.get(path.split("/")[1], _PROBLEM)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         app.openapi_schema = document

@@ -1,31 +1,43 @@
 """Prompts and tokenizers: chat messages to a prompt, and token counts, by the model's own files.
 
 Templates come from the operator's models alone, never from a request. They run off the event loop
-in an immutable sandbox, with time and output bounded.
+in an immutable sandbox, with time and output bounded. What a template sees and what it may use is
+what transformers gives it (https://huggingface.co/docs/transformers/chat_templating).
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import orjson
-from jinja2.ext import loopcontrols
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from app.errors import FieldError, InvalidRequestError
 from app.model_repository import model_length
+from app.tool_calls import ToolFormat, detect_format
 
 logger = logging.getLogger(__name__)
 
 _RENDER_TIMEOUT = 5.0  # seconds
 _MAX_RENDERED = 4_000_000  # characters
+_SPECIAL_TOKENS = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+# Where a message that is to be continued ends, in the rendered text.
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 # Two pools: a template that never ends must not keep others from being read and counted.
 _RENDERING = ThreadPoolExecutor(max_workers=2, thread_name_prefix="render")
@@ -34,12 +46,21 @@ _READING = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 @dataclass(slots=True, frozen=True)
 class PromptFormat:
-    """How one model's prompts are made and counted, read from its directory."""
+    """How one model's prompts are made and counted, read from its directory.
+
+    `leading_token` is what the tokenizer puts before every text by itself. `tool_template` is the
+    template of requests with tools, where the model has one of its own for them.
+    """
 
     tokenizer: Tokenizer | None
     template: jinja2.Template | None
     special_tokens: dict[str, str]
     max_model_len: int | None
+    leading_token: str = ""
+    tool_template: jinja2.Template | None = None
+    uses_tools: bool = False
+    tool_format: ToolFormat | None = None
+    knows_developer: bool = False
 
     @property
     def has_chat(self) -> bool:
@@ -50,7 +71,9 @@ class PromptFormat:
     ) -> str:
         """Messages as one prompt that ends where the assistant begins.
 
-        `arguments` are further variables of the template, such as `tools`. Raises InvalidRequestError with the template's own words where it refuses the messages.
+        `arguments` are further variables of the template, such as `tools`;
+        `continue_final_message` leaves the last message open, to be continued. Raises
+        InvalidRequestError with the template's own words where it refuses the messages.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -65,6 +88,14 @@ class PromptFormat:
         except Exception as error:  # a template is a program: it may raise anything
             raise _invalid_messages(f"the model's chat template refused them: {error}") from error
 
+    def for_engine(self, rendered: str) -> str:
+        """A rendered prompt as it is sent: the engine's tokenizer adds its leading token itself."""
+        return rendered.removeprefix(self.leading_token)
+
+    async def text_of(self, tokens: Sequence[int]) -> str | None:
+        """The text that the engine's tokenizer makes exactly these tokens of; None: there is none."""
+        return await asyncio.get_running_loop().run_in_executor(_READING, self._text_of, tokens)
+
     async def count_tokens(self, prompt: str) -> int | None:
         """Tokens of a prompt as the engine counts them, or None without a tokenizer."""
         if self.tokenizer is None:
@@ -77,24 +108,52 @@ class PromptFormat:
         assert self.tokenizer is not None
         return len(self.tokenizer.encode(prompt).ids)
 
+    def _text_of(self, tokens: Sequence[int]) -> str | None:
+        if self.tokenizer is None or max(tokens) >= self.tokenizer.get_vocab_size():
+            return None
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        for one in (text.removeprefix(self.leading_token), text):
+            if self.tokenizer.encode(one).ids == list(tokens):
+                return one
+        return None
+
     def _render(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
-        assert self.template is not None
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True}
+        variables |= self.special_tokens | dict(arguments)
+        if not variables.pop("continue_final_message", False):
+            return self._to_text(messages, variables)
+        if variables["add_generation_prompt"]:
+            raise ValueError("to continue the final message, set add_generation_prompt to false")
+        return self._to_continue(messages, variables)
+
+    def _to_continue(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        """The text up to the end of the last message, as transformers finds that."""
+        marked = deepcopy(messages)
+        final = marked[-1].get("content")
+        if not isinstance(final, str):
+            raise TypeError("the final message has no content to continue")
+        marked[-1]["content"] = final + _CONTINUE_HERE
+        text = self._to_text(marked, variables)
+        place = text.rfind(_CONTINUE_HERE.strip())
+        if place < 0 or final.strip() not in text:
+            raise ValueError("the template changes the final message: it cannot be continued")
+        is_whole = text.startswith(_CONTINUE_HERE, place)
+        return text[:place] if is_whole else text[:place].rstrip()
+
+    def _to_text(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         pieces, size = [], 0
-        for piece in self._generate(messages, arguments):
+        for piece in self._generate(messages, variables):
             size += len(piece)
             if size > _MAX_RENDERED:
                 raise ValueError(f"more than {_MAX_RENDERED} characters")
             pieces.append(piece)
         return "".join(pieces)
 
-    def _generate(
-        self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
-    ) -> Iterator[str]:
-        assert self.template is not None
-        return self.template.generate(
-            **{"add_generation_prompt": True, **self.special_tokens, **arguments},
-            messages=messages,
-        )
+    def _generate(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> Iterator[str]:
+        has_own = variables["tools"] is not None and self.tool_template is not None
+        template = self.tool_template if has_own else self.template
+        assert template is not None
+        return template.generate(variables, messages=messages)
 
 
 class PromptFormats:
@@ -138,13 +197,23 @@ def read_format(repository: Path, model: str) -> PromptFormat | None:
     if weights is None:
         return PromptFormat(None, None, {}, engine.get("max_model_len"))
     tokenizer_file = weights / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.exists() else None
     config = _read_json(weights / "tokenizer_config.json")
+    special_tokens = _special_tokens(_read_json(weights / "special_tokens_map.json") | config)
+    sources = _template_sources(weights, config)
+    with_tools = sources.get("tool_use") or sources.get("default", "")
+    declared = _read_json(repository / model / "chat.json").get("tool_call_format")
     return PromptFormat(
-        tokenizer=Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.exists() else None,
-        template=_template(weights, config),
-        special_tokens=_special_tokens(config),
+        tokenizer=tokenizer,
+        template=_compile(sources.get("default")),
+        special_tokens=special_tokens,
         max_model_len=engine.get("max_model_len")
         or model_length(_read_json(weights / "config.json")),
+        leading_token=_leading_token(tokenizer, special_tokens),
+        tool_template=_compile(sources.get("tool_use")),
+        uses_tools="tools" in meta.find_undeclared_variables(_ENVIRONMENT.parse(with_tools)),
+        tool_format=ToolFormat(declared) if declared else detect_format(with_tools),
+        knows_developer="developer" in with_tools,
     )
 
 
@@ -168,7 +237,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+    for name in _SPECIAL_TOKENS:
         token = config.get(name)
         if isinstance(token, dict):
             token = token.get("content")
@@ -177,31 +246,84 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _template(weights: Path, config: dict[str, Any]) -> jinja2.Template | None:
+def _leading_token(tokenizer: Tokenizer | None, special_tokens: dict[str, str]) -> str:
+    """The token that the tokenizer puts before every text, if templates may write it as well."""
+    token = special_tokens.get("bos_token", "")
+    if tokenizer is None or not token:
+        return ""
+    return token if tokenizer.encode("").ids == [tokenizer.token_to_id(token)] else ""
+
+
+def _template_sources(weights: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The model's templates by name: `default`, and `tool_use` where it has one."""
     file = weights / "chat_template.jinja"
-    source = file.read_text() if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several named templates
-        source = next((item["template"] for item in source if item["name"] == "default"), None)
-    if not source:
-        return None
+    given = file.read_text() if file.is_file() else config.get("chat_template")
+    if isinstance(given, list):  # several named templates
+        sources = {item["name"]: item["template"] for item in given}
+    else:
+        sources = {"default": given} if given else {}
+    for further in (weights / "additional_chat_templates").glob("*.jinja"):
+        sources[further.stem] = further.read_text()
+    return sources
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the assistant said; it changes nothing.
+
+    A call block, as in transformers: what is set inside is not seen outside.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 # as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("say"), [], [], body).set_lineno(line)
+
+    def say(self, caller: Macro) -> str:
+        """What the block says."""
+        return str(caller())
+
+
+def _compile(source: str | None) -> jinja2.Template | None:
+    return _ENVIRONMENT.from_string(source) if source else None
+
+
+def _make_environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[loopcontrols],
-        autoescape=False,
+        extensions=[_GenerationBlock, loopcontrols],
+        autoescape=False,  # the text is a prompt, never a page
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
-    return environment.from_string(source)
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return environment
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode()
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML; this one has transformers' arguments and defaults."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+_ENVIRONMENT = _make_environment()
 
 
 def _invalid_messages(reason: str) -> InvalidRequestError:

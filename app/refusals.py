@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app import openai_errors
 from app.errors import (
     HttpError,
     InternalError,
@@ -23,7 +24,7 @@ from app.wire import problem_response, to_field_errors
 
 Shape = Callable[[ServiceError], Response]
 
-_SHAPES: dict[str, Shape] = {}
+_SHAPES: dict[str, Shape] = {"v1": openai_errors.error_response}
 
 
 def refusal(path: str, error: ServiceError) -> Response:

@@ -541,7 +541,7 @@ async def _render(
 ) -> str:
     if model.format is None or not model.has_chat:
         raise _no_chat(model)
-    return await model.format.render(messages, arguments)
+    return model.format.for_engine(await model.format.render(messages, arguments))
 
 
 async def _max_tokens(model: Model, text: str, asked: int | None, default: int) -> int:
@@ -556,13 +556,16 @@ async def _max_tokens(model: Model, text: str, asked: int | None, default: int) 
         return asked or min(default, length)
     if prompt_tokens >= length:
         raise _invalid(
-            "content", f"the prompt has {prompt_tokens} tokens; {model.name} takes {length} in all"
+            "content",
+            f"the prompt has {prompt_tokens} tokens; {model.name} takes {length} in all",
+            max_model_len=length,
         )
     if asked is not None and prompt_tokens + asked > length:
         raise _invalid(
             "parameters.max_tokens",
             f"{asked} and a prompt of {prompt_tokens} tokens exceed the {length} tokens of "
             f"{model.name}; at most {length - prompt_tokens} are left",
+            max_model_len=length,
         )
     return asked or min(default, length - prompt_tokens)
 
@@ -574,8 +577,8 @@ def _no_chat(model: Model) -> InvalidRequestError:
     )
 
 
-def _invalid(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
+def _invalid(field: str, message: str, **extra: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)], extra=extra)
 
 
 def _plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What an attempt has said so far: its text, and its tokens where they were asked for."""
 
+import itertools
 from bisect import bisect_right
 from typing import Any
 
@@ -51,9 +52,17 @@ class TokenLog:
         return self._ends[-1] if self._ends else 0
 
     def append(self, logprobs: str) -> None:
-        """Add a JSON list with one item per token."""
-        self._ends.append(len(self) + len(orjson.loads(logprobs)))
-        self._lists.append(logprobs)
+        """Add a JSON list with one object per token, from token ids to their probabilities.
+
+        The first member is the token that was chosen. It is marked as `sampled`, for the database
+        does not keep the order.
+        """
+        tokens: list[dict[str, dict[str, Any]]] = orjson.loads(logprobs)
+        for token in tokens:
+            for sampled in itertools.islice(token.values(), 1):
+                sampled["sampled"] = True
+        self._ends.append(len(self) + len(tokens))
+        self._lists.append(orjson.dumps(tokens).decode())
 
     def since(self, count: int) -> list[Any]:
         """The items behind the first `count` tokens."""

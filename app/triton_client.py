@@ -137,6 +137,9 @@ def build_request(
 ) -> pb.ModelInferRequest:
     """The message that asks `model` to continue `prompt`, streamed and without its echo."""
     wants_logprobs = parameters.get("logprobs") is not None
+    if "structured_outputs" in parameters:  # NVIDIA's backend reads it as JSON text
+        text = orjson.dumps(parameters["structured_outputs"]).decode()
+        parameters = parameters | {"structured_outputs": text}
     return pb.ModelInferRequest(
         id=request_id,
         model_name=model,

@@ -7,7 +7,10 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.batch_feeder import Endpoint
+from app.batch_feeder import Endpoint, LineRequest
+from app.openai_requests import prepare_chat, prepare_completion
+from app.principal import Principal
+from app.responses import prepare_response
 from app.routes.common import ServicesOf, TeamOf, body_of, describe, reference
 from app.schemas.batches import (
     BatchCreate,
@@ -19,11 +22,18 @@ from app.schemas.batches import (
     page_to_wire,
     to_new_batch,
 )
+from app.schemas.openai_chat import ChatRequest
+from app.schemas.openai_completions import CompletionRequest
+from app.schemas.responses import ResponseCreate, response_to_wire
+from app.services import Services
 from app.wire import json_response, parse
 
 router = APIRouter(tags=["openai"])
 
 _CREATE = TypeAdapter(BatchCreate)
+_CHAT = TypeAdapter(ChatRequest)
+_COMPLETION = TypeAdapter(CompletionRequest)
+_RESPONSE = TypeAdapter(ResponseCreate)
 _EXAMPLE = {
     "input_file_id": "file-0199a0f2-7c5d-7b3a-a1c5-e0f1d2c3b4a5",
     "endpoint": "/v1/chat/completions",
@@ -73,4 +83,24 @@ async def cancel_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Res
     return json_response(batch_to_wire(batch))
 
 
-ENDPOINTS: dict[str, Endpoint] = {}
+async def _read_chat(services: Services, _principal: Principal, body: bytes) -> LineRequest:
+    prepared = await prepare_chat(services, parse(_CHAT, body))
+    return LineRequest(prepared.group, prepared.answer)
+
+
+async def _read_completion(services: Services, _principal: Principal, body: bytes) -> LineRequest:
+    prepared = await prepare_completion(services, parse(_COMPLETION, body))
+    return LineRequest(prepared.group, prepared.answer)
+
+
+async def _read_response(services: Services, principal: Principal, body: bytes) -> LineRequest:
+    asked = await prepare_response(services, principal, parse(_RESPONSE, body))
+    return LineRequest(asked.group, lambda rows: response_to_wire(asked.stored, rows[0]))
+
+
+# How the lines of a batch are read, by its endpoint.
+ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": _read_chat,
+    "/v1/completions": _read_completion,
+    "/v1/responses": _read_response,
+}

@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from app.schemas.structured_outputs import StructuredOutputs
+
 _INT64 = 2**63
 MAX_TOKENS = 1_000_000
 
@@ -95,6 +97,11 @@ class SamplingParameters(BaseModel):
     )
     spaces_between_special_tokens: bool | None = Field(
         None, description="Put spaces between special tokens."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None,
+        description="Force the text to be JSON of a schema (`json`), a `regex`, one `choice`, a "
+        "`grammar`, or any `json_object`.",
     )
 
     @model_validator(mode="after")

@@ -52,6 +52,23 @@ def assert_problem(
     return problem
 
 
+def assert_openai_error(
+    response: httpx.Response, status: int, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """The answer is a whole error of OpenAI's shape, with this code and parameter."""
+    assert response.status_code == status, (response.status_code, response.text[:500])
+    assert response.headers["content-type"] == "application/json"
+    body: dict[str, Any] = orjson.loads(response.content)
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"]
+    assert code is None or error["code"] == code, error
+    assert param is None or error["param"] == param, error
+    return error
+
+
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 10.0) -> Any:
     """The first true answer of `condition`; fails when there is none in time."""
     ends = asyncio.get_running_loop().time() + seconds
@@ -188,6 +205,7 @@ async def count_rows(connection: asyncpg.Connection) -> tuple[int, ...]:
 __all__ = [
     "CHAT_TEMPLATE",
     "UNKNOWN_ID",
+    "assert_openai_error",
     "assert_problem",
     "connect",
     "count_rows",

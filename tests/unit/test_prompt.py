@@ -54,7 +54,7 @@ async def test_templates_have_what_hugging_faces_have(tmp_path: Path) -> None:
     found = read_format(tmp_path, "m")
     assert found is not None
     text = await found.render([{"role": "user", "content": " é "}] * 3)
-    assert text.count('{"role":"user","content":" é "}20é') == 2
+    assert text.count('{"role": "user", "content": " é "}20é') == 2
     assert text.endswith("<s>True")
 
 

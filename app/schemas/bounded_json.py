@@ -1,0 +1,32 @@
+"""JSON of a client's own making that is stored and handed on: bounded, and writable again."""
+
+from typing import Any
+
+import orjson
+from pydantic_core import PydanticCustomError
+
+_INT64 = 2**63
+
+
+def check_json(value: Any, *, max_bytes: int, max_depth: int) -> Any:
+    """The value itself. Raises a validation error where it is too large or deep, or no JSON.
+
+    JSON has no infinities, and the parts behind us read integers of 64 bits only.
+    """
+    _check(value, max_depth, max_depth)
+    if len(orjson.dumps(value)) > max_bytes:
+        raise PydanticCustomError("too_large", f"must not exceed {max_bytes} bytes as JSON")
+    return value
+
+
+def _check(value: Any, depth_left: int, max_depth: int) -> None:
+    if isinstance(value, dict | list):
+        if not depth_left:
+            raise PydanticCustomError("too_deep", f"must not be nested deeper than {max_depth}")
+        for member in value.values() if isinstance(value, dict) else value:
+            _check(member, depth_left - 1, max_depth)
+    elif isinstance(value, float):
+        if value - value != 0:  # infinite, or no number
+            raise PydanticCustomError("not_finite", "numbers must be finite")
+    elif isinstance(value, int) and not -_INT64 <= value < _INT64:
+        raise PydanticCustomError("too_large", "integers must fit 64 bits")
