@@ -16,9 +16,9 @@ from app.follow import AttemptStarted, Ended, Follower, Position, Silence, TextD
 from app.principal import Principal
 from app.schemas.native import MAX_PROMPT_CHARACTERS
 from app.schemas.openai_chat import MAX_MESSAGES, tool_use_of
+from app.schemas.response_events import ResponseEvents
 from app.schemas.responses import (
     ResponseCreate,
-    ResponseEvents,
     Stored,
     answer_message,
     from_response_id,

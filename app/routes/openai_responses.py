@@ -35,8 +35,8 @@ from app.routes.synchronous import (
     to_header,
 )
 from app.schemas.batches import DeletedRead, page_to_wire
+from app.schemas.response_events import ATTEMPT_STEP
 from app.schemas.responses import (
-    ATTEMPT_STEP,
     InputItemListRead,
     ResponseCreate,
     ResponseRead,
