@@ -31,8 +31,7 @@ from app.waiting import is_set_within
 
 logger = logging.getLogger(__name__)
 
-_LEASE_SECONDS = 15.0
-_RENEW_SECONDS = 5.0
+_RENEWALS = 3  # within one lease
 _POLL_SECONDS = 5.0  # for what no notification told
 _GATHER_SECONDS = 0.05  # results that end within this time are looked at together
 _REFUSED_SECONDS = 1.0  # until a queue without room is asked again
@@ -68,6 +67,7 @@ class Feeder:
     def __init__(self, services: Services, endpoints: Mapping[str, Endpoint]) -> None:
         self.id = uuid4()
         self._services = services
+        self._lease = services.settings.lease_seconds
         self._endpoints = endpoints
         self._wake = asyncio.Event()
         self._feeds: dict[UUID, tuple[_Feed, asyncio.Task[None]]] = {}
@@ -85,14 +85,14 @@ class Feeder:
                     if not is_passing(error):
                         raise
                     logger.info("batches wait: %s", error, extra={"action": "batches_wait"})
-                await is_set_within(self._wake, _POLL_SECONDS)
+                await is_set_within(self._wake, min(_POLL_SECONDS, self._lease))
         finally:
             await self._hand_back()
 
     async def _take(self) -> None:
         free = _BATCHES - len(self._feeds)
         if free > 0:
-            for batch_id in await self._services.batch_work.claim(self.id, free, _LEASE_SECONDS):
+            for batch_id in await self._services.batch_work.claim(self.id, free, self._lease):
                 if batch_id not in self._feeds:
                     self._start(batch_id)
 
@@ -141,6 +141,7 @@ class _Feed:
         self._feeder_id = feeder_id
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._lease = services.settings.lease_seconds
         self._under_way: dict[int, _UnderWay] = {}
         self._lines: dict[UUID, int] = {}  # of the results that are under way
         self._ended: set[UUID] = set()  # of them, as they were told
@@ -218,8 +219,8 @@ class _Feed:
     async def _renew(self) -> bool:
         if self._loop.time() < self._renew_at:
             return True
-        self._renew_at = self._loop.time() + _RENEW_SECONDS
-        return await self._work.renew(self._feeder_id, self.batch_id, _LEASE_SECONDS)
+        self._renew_at = self._loop.time() + self._lease / _RENEWALS
+        return await self._work.renew(self._feeder_id, self.batch_id, self._lease)
 
     async def _pause(self, batch: Batch) -> None:
         """Wait until results have ended, or there may be room."""
@@ -228,6 +229,7 @@ class _Feed:
         if has_more and now >= self._refused_until:
             return
         until = self._refused_until - now if has_more else _POLL_SECONDS
+        until = min(until, self._lease / _RENEWALS)
         if end_is_ahead := _end_of(batch) == "completed":
             until = min(until, max(batch.seconds_left, 0.0))
         if await is_set_within(self._woken, until) and end_is_ahead:
