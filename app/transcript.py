@@ -1,6 +1,5 @@
 """What an attempt has said so far: its text, and its tokens where they were asked for."""
 
-import itertools
 from bisect import bisect_right
 from typing import Any
 
@@ -52,17 +51,10 @@ class TokenLog:
         return self._ends[-1] if self._ends else 0
 
     def append(self, logprobs: str) -> None:
-        """Add a JSON list with one object per token, from token ids to their probabilities.
-
-        The first member is the token that was chosen. It is marked as `sampled`, for the database
-        does not keep the order.
-        """
-        tokens: list[dict[str, dict[str, Any]]] = orjson.loads(logprobs)
-        for token in tokens:
-            for sampled in itertools.islice(token.values(), 1):
-                sampled["sampled"] = True
-        self._ends.append(len(self) + len(tokens))
-        self._lists.append(orjson.dumps(tokens).decode())
+        """Add a JSON list with one item per token."""
+        items = orjson.loads(logprobs)
+        self._ends.append(len(self) + len(items))
+        self._lists.append(_with_marks(logprobs, items))
 
     def since(self, count: int) -> list[Any]:
         """The items behind the first `count` tokens."""
@@ -76,3 +68,16 @@ class TokenLog:
         lists = self._lists[bisect_right(self._ends, first) :]
         inner = (part.strip()[1:-1].strip() for part in lists)
         return "[" + ",".join(part for part in inner if part) + "]" if lists else None
+
+
+def _with_marks(logprobs: str, items: list[Any]) -> str:
+    """The list, with `"sampled": true` at the token that was chosen where others stand beside it.
+
+    vLLM puts the chosen token first, which `jsonb` and other languages do not keep.
+    """
+    crowded = [item for item in items if isinstance(item, dict) and len(item) > 1]
+    if not crowded:
+        return logprobs
+    for item in crowded:
+        next(iter(item.values()))["sampled"] = True
+    return orjson.dumps(items).decode()

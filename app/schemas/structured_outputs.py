@@ -103,9 +103,6 @@ class _Members(TypedDict, total=False):
     choice: _Choices
     grammar: _Text
     json_object: bool
-    disable_any_whitespace: bool
-    disable_additional_properties: bool
-    whitespace_pattern: _Text
 
 
 def _only_one(value: _Members) -> _Members:

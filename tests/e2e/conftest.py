@@ -1,11 +1,14 @@
 """A real vLLM engine behind a real Triton, once a session."""
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
+from app.model_repository import parse_source, write_entry
 from app.settings import Settings
 from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service
 from tests.postgres import PostgresServer
@@ -37,3 +40,24 @@ async def vllm_service(vllm_settings: Settings) -> AsyncIterator[Service]:
     """API and worker in this process, in front of the vLLM engine."""
     async with run_service(vllm_settings, with_worker=True) as running:
         yield running
+
+
+QUANTIZATIONS = {"llama-int8": "compressed-tensors"}
+
+
+@pytest.fixture(scope="session")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model repository with an entry for each tiny model."""
+    weights = tmp_path_factory.mktemp("weights")
+    maker = Path(__file__).with_name("make_tiny_models.py")
+    subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, weights], check=True)
+    repository = tmp_path_factory.mktemp("repository")
+    made = {}
+    for directory in sorted(weights.iterdir()):
+        source = parse_source(str(directory))
+        assert source.directory is not None
+        made[source.name] = repository / source.name
+        write_entry(
+            made[source.name], source.directory, quantization=QUANTIZATIONS.get(source.name)
+        )
+    return made

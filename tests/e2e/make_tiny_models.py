@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -26,6 +26,12 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+# Begins with the token that the tokenizer adds by itself as well, and takes tools.
+TOOL_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}Tools: {{ tools | tojson }}\n"
+    "Call them as <tool_call>{...}</tool_call>\n{% endif %}" + CHAT_TEMPLATE
+)
+BEGIN = "<|begin|>"
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -50,27 +56,42 @@ def main() -> None:
     )
     bloom = BloomConfig(hidden_size=64, n_layer=2, n_head=2, **vocabulary)
     save(BloomForCausalLM(bloom), tokenizer, directory / "bloom")
+    begins = make_tokenizer(BEGIN)
+    long = SIZES | {"max_position_embeddings": 2048}
+    more = vocabulary | {"vocab_size": begins.get_vocab_size(), "bos_token_id": 1}
+    tools = LlamaForCausalLM(LlamaConfig(**long, **more))
+    save(tools, begins, directory / "tools", TOOL_TEMPLATE, bos_token=BEGIN)
     save(LlamaForCausalLM(LlamaConfig(**SIZES, **vocabulary)), tokenizer, directory / "llama-int8")
     quantize(directory / "llama-int8")
 
 
-def make_tokenizer() -> Tokenizer:
-    """One token a byte: a byte-level BPE without merges."""
+def make_tokenizer(begin: str | None = None) -> Tokenizer:
+    """One token a byte: a byte-level BPE without merges. `begin` comes before every text."""
+    special = [END, begin] if begin else [END]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([END, *alphabet])}
+    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
+    tokenizer.add_special_tokens(special)
+    if begin:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", special_tokens=[(begin, 1)]
+        )
     return tokenizer
 
 
 def save(
-    model: PreTrainedModel, tokenizer: Tokenizer, directory: Path, template: str | None = None
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    directory: Path,
+    template: str | None = None,
+    bos_token: str = END,
 ) -> None:
     model.save_pretrained(directory, safe_serialization=True)
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": END}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    settings["bos_token"] = bos_token
     if template:
         settings["chat_template"] = template
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,37 +1,15 @@
 """`MODEL=`: repository entries for other architectures, served by real vLLM."""
 
 import asyncio
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
-from app.model_repository import parse_source, write_entry
 from tests.conftest import TRITON_VENV, make_settings, run_service
 from tests.postgres import PostgresServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-
-QUANTIZATIONS = {"llama-int8": "compressed-tensors"}
-
-
-@pytest.fixture(scope="module")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model repository with an entry for each tiny model."""
-    weights = tmp_path_factory.mktemp("weights")
-    maker = Path(__file__).with_name("make_tiny_models.py")
-    subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, weights], check=True)
-    repository = tmp_path_factory.mktemp("repository")
-    made = {}
-    for directory in sorted(weights.iterdir()):
-        source = parse_source(str(directory))
-        assert source.directory is not None
-        made[source.name] = repository / source.name
-        write_entry(
-            made[source.name], source.directory, quantization=QUANTIZATIONS.get(source.name)
-        )
-    return made
 
 
 @pytest.mark.parametrize("name", ["bloom", "llama", "llama-int8", "qwen"])

@@ -186,10 +186,12 @@ async def serve(settings: Settings, *, with_worker: bool = False) -> AsyncIterat
     port = server.servers[0].sockets[0].getsockname()[1]
     services: Services = app.state.services
     await services.registry.refresh()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        yield Service(client, services, app)
-    server.should_exit = True
-    await serving
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield Service(client, services, app)
+    finally:
+        server.should_exit = True
+        await serving
 
 
 async def count_rows(connection: asyncpg.Connection) -> tuple[int, ...]:

@@ -1,0 +1,330 @@
+"""OpenAI's official client, unmodified, against the service on real vLLM."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+from app.embedded.triton import EmbeddedTriton
+from app.settings import Settings
+from app.triton_client import TritonClient
+from tests.conftest import TRITON_VENV, Service, make_settings
+from tests.integration.support import serve
+from tests.postgres import PostgresServer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+ASKED: Any = {
+    "model": "demo",
+    "messages": [
+        {"role": "developer", "content": "Helpers."},
+        {"role": "user", "content": "Write a function that adds."},
+    ],
+    "max_tokens": 24,
+    "temperature": 0,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "color": {"enum": ["red", "green"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
+    },
+    "required": ["color", "count", "flags"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+
+
+@contextlib.asynccontextmanager
+async def speak_to(settings: Settings) -> AsyncIterator[tuple[Service, AsyncOpenAI]]:
+    """A service behind a real socket, and the official client of it."""
+    async with serve(settings, with_worker=True) as service:
+        base = str(service.client.base_url).rstrip("/") + "/v1"
+        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            yield service, client
+
+
+async def test_greedy_text_is_the_native_one_and_the_engines_own(
+    vllm_settings: Settings, vllm_triton: EmbeddedTriton
+) -> None:
+    async with speak_to(vllm_settings) as (service, client):
+        chat = await client.chat.completions.create(**ASKED)
+        text = chat.choices[0].message.content
+        assert text
+        native = await service.client.post(
+            "/results/",
+            json={
+                "model": "demo",
+                "messages": ASKED["messages"],
+                "parameters": {"max_tokens": 24, "temperature": 0},
+            },
+            headers={"Prefer": "wait=60"},
+        )
+        assert native.json()["result"] == text
+        assert chat.usage is not None
+        assert native.json()["usage"]["prompt_tokens"] == chat.usage.prompt_tokens
+        model = await service.services.registry.find("demo")
+        assert model.format is not None
+        prompt = await model.format.render(ASKED["messages"])
+        assert chat.usage.prompt_tokens == await model.format.count_tokens(prompt)
+        completion = await client.completions.create(
+            model="demo", prompt=prompt, max_tokens=24, temperature=0
+        )
+        assert completion.choices[0].text == text
+        tokens = model.format.tokenizer.encode(prompt).ids if model.format.tokenizer else []
+        of_tokens = await client.completions.create(
+            model="demo", prompt=tokens, max_tokens=24, temperature=0
+        )
+        assert of_tokens.choices[0].text == text
+        assert of_tokens.usage == completion.usage
+    async with TritonClient(vllm_triton.address("grpc")) as triton:
+        parts = [
+            delta.text
+            async for delta in triton.generate("demo", prompt, {"max_tokens": 24, "temperature": 0})
+        ]
+    assert "".join(parts) == text
+
+
+async def test_streams_of_both_clients(vllm_settings: Settings) -> None:
+    async with speak_to(vllm_settings) as (_, client):
+        whole = await client.chat.completions.create(**ASKED, n=2)
+        stream = await client.chat.completions.create(
+            **ASKED, n=2, stream=True, stream_options={"include_usage": True}
+        )
+        texts = ["", ""]
+        usage = None
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        assert texts == [choice.message.content for choice in whole.choices]
+        assert usage == whole.usage
+
+        def read() -> str:
+            with OpenAI(base_url=client.base_url, api_key="none", max_retries=0) as other:
+                chunks = other.chat.completions.create(**ASKED, stream=True)
+                return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+        assert await asyncio.to_thread(read) == texts[0]
+
+
+async def test_log_probabilities_are_the_engines(
+    vllm_settings: Settings, vllm_triton: EmbeddedTriton
+) -> None:
+    asked = {"max_tokens": 8, "temperature": 1.5, "seed": 5, "logprobs": 3}
+    async with TritonClient(vllm_triton.address("grpc")) as triton:
+        lists = [d.logprobs async for d in triton.generate("demo", "def ", asked)]
+    direct = [token for one in lists for token in json.loads(one or "[]")]
+    async with speak_to(vllm_settings) as (_, client):
+        told: Any = {"model": "demo", "prompt": "def ", **asked}
+        whole = (await client.completions.create(**told)).choices[0].logprobs
+        assert whole is not None
+        sampled = [next(iter(token.values())) for token in direct]
+        assert whole.tokens == [entry["decoded_token"] for entry in sampled]
+        assert whole.token_logprobs == [entry["logprob"] for entry in sampled]
+        assert whole.top_logprobs is not None
+        for place, entries in enumerate(direct):
+            expected = {e["decoded_token"]: e["logprob"] for e in entries.values()}
+            assert whole.top_logprobs[place] == expected
+        assert any(entry["rank"] > 1 for entry in sampled), "a test of the order needs one"
+        streamed: list[str] = []
+        async for chunk in await client.completions.create(**told, stream=True):
+            streamed += (chunk.choices[0].logprobs and chunk.choices[0].logprobs.tokens) or []
+        assert streamed == whole.tokens
+        chat = await client.chat.completions.create(**ASKED | {"logprobs": True, "top_logprobs": 2})
+        assert chat.choices[0].logprobs is not None
+        content = chat.choices[0].logprobs.content
+        assert content
+        for token in content:
+            first, second = token.top_logprobs
+            assert (token.token, token.logprob) == (first.token, first.logprob)  # greedy
+            assert first.logprob >= second.logprob
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"regex": "("},
+        {"regex": "(a{1,4000}){1,4000}"},
+        {"grammar": "root ::= ("},
+        {"json": {"$ref": "#/$defs/nothing"}},
+        {"json": {"type": "string", "pattern": "(?<=a)b", "minLength": 100_000_000}},
+        {"json": {"type": "array", "minItems": 10_000_000}},
+        {"json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+        {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+    ],
+)
+async def test_a_constraint_that_makes_no_sense_harms_nobody(
+    vllm_settings: Settings, constraint: dict[str, Any]
+) -> None:
+    """It is refused, or ignored in part, and the engine goes on."""
+    async with speak_to(vllm_settings) as (_, client):
+        with contextlib.suppress(openai.BadRequestError):
+            await client.completions.create(
+                model="demo",
+                prompt="x",
+                max_tokens=4,
+                timeout=60,
+                extra_body={"structured_outputs": constraint},
+            )
+        answer = await client.completions.create(model="demo", prompt="x", max_tokens=4)
+        assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+# --- A model with tools, whose template begins with the token that its tokenizer adds ----------------
+
+
+@pytest.fixture(scope="module")
+def tools_triton(
+    entries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedTriton]:
+    """Triton with the tiny model that takes tools."""
+    directory = tmp_path_factory.mktemp("tools")
+    models = {"tools": entries["tools"]}
+    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+def tools_settings(
+    postgres_server: PostgresServer, database_name: str, tools_triton: EmbeddedTriton
+) -> Settings:
+    """A service in front of that model."""
+    repository = tools_triton.environment["LLM_MODEL_REPOSITORY"]
+    return make_settings(postgres_server, database_name, tools_triton, model_repository=repository)
+
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"on": {"type": "boolean"}},
+                "required": ["on"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("light", "heat")
+]
+
+
+async def test_no_token_is_added_twice(tools_settings: Settings) -> None:
+    messages: Any = [{"role": "user", "content": "é"}]
+    rendered = "<|begin|>user: é\nassistant: "
+    async with speak_to(tools_settings) as (service, client):
+        model = await service.services.registry.find("tools")
+        assert model.format is not None
+        assert await model.format.render(messages) == rendered
+        answer = await client.chat.completions.create(
+            model="tools", messages=messages, max_tokens=4
+        )
+        assert answer.usage is not None
+        # One token a byte, and the one at the beginning.
+        bare = rendered.removeprefix("<|begin|>")
+        assert answer.usage.prompt_tokens == len(bare.encode()) + 1
+        assert answer.usage.prompt_tokens == await model.format.count_tokens(
+            model.format.for_engine(rendered)
+        )
+
+
+async def test_forced_tools_are_called(tools_settings: Settings) -> None:
+    asked: Any = {
+        "model": "tools",
+        "messages": [{"role": "user", "content": "Light!"}],
+        "tools": TOOLS,
+        "max_tokens": 400,
+    }
+    async with speak_to(tools_settings) as (_, client):
+        answer = await client.chat.completions.create(
+            **asked, tool_choice="required", parallel_tool_calls=False, seed=1
+        )
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        assert choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function"
+        assert call.function.name in ("light", "heat")
+        assert isinstance(json.loads(call.function.arguments)["on"], bool)
+        named: Any = {"type": "function", "function": {"name": "heat"}}
+        stream = await client.chat.completions.create(**asked, tool_choice=named, stream=True)
+        calls = [
+            call
+            async for chunk in stream
+            for choice in chunk.choices
+            for call in choice.delta.tool_calls or []
+        ]
+        (only,) = calls
+        assert only.function is not None
+        assert only.function.name == "heat"
+        assert isinstance(json.loads(only.function.arguments or "")["on"], bool)
+        # And back again, as agents do.
+        messages = [
+            *asked["messages"],
+            choice.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "done"},
+        ]
+        final = await client.chat.completions.create(
+            **asked | {"messages": messages, "max_tokens": 4}, tool_choice="none"
+        )
+        assert final.choices[0].message.tool_calls is None
+
+
+TOOLS_ASKED: Any = {
+    "model": "tools",
+    "messages": [{"role": "user", "content": "A thing."}],
+    "max_tokens": 400,
+    "temperature": 1,
+}
+
+
+class Thing(BaseModel):
+    """What the client's own helper is asked to parse."""
+
+    color: Literal["red", "green"]
+    is_big: bool
+
+
+async def test_structured_outputs(tools_settings: Settings) -> None:
+    async with speak_to(tools_settings) as (_, client):
+        for seed in range(3):
+            answer = await client.chat.completions.create(
+                **TOOLS_ASKED | {"seed": seed},
+                response_format=FORMAT,
+            )
+            assert answer.choices[0].finish_reason == "stop"
+            jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
+        parsed = await client.chat.completions.parse(
+            **TOOLS_ASKED | {"seed": 3}, response_format=Thing
+        )
+        assert isinstance(parsed.choices[0].message.parsed, Thing)
+        async with client.chat.completions.stream(
+            **TOOLS_ASKED | {"seed": 3}, response_format=Thing
+        ) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_completion()
+        assert final.choices[0].message.parsed == parsed.choices[0].message.parsed
+        for extra, expected in (
+            ({"guided_choice": ["yes", "no"]}, ("yes", "no")),
+            ({"structured_outputs": {"regex": "[ab]{3}"}}, None),
+        ):
+            completion = await client.completions.create(
+                model="tools", prompt="x = ", extra_body=extra, max_tokens=8
+            )
+            text = completion.choices[0].text
+            assert text in expected if expected else set(text) <= {"a", "b"} and len(text) == 3
