@@ -25,7 +25,7 @@ State = Literal[
 ]  # fmt: skip
 End = Literal["completed", "expired", "cancelled"]
 
-_HIGHEST = UUID(int=2**128 - 1)
+_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 _ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
 _COLUMNS = """id, team_id, endpoint, input_file_id, output_file_id, error_file_id,
@@ -42,8 +42,10 @@ WITH created AS (
 SELECT pg_notify('{BATCHES}', '') FROM created
 """
 _GET = f"SELECT {_COLUMNS} FROM batches WHERE id = $1 AND team_id = $2"
+# Rows, not equalities: only an index that begins with the team has this order.
 _LIST = f"""
-SELECT {_COLUMNS} FROM batches WHERE team_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
+SELECT {_COLUMNS} FROM batches WHERE (team_id, id) >= ($1, $2) AND (team_id, id) < ($1, $3)
+ORDER BY team_id DESC, id DESC LIMIT $4
 """
 _CANCEL = f"""
 WITH marked AS (
@@ -260,7 +262,7 @@ class BatchStore:
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Batch]:
         """A page of batches, newest first, beginning below the id `after`."""
-        rows = await self._database.fetch(_LIST, team_id, after or _HIGHEST, limit)
+        rows = await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit)
         return [_to_batch(row) for row in rows]
 
     async def cancel(self, team_id: str, batch_id: UUID) -> Batch:

@@ -18,6 +18,7 @@ from app.ids import lowest_id, new_id
 Order = Literal["asc", "desc"]
 
 PART_BYTES = 1_000_000
+_MAX_BATCH = 20  # files that one statement removes, with their parts
 _UNFINISHED_TIME = timedelta(days=1)  # longer than any upload takes
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
@@ -35,10 +36,12 @@ WHERE id = $1
 _COLUMNS = "id, purpose, filename, size, expires_at"
 _VISIBLE = "size IS NOT NULL AND (expires_at IS NULL OR expires_at > now())"
 _GET = f"SELECT {_COLUMNS} FROM files WHERE id = $1 AND team_id = $2 AND {_VISIBLE}"
+# Rows, not equalities: only an index that begins with the team has this order.
 _LIST = f"""
 SELECT {_COLUMNS} FROM files
-WHERE team_id = $1 AND id > $2 AND id < $3 AND ($4::text IS NULL OR purpose = $4) AND {_VISIBLE}
-ORDER BY id {{order}} LIMIT $5
+WHERE (team_id, id) > ($1, $2) AND (team_id, id) < ($1, $3)
+  AND ($4::text IS NULL OR purpose = $4) AND {_VISIBLE}
+ORDER BY team_id {{order}}, id {{order}} LIMIT $5
 """
 _LISTS: dict[Order, str] = {
     "asc": _LIST.format(order="ASC"),
@@ -48,11 +51,13 @@ _DELETE = "DELETE FROM files WHERE id = $1 AND team_id = $2 AND size IS NOT NULL
 _DISCARD = "DELETE FROM files WHERE id = $1 AND size IS NULL"
 _REMOVE_EXPIRED = """
 DELETE FROM files WHERE id IN (
-  SELECT id FROM files WHERE expires_at <= now() LIMIT 20 FOR UPDATE SKIP LOCKED)
+  SELECT id FROM files WHERE expires_at <= now() LIMIT $1 FOR UPDATE SKIP LOCKED)
+RETURNING id
 """
 _REMOVE_UNFINISHED = """
 DELETE FROM files WHERE id IN (
-  SELECT id FROM files WHERE size IS NULL AND id < $1 LIMIT 20 FOR UPDATE SKIP LOCKED)
+  SELECT id FROM files WHERE size IS NULL AND id < $2 LIMIT $1 FOR UPDATE SKIP LOCKED)
+RETURNING id
 """
 
 
@@ -183,11 +188,13 @@ class FileStore:
             place, read = place + 1, read + len(content)
 
     async def remove_expired(self) -> None:
-        """Remove files whose time is over, and what broken uploads have left, some at a time."""
-        await self._database.fetch(_REMOVE_EXPIRED)
-        await self._database.fetch(
-            _REMOVE_UNFINISHED, lowest_id(datetime.now(UTC) - _UNFINISHED_TIME)
-        )
+        """Remove files whose time is over, and what broken uploads have left."""
+        await self._remove(_REMOVE_EXPIRED)
+        await self._remove(_REMOVE_UNFINISHED, lowest_id(datetime.now(UTC) - _UNFINISHED_TIME))
+
+    async def _remove(self, statement: str, *arguments: object) -> None:
+        while len(await self._database.fetch(statement, _MAX_BATCH, *arguments)) == _MAX_BATCH:
+            pass
 
 
 def file_not_found(file_id: object) -> NotFoundError:

@@ -100,10 +100,9 @@ def _bounded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def response_frames(
-    services: Services, team_id: str, stored: Stored, result_id: UUID, after: int = -1
+    services: Services, team_id: str, result_id: UUID, events: ResponseEvents, *, resumable: bool
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a response behind the number `after`, until its end or a new attempt."""
-    events = ResponseEvents(stored, result_id, after)
+    """The events of a response, until its end (`events.is_over`) or a new attempt."""
     yield events.begin()
     # From the start: what the reader knows is left out by its number.
     follower = Follower(
@@ -130,7 +129,7 @@ async def response_frames(
                     yield events.restarted(number)
                     return
                 yield frames
-    if not stored.background:  # its reader cannot take it up again
+    if not resumable:
         yield events.error("stopping", "The stream broke off: this process of the service stops.")
 
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import FieldError, InvalidRequestError
+from app.group import cancel_all
 from app.ids import new_id
 from app.responses import AskedResponse, prepare_response, response_frames
 from app.routes.common import (
@@ -31,11 +32,12 @@ from app.routes.synchronous import (
     RESULT_ID_HEADER,
     answer_whole,
     as_asked_for,
+    erase_delivered,
     ids_of,
     to_header,
 )
 from app.schemas.batches import DeletedRead, page_to_wire
-from app.schemas.response_events import ATTEMPT_STEP
+from app.schemas.response_events import ATTEMPT_STEP, ResponseEvents
 from app.schemas.responses import (
     InputItemListRead,
     ResponseCreate,
@@ -113,7 +115,8 @@ async def read_response(
     if after // ATTEMPT_STEP >= max(row["attempt"], 1):
         raise _invalid("starting_after", "there is no such event yet")
     services.hub.check_room()
-    return EventStreamResponse(response_frames(services, team, stored, row["id"], after))
+    events = ResponseEvents(stored, row["id"], after)
+    return EventStreamResponse(response_frames(services, team, row["id"], events, resumable=True))
 
 
 @router.get("/v1/responses/{response_id}/input_items", response_model=InputItemListRead)
@@ -182,22 +185,21 @@ async def _answer_live(request: Request, asked: AskedResponse) -> Response:
     services, team = services_of(request), team_of(request)
     services.hub.check_room()
     _, result_id, stored = await _submit(request, services, asked)
-    policy = as_asked_for(request, asked.group).on_disconnect
-    is_complete = False
+    is_cancelled = as_asked_for(request, asked.group).on_disconnect == "cancel"
+    events = ResponseEvents(stored, result_id)
 
     async def frames() -> AsyncGenerator[bytes, None]:
-        nonlocal is_complete
-        followed = response_frames(services, team, stored, result_id)
+        followed = response_frames(services, team, result_id, events, resumable=stored.background)
         async with contextlib.aclosing(followed) as encoded:
             async for frame in encoded:
                 yield frame
-        is_complete = True
-        if not asked.group.store:
-            await services.erasure.erase([result_id])
+        await leave()  # the stream broke off: what still runs has no reader
+        if events.is_over and not asked.group.store:
+            await erase_delivered(services, [result_id])
 
     async def leave() -> None:
-        if not is_complete and policy == "cancel" and not stored.background:
-            await services.queue.cancel(team, id=result_id)
+        if is_cancelled and not stored.background and not events.is_over:
+            await cancel_all(services, team, [result_id])
 
     headers = {RESULT_ID_HEADER: to_header([result_id])}
     return EventStreamResponse(frames(), headers, on_left=leave)
@@ -214,8 +216,8 @@ async def _submit(
     with services.hub.reading(result_id):  # the place that its stream will take
         (answer,) = await submit_group(services, principal_of(request), group, [result_id])
     (result_id,) = ids_of([answer])
-    stored = asked.stored if isinstance(answer, Accepted) else stored_of(answer.row)
-    return answer, result_id, stored
+    known = None if isinstance(answer, Accepted) else Stored.of(answer.row["request"])
+    return answer, result_id, known or asked.stored
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:

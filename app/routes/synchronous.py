@@ -14,10 +14,11 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import ResultFailedError, StoppingError
+from app.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
 from app.group import GroupEvent, cancel_all, follow_all, wait_for_all
 from app.ids import new_id
 from app.routes.common import idempotency_key, on_disconnect_of, principal_of, services_of, watching
+from app.services import Services
 from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Answer, GroupRequest, Replayed, submit_group
 
@@ -64,7 +65,7 @@ async def answer_whole(
     response = render(rows)
     response.headers[RESULT_ID_HEADER] = to_header(ids)
     if not group.store:
-        response.background = BackgroundTask(services.erasure.erase, ids)
+        response.background = BackgroundTask(erase_delivered, services, ids)
     return response
 
 
@@ -105,7 +106,7 @@ async def answer_live(
                 yield frame
         await leave()  # the stream ended with an error: what still runs has no reader
         if is_complete and not group.store:
-            await services.erasure.erase(ids)
+            await erase_delivered(services, ids)
 
     async def leave() -> None:
         if not is_complete and group.on_disconnect == "cancel":
@@ -114,6 +115,12 @@ async def answer_live(
     return EventStreamResponse(
         frames(), {RESULT_ID_HEADER: to_header(ids)}, on_left=leave, media_type=media_type
     )
+
+
+async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
+    """Erase the texts of results that their client has and wants nobody to keep."""
+    with contextlib.suppress(DatabaseUnavailableError):  # they go when they are an hour old
+        await services.erasure.erase(ids)
 
 
 def ids_of(answers: Sequence[Answer]) -> list[UUID]:

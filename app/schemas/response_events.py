@@ -36,7 +36,8 @@ class ResponseEvents:
         self._result_id = result_id
         self._item_id = to_wire_id("msg_", result_id)
         self._after = after
-        self._last = after  # the highest number that the reader knows
+        self._last = max(after, _CREATED)  # the highest number that the reader knows
+        self.is_over = False
         self._base = 0
         self._reader: Reader | None = None
         self._said = ""  # in deltas
@@ -78,6 +79,7 @@ class ResponseEvents:
 
     def end(self, row: asyncpg.Record) -> bytes:
         """What closes the response."""
+        self.is_over = True
         self._tail = self._base + PRELUDE + len(row["output"] or "")
         response = response_to_wire(self._stored, row)
         frames = b""

@@ -143,6 +143,24 @@ def test_rows_of_0002_live_through_what_follows_and_back(empty: Settings) -> Non
     assert asyncio.run(rows(empty, EVERYTHING)) == before
 
 
+def test_erased_answers_go_back_as_empty_ones(empty: Settings) -> None:
+    """The service before knows none that are gone; batches and files it does not know at all."""
+    migrate(empty)
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    asyncio.run(
+        rows(
+            empty,
+            "UPDATE results SET store = false, request = '{}', output = NULL, erased_at = now()"
+            " WHERE state = 'completed'",
+        )
+    )
+    migrate(empty, "0004", down=True)
+    assert asyncio.run(rows(empty, "SELECT output FROM results WHERE state = 'completed'")) == [""]
+    migrate(empty)
+    assert set(asyncio.run(rows(empty, "SELECT store::text FROM results"))) == {"true"}
+
+
 def test_two_processes_may_migrate_at_once(empty: Settings) -> None:
     environment = os.environ | {
         "LLM_DATABASE_URL": empty.database_host,
@@ -204,6 +222,7 @@ def test_checks_and_partial_indexes_too(empty: Settings) -> None:
         "kind = 'x'",
         "parameters = '[]'",
         "context_id = gen_random_uuid()",
+        "erased_at = now()",
     ],
 )
 def test_impossible_rows_are_refused(empty: Settings, change: str) -> None:

@@ -248,6 +248,17 @@ async def test_a_new_attempt_ends_the_stream(client: AsyncOpenAI) -> None:
     assert texts(anew) == anew[-1].response.output_text
 
 
+async def test_a_synchronous_stream_that_breaks_off_leaves_nothing_running(
+    served: Service, client: AsyncOpenAI
+) -> None:
+    stream = await ask(client, "{{chunks=300 delay_ms=30 lost_at=10}}", stream=True)
+    events = [one async for one in stream]
+    assert events[-1].code == "attempt_restarted"
+    result_id = events[0].response.id.removeprefix("resp_")
+    result = (await served.client.get(f"/results/{result_id}?wait=30")).json()
+    assert result["error"]["code"] == "cancelled"
+
+
 async def test_cancel_is_idempotent_and_of_the_background_alone(
     served: Service, client: AsyncOpenAI
 ) -> None:
