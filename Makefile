@@ -6,6 +6,7 @@
 #   MODEL=...            Hugging Face id or local directory of another model to serve
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
+#   JOBS=2               processes that share the tests (0: all in one, as for a debugger)
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
 
@@ -13,6 +14,7 @@
 SHELL := /bin/sh
 PORT ?= 8887
 DATA ?= .data
+JOBS ?= 2
 PYTHON ?=
 TRITON_PYTHON ?=
 
@@ -46,7 +48,7 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 
 .PHONY: test
 test: $(dev) .venv-triton/.cpu ## Run every test (unit, integration, end to end, chaos)
-	.venv/bin/pytest -q --durations=15 $(PYTEST_ARGS)
+	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(dev) ## ruff, mypy --strict, import-linter

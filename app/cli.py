@@ -6,7 +6,6 @@ container needs no package of the embedded servers.
 
 import argparse
 import asyncio
-import ipaddress
 import logging
 import signal
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from app import cli_token
+from app.cli_team import add_team_commands
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"])
-            sys.stderr.write(f"setting {name}: {problem['msg']} (see docs/settings.md)\n")
+            # Without a name it is about several, and names them itself.
+            place = f"setting {name}" if name else "settings"
+            sys.stderr.write(f"{place}: {problem['msg']} (see docs/settings.md)\n")
         return 2
 
 
@@ -78,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("worker", _worker, "Run a worker: it claims results and streams them from Triton.")
     add("migrate", _migrate, "Bring the database's schema up to date.")
+    add_team_commands(
+        commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
+    )
+    cli_token.add_to(commands)
     return parser
 
 
@@ -99,21 +106,21 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from app.exposure import judge
+
+    settings = Settings()
+    exposure = judge(settings)
+    for line in exposure.warnings:
+        logger.warning("%s", line)
+    if exposure.refusal:
+        sys.stderr.write(f"{exposure.refusal}\n")
+        return 2
+    for line in exposure.notes:
+        logger.info("%s", line)
+
     from app.main import create_app
     from app.server import serve
 
-    settings = Settings()
-    if not _is_loopback(settings.host):
-        if not settings.allow_unauthenticated:
-            sys.stderr.write(
-                f"LLM_HOST={settings.host} is not loopback and there is no authentication yet: "
-                "bind 127.0.0.1, or set LLM_ALLOW_UNAUTHENTICATED=true where nobody else can "
-                "reach the port.\n"
-            )
-            return 2
-        logger.warning("LLM_ALLOW_UNAUTHENTICATED is set: everyone who reaches the port may use it")
-    else:
-        logger.info("authentication is off: bound to loopback only")
     return serve(create_app(settings, with_worker=options.with_worker), settings)
 
 
@@ -163,12 +170,3 @@ def _migrate(_options: argparse.Namespace) -> int:
     config.attributes["settings"] = Settings()
     command.upgrade(config, "head")
     return 0
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

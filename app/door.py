@@ -4,6 +4,9 @@ While authentication is off, a page in the user's browser is the attacker to thi
 rebinding is stopped by the Host allow-list, cross-site requests by Origin and by the rule that
 bodies are JSON (which a page of another site cannot send unasked). There is no CORS. Uploads are
 forms, which any page may send: theirs must come from a page of this very host, or from no page.
+
+With authentication a page of another site has no token to send, so any Host will do; an Origin,
+where there is one, must be that host.
 """
 
 import asyncio
@@ -23,19 +26,22 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Door:
     """ASGI middleware: refuses early, and hands the body on whole.
 
-    Forms that are sent to a path of `uploads` are handed on as they come, up to its bound in bytes.
+    Without `allowed_hosts` every host is, and the only origin is the host itself. Forms that are
+    sent to a path of `uploads` are handed on as they come, up to its bound in bytes.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        allowed_hosts: Iterable[str],
+        allowed_hosts: Iterable[str] | None,
         max_body_bytes: int,
         uploads: Mapping[str, int] | None = None,
     ) -> None:
         self._app = app
         self._uploads = uploads or {}
-        self._allowed = frozenset(host.lower() for host in allowed_hosts)
+        self._allowed = (
+            None if allowed_hosts is None else frozenset(host.lower() for host in allowed_hosts)
+        )
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,14 +63,17 @@ class Door:
         await self._app(scope, receive, send)
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        if "*" in self._allowed:
+        allowed = self._allowed
+        if allowed is None:
+            allowed = frozenset({_host_name(headers.get(b"host", b"").decode("latin-1"))})
+        elif "*" in allowed:
             return
         for name in (b"host", b"origin"):
             value = headers.get(name)
             if value is None:
                 continue
             host = _host_name(value.decode("latin-1"))
-            if host not in self._allowed:
+            if host not in allowed:
                 raise ForbiddenOriginError(
                     f"{name.decode().title()} {host!r} is not allowed; add it to "
                     "LLM_ALLOWED_HOSTS if it is yours."

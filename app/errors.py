@@ -155,6 +155,12 @@ class QueueFullError(ServiceError):
     status, code, title = 429, "queue_full", "The queue is full"
 
 
+class LimitError(ServiceError):
+    """`extra` names the limit, what it allows, and the place in the queue where there is one."""
+
+    status, code, title = 429, "limit_reached", "A limit of the team is reached"
+
+
 class TritonError(ServiceError):
     status, code, title = 502, "triton_error", "Triton refused the call"
 
@@ -178,7 +184,7 @@ class StoppingError(ServiceError):
 
 
 class ResultFailedError(ServiceError):
-    """A result failed whose client waits for nothing but its text; `code` is the result's."""
+    """A result failed whose client waits for nothing but its text: told with the result's code."""
 
     title = "The result failed"
 
@@ -216,3 +222,29 @@ class TooManyStreamsError(ServiceError):
 
 class BadTicketError(ServiceError):
     status, code, title = 403, "bad_ticket", "This ticket is not valid"
+
+
+class UnauthenticatedError(ServiceError):
+    """Nobody said who is asking; `detail` tells how to."""
+
+    status, code, title = 401, "unauthenticated", "Who is asking is not known"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+class InvalidTokenError(ServiceError):
+    """The bearer token proves nothing; `detail` is the reason, without any part of the token."""
+
+    status, code, title = 401, "invalid_token", "The token or key is not valid"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
+
+
+class ForbiddenError(ServiceError):
+    status, code, title = 403, "forbidden", "The token may not do this"
+
+
+class SigningKeysUnavailableError(ServiceError):
+    status, code, title = 503, "signing_keys_unavailable", "The issuer's keys are not at hand"

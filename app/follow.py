@@ -13,8 +13,8 @@ import asyncpg
 import orjson
 
 from app.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
-from app.results import ResultStore
-from app.stream_hub import StreamHub
+from app.results import ResultStore, StoredText
+from app.stream_hub import News, StreamHub
 from app.waiting import is_set_within
 
 # The text of one event: a reader that is slow gets its text in pieces, and holds no more of it.
@@ -134,7 +134,7 @@ class Follower:
                 woken.clear()
                 has_more = False
                 try:
-                    part = await self._read()
+                    part = await self._read(woken)
                 except NotFoundError:  # deleted
                     return
                 except DatabaseUnavailableError:
@@ -149,8 +149,10 @@ class Follower:
                 if not has_more and not await is_set_within(woken, self._silence_seconds):
                     yield Silence()
 
-    async def _read(self) -> _Part:
+    async def _read(self, news: News) -> _Part:
         """What there is behind the position: from memory, else from the table."""
+        if news.row is not None:
+            return self._last_part(news.row)
         attempt = self._hub.running(self._result_id)
         # An older one than the reader's this process has lost, and does not know it yet.
         if attempt is not None and attempt.claim.attempt >= self._position.attempt:
@@ -164,15 +166,22 @@ class Follower:
                 has_more=offset + len(text) < len(attempt.text),
                 tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
             )
-        stored = await self._results.text_since(
-            self._result_id, self._position.attempt, self._position.offset
-        )
-        if stored.is_pending:
-            self._announce()
-            lists = stored.logprobs if self._with_tokens else ()
-            tokens = [token for logprobs in lists for token in orjson.loads(logprobs)]
-            return _Part(stored.attempt, stored.text, has_more=stored.has_more, tokens=tokens)
-        row = await self._results.get(self._team_id, self._result_id)
+        if not news.is_end:
+            stored = await self._results.text_since(
+                self._result_id, self._position.attempt, self._position.offset
+            )
+            if stored.is_pending:
+                self._announce()
+                return self._stored_part(stored)
+        return self._last_part(await self._results.get(self._team_id, self._result_id))
+
+    def _stored_part(self, stored: StoredText) -> _Part:
+        lists = stored.logprobs if self._with_tokens else ()
+        tokens = [token for logprobs in lists for token in orjson.loads(logprobs)]
+        return _Part(stored.attempt, stored.text, has_more=stored.has_more, tokens=tokens)
+
+    def _last_part(self, row: asyncpg.Record) -> _Part:
+        """What is behind the position in a terminal result."""
         output = row["output"] or ""
         tokens = orjson.loads(row["logprobs"] or "[]") if self._with_tokens else []
         return _Part(

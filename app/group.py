@@ -21,6 +21,7 @@ from app.errors import (
 )
 from app.follow import AttemptStarted, Ended, Event, Follower, Position, Silence, TextDelta
 from app.services import Services
+from app.stream_hub import News
 
 GroupEvent = tuple[int, TextDelta | Ended | Silence]
 
@@ -31,7 +32,7 @@ async def wait_for_all(
     services: Services,
     team_id: str,
     ids: Sequence[UUID],
-    woken: Sequence[asyncio.Event],
+    woken: Sequence[News],
     *,
     is_new: bool,
     has_left: Callable[[], bool],

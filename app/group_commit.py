@@ -109,6 +109,7 @@ class Lane(Generic[T, R]):
             try:
                 async with self._database.connection() as connection:
                     answers = await self._statement(connection, items, resent)
+                    _resolve(batch, answers)  # they need not wait for the connection's return
             except Exception as error:
                 if is_passing(error):
                     await retry.pause(error)
@@ -119,12 +120,6 @@ class Lane(Generic[T, R]):
                 middle = len(batch) // 2
                 await self._commit_apart(batch[:middle], resent=resent)
                 await self._commit_apart(batch[middle:], resent=resent)
-                return
-            start = 0
-            for group in batch:
-                end = start + len(group.items)
-                group.resolve(answers[start:end])
-                start = end
             return
 
     async def _commit_apart(self, batch: list[_Group[T, R]], *, resent: bool) -> None:
@@ -133,3 +128,11 @@ class Lane(Generic[T, R]):
         except Exception as error:  # noqa: BLE001 - the other half must not see it
             for group in batch:
                 group.fail(error)
+
+
+def _resolve(batch: Sequence[_Group[T, R]], answers: Sequence[R]) -> None:
+    start = 0
+    for group in batch:
+        end = start + len(group.items)
+        group.resolve(answers[start:end])
+        start = end

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from uuid import UUID
 
 import orjson
+from asyncpg import Record
 
 from app import job_queue_sql as sql
 from app.database import Connection, Database
@@ -22,8 +23,11 @@ from app.idempotency import NewKey
 from app.job_queue_sql import MAX_BATCH, SUSPECT_DEATHS
 from app.listener import join_ids
 from app.settings import Settings
+from app.team_limits import Limits, RunningLimits, TeamLimits
 
 _MAX_ENQUEUE = 1000
+
+NO_LIMITS = Limits()
 
 OnDisconnect = Literal["continue", "cancel"]
 
@@ -61,6 +65,8 @@ class NewResult:
     on_disconnect: OnDisconnect = "continue"
     request: str | None = None  # what its dialect answers with later, as JSON text
     store: bool = True  # or its texts are erased once it is delivered
+    tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
+    limits: Limits = NO_LIMITS  # of its team and model
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,6 +139,16 @@ class Birthplace(Protocol):
         """Run what is committed as claimed by `worker_id`; stop what else has begun."""
 
 
+class Audience(Protocol):
+    """Those who wait in this process for results to end."""
+
+    def awaits(self, result_id: UUID) -> bool:
+        """Whether somebody waits for this one."""
+
+    def hand(self, row: Record) -> None:
+        """Give them a result that has just ended: what a read of it would give."""
+
+
 class JobQueue:
     """Enqueue, claim, append, end, cancel, rescue, expire: every transition of a result.
 
@@ -141,7 +157,10 @@ class JobQueue:
     while the statement is under way.
     """
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, limits: TeamLimits | None = None
+    ) -> None:
+        self._limits = limits or TeamLimits(database, settings)
         self.birthplace: Birthplace | None = None
         self._database = database
         self._settings = settings
@@ -169,6 +188,11 @@ class JobQueue:
         in_order = sorted(results, key=lambda result: -result.priority)
         models = [result.model_name for result in in_order]
         may_start = place.may_start(models) if place else [False] * len(in_order)
+        # How much of a team runs, a claim counts.
+        may_start = [
+            yes and result.limits.max_running is None
+            for yes, result in zip(may_start, in_order, strict=True)
+        ]
         keyed = [(result.key, result) for result in in_order if result.key is not None]
         started: list[Claim] = []
         if place and not resent:
@@ -204,9 +228,32 @@ class JobQueue:
         Not sent again after a lost connection: rows of a claim whose answer was lost show up in
         `owned` and are handed back by the heartbeat.
         """
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(sql.CLAIM, worker_id, list(free), list(free.values()))
+        limited = {model: found for model in free if (found := self._limits.running(model))}
+        open_to_all = {model: count for model, count in free.items() if model not in limited}
+        rows: list[Any] = []
+        if open_to_all:
+            async with self._database.connection() as connection:
+                rows += await connection.fetch(
+                    sql.CLAIM, worker_id, list(open_to_all), list(open_to_all.values())
+                )
+        for model, limits in limited.items():
+            rows += await self._claim_within_limits(worker_id, model, free[model], limits)
         return [_to_claim(row) for row in rows]
+
+    async def _claim_within_limits(
+        self, worker_id: UUID, model: str, free: int, limits: RunningLimits
+    ) -> Sequence[Any]:
+        async with self._database.connection() as connection, connection.transaction():
+            await connection.execute("SELECT FROM models WHERE name = $1 FOR UPDATE", model)
+            return await connection.fetch(
+                sql.CLAIM_WITHIN_LIMITS,
+                worker_id,
+                model,
+                free,
+                limits.default,
+                list(limits.of_teams),
+                list(limits.of_teams.values()),
+            )
 
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
         """Claim, for each model on which nothing runs, one result that must run alone."""
@@ -241,14 +288,19 @@ class JobQueue:
             )
         )
 
-    def ending_lane(self, worker_id: UUID, retry_seconds: float) -> Lane[AttemptEnd, bool]:
-        """The lane on which one worker ends its attempts; False: the attempt was not ours."""
+    def ending_lane(
+        self, worker_id: UUID, retry_seconds: float, audience: Audience | None = None
+    ) -> Lane[AttemptEnd, bool]:
+        """The lane on which one worker ends its attempts; False: the attempt was not ours.
+
+        Results for which the `audience` waits are handed to it by the statement that ends them.
+        """
 
         async def end_attempts(
             connection: Connection, ends: Sequence[AttemptEnd], resent: bool
         ) -> list[bool]:
             return await _end_attempts(
-                connection, worker_id, ends, resent, self._settings.max_attempts
+                connection, worker_id, ends, resent, self._settings.max_attempts, audience
             )
 
         return Lane(self._database, end_attempts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
@@ -380,6 +432,7 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.retry_of for result in results],
         [result.webhook_url for result in results],
         [result.on_disconnect for result in results],
+        [1 / result.limits.weight for result in results],
         [result.new_context is not None for result in results],
         [result.request for result in results],
         [result.store for result in results],
@@ -428,10 +481,12 @@ async def _end_attempts(
     ends: Sequence[AttemptEnd],
     resent: bool,
     max_attempts: int,
+    audience: Audience | None,
 ) -> list[bool]:
     failures = [end.failure for end in ends]
-    row = await connection.fetchrow(
-        sql.END_ATTEMPTS,
+    awaited = [end.result_id for end in ends if audience and audience.awaits(end.result_id)]
+    first, *others = await connection.fetch(
+        sql.END_ATTEMPTS_AND_READ if awaited else sql.END_ATTEMPTS,
         worker_id,
         [end.result_id for end in ends],
         [end.attempt for end in ends],
@@ -448,8 +503,12 @@ async def _end_attempts(
         [failure.retryable if failure else None for failure in failures],
         [end.retry_after_seconds for end in ends],
         max_attempts,
+        *([awaited] if awaited else ()),
     )
-    ours = set(row["ids"] or ()) if row else set()
+    if audience and awaited and first["id"] is not None:
+        for row in (first, *others):
+            audience.hand(row)
+    ours = set(first["ids"] or ())
     if resent and len(ours) < len(ends):
         again = await connection.fetch(
             sql.ALREADY_ENDED,

@@ -21,6 +21,14 @@ SUSPECT_DEATHS = 2
 MAX_BATCH = IDS_PER_NOTIFICATION
 _HISTORY_LIMIT = 20
 
+# What a read of a result gives; its end gives the same to those who wait for it in its process.
+READ_COLUMNS = (
+    "id", "team_id", "context_id", "model_name", "model_version", "state", "output", "error_code",
+    "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
+    "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
+    "finished_at", "metadata", "retry_of", "logprobs", "erased_at", "store", "request",
+)  # fmt: skip
+
 
 def _failure_sql(failure: Failure) -> tuple[str, str, str]:
     quoted = failure.message.replace("'", "''")
@@ -71,6 +79,15 @@ def _has_context(is_rendered: str) -> str:
         AND ({is_rendered} OR c.content IS NOT NULL) FOR KEY SHARE))"""
 
 
+def _fair_key(row: str, team: str, order: str) -> str:
+    """The first or last key of what waits in the queue that a row belongs to; NULL if nothing."""
+    return f"""(
+    SELECT q.fair_key FROM results q
+    WHERE q.kind = 'generation' AND q.model_name = {row}.model_name AND {team}
+      q.priority = {row}.priority AND q.state = 'pending' AND q.worker_id IS NULL
+    ORDER BY q.fair_key {order} LIMIT 1)"""
+
+
 def _enqueue_sql(keys: str, is_context_kept: str, is_result_kept: str) -> str:
     """The insertion of contexts and results, with what is to be done about keys before it."""
     return f"""
@@ -85,12 +102,19 @@ WITH {keys} context_input AS (
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
-    $18::text[], $19::text[], $20::bool[], $21::text[], $22::bool[], $23::bool[])
+    $18::text[], $19::text[], $20::float8[], $21::bool[], $22::text[], $23::bool[], $24::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
-         deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect,
+         deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect, step,
          has_new_context, request, store, may_start)
+), flows AS MATERIALIZED (
+  -- Where the new results of a team begin in a queue: behind those it has there, and not before
+  -- the head. Two probes of an index each; nothing is remembered of what is gone.
+  SELECT f.*, greatest({_fair_key("f", "q.team_id = f.team_id AND", "DESC")} + f.step,
+                       {_fair_key("f", "", "ASC")}, 0) AS first_key
+  FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
+        FROM input) f
 ), me AS (
-  SELECT id FROM workers WHERE id = $24::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $25::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
@@ -104,13 +128,16 @@ WITH {keys} context_input AS (
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
-                       webhook_url, on_disconnect, request, store, worker_id, attempt, started_at)
+                       webhook_url, on_disconnect, request, store, fair_key, worker_id, attempt,
+                       started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
-         i.on_disconnect, i.request::jsonb, i.store, idle.worker_id, (idle.worker_id IS NOT NULL)::int,
+         i.on_disconnect, i.request::jsonb, i.store, f.first_key + i.step * (row_number() OVER (
+           PARTITION BY i.team_id, i.model_name, i.priority ORDER BY i.id) - 1), idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
-  FROM input i LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
+  FROM input i
+  JOIN flows f USING (team_id, model_name, priority) LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
   WHERE {_has_context("i.prompt IS NOT NULL")} AND {is_result_kept}
   ON CONFLICT (id) DO NOTHING
   RETURNING id, model_name, context_id, prompt, worker_id
@@ -129,12 +156,32 @@ FROM inserted
 ENQUEUE = _enqueue_sql("", "true", "true")
 # A statement of its own: most batches have no key, and need not open the table and its indexes.
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(25, _has_context("i.is_rendered")),
+    take_keys_sql(26, _has_context("i.is_rendered")),
     "id NOT IN (SELECT context_id FROM refused)",
     "i.id NOT IN (SELECT id FROM refused)",
 )
 
 ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
+
+_START_PICKED = """
+UPDATE results r
+SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
+FROM contexts c
+-- An array: a generic plan takes the limit for a tenth of the queue, and would join all ids.
+WHERE r.id = ANY (ARRAY(SELECT id FROM picked)) AND c.id = r.context_id
+RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
+          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
+"""
+
+
+def _next_team(condition: str) -> str:
+    """The first team, in the order of their ids, of which something waits for the model $2."""
+    return f"""(
+    SELECT r.team_id FROM results r
+    WHERE r.kind = 'generation' AND r.model_name = $2 AND {condition}
+      r.state = 'pending' AND r.worker_id IS NULL
+    ORDER BY r.team_id LIMIT 1)"""
+
 
 CLAIM = f"""
 WITH me AS (
@@ -146,20 +193,50 @@ WITH me AS (
     WHERE r.kind = 'generation' AND r.model_name = w.model_name
       AND r.state = 'pending' AND r.worker_id IS NULL
       AND (r.not_before IS NULL OR r.not_before <= now())
-    ORDER BY r.priority DESC, r.id
+    ORDER BY r.priority DESC, r.fair_key, r.id
     LIMIT w.free FOR UPDATE SKIP LOCKED
   ) p
   WHERE NOT EXISTS (
     SELECT FROM results s WHERE s.model_name = w.model_name
       AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
 )
-UPDATE results r
-SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
-FROM contexts c
--- An array: a generic plan takes the limit for a tenth of the queue, and would join all ids.
-WHERE r.id = ANY (ARRAY(SELECT id FROM picked)) AND c.id = r.context_id
-RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
-          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
+{_START_PICKED}
+"""
+
+# For a model of which teams may run only so much: $3 results, at most $4 (NULL: any number) of each
+# team, or what $5 and $6 say. Run under a lock of the model's row, so that no two workers count the
+# same. It visits the teams that wait, and no row of one that has its fill.
+CLAIM_WITHIN_LIMITS = f"""
+WITH RECURSIVE me AS (
+  SELECT id FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE
+), waiting AS (
+  {_next_team("")}
+  UNION ALL
+  SELECT n.team_id FROM waiting w CROSS JOIN LATERAL {_next_team("r.team_id > w.team_id AND")} n
+), running AS (
+  SELECT team_id, count(*)::int AS count FROM results
+  WHERE state = 'pending' AND worker_id IS NOT NULL AND model_name = $2 GROUP BY team_id
+), picked AS (
+  SELECT p.id FROM me, waiting w
+  LEFT JOIN running USING (team_id)
+  LEFT JOIN unnest($5::text[], $6::int[]) AS l(team_id, most) USING (team_id)
+  CROSS JOIN LATERAL (
+    SELECT r.id, r.priority, r.fair_key FROM results r
+    WHERE r.kind = 'generation' AND r.model_name = $2 AND r.team_id = w.team_id
+      AND r.state = 'pending' AND r.worker_id IS NULL
+      AND (r.not_before IS NULL OR r.not_before <= now())
+    ORDER BY r.priority DESC, r.fair_key, r.id
+    -- Of what is NULL, `least` takes no notice: no limit.
+    LIMIT least($3::int, coalesce(l.most, $4::int)
+      - least(coalesce(running.count, 0), coalesce(l.most, $4::int)))
+    FOR UPDATE SKIP LOCKED
+  ) p
+  WHERE NOT EXISTS (
+    SELECT FROM results s WHERE s.model_name = $2
+      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
+  ORDER BY p.priority DESC, p.fair_key, p.id LIMIT $3::int
+)
+{_START_PICKED}
 """
 
 # Run under a lock of the model's row, so that two workers cannot each find the model empty.
@@ -186,8 +263,22 @@ WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS N
   AND model_name = ANY($1::text[])
 """
 
+
+def _lock_named(strength: str) -> str:
+    """A CTE of the rows that $2 names, locked in the order of their ids.
+
+    By their ids alone: told their worker and state as well, the planner reads all rows of the worker,
+    and those of its past that are not swept yet, for each that is named.
+    """
+    return f"""locked AS MATERIALIZED (
+  SELECT id, worker_id, attempt, state, cancel_requested_at, deadline_at, lost_attempts,
+    engine_deaths
+  FROM results WHERE id = ANY($2::uuid[]) ORDER BY id FOR {strength}
+)"""
+
+
 APPEND = f"""
-WITH kept AS (
+WITH {_lock_named("SHARE")}, kept AS (
   INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens,
                              logprobs)
   SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens,
@@ -196,9 +287,8 @@ WITH kept AS (
     SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[],
                            $8::text[])
       AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens, logprobs)
-    JOIN results r ON r.id = u.result_id
+    JOIN locked r ON r.id = u.result_id
     WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
-    ORDER BY r.id FOR SHARE OF r
   ) i
   ON CONFLICT DO NOTHING
 )
@@ -215,6 +305,9 @@ _CONCLUDE = f"""
     first_token_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE
       r.started_at + make_interval(secs => j.first_token_seconds) END,
     finished_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE clock_timestamp() END,
+    -- To the front: among equal keys the oldest goes first.
+    fair_key = CASE WHEN j.verdict = 'requeued'
+      THEN coalesce({_fair_key("r", "", "ASC")}, 0) ELSE r.fair_key END,
     not_before = CASE WHEN j.verdict = 'requeued'
       THEN now() + make_interval(secs => j.retry_after_seconds) END,
     lost_attempts = r.lost_attempts + j.lost::int,
@@ -237,11 +330,13 @@ _CONCLUDE = f"""
     error_message = {_by_verdict(1, "j.error_message")},
     error_retryable = {_by_verdict(2, "j.error_retryable")}
   FROM judged j WHERE r.id = j.id
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
 """
 
-END_ATTEMPTS = f"""
-WITH input AS (
+
+def _end_attempts_sql(returning: str, answer: str) -> str:
+    """The end of a batch of attempts, and what it answers beside the ids of those that were ours."""
+    return f"""
+WITH {_lock_named("UPDATE")}, input AS (
   SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
     $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
     $15::float8[])
@@ -257,15 +352,25 @@ WITH input AS (
       WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= $16::int THEN
         CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
       ELSE 'requeued' END AS verdict
-  FROM input i JOIN results r ON r.id = i.result_id
+  FROM input i JOIN locked r ON r.id = i.result_id
   WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
-  ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
+), ended AS ({_CONCLUDE} RETURNING {returning}, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}
-SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
-FROM ended
+), {_write_deliveries("ended")}, told AS (
+  SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")} AS ended,
+    {_NOTIFY_DELIVERIES} AS deliveries
+  FROM ended
+)
+{answer}
 """
+
+
+END_ATTEMPTS = _end_attempts_sql("r.id, r.state, r.team_id", "SELECT * FROM told")
+# A statement of its own, where somebody waits: else no row, with all its text, is copied.
+END_ATTEMPTS_AND_READ = _end_attempts_sql(
+    ", ".join(f"r.{column}" for column in READ_COLUMNS),
+    """SELECT * FROM told LEFT JOIN ended e ON e.id = ANY($17::uuid[]) AND e.state <> 'pending'""",
+)
 
 ALREADY_ENDED = """
 SELECT r.id FROM results r
@@ -308,7 +413,7 @@ WITH picked AS MATERIALIZED (
   FROM picked p JOIN results r ON r.id = p.id
   WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
   ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE}), swept AS (
+), ended AS ({_CONCLUDE} RETURNING r.id, r.state, r.team_id, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
 ), {_write_deliveries("ended")}
 SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,

@@ -20,6 +20,8 @@ WATCHED = "llm_watched"  # who reads, and the ids they read: see `watched`
 APPENDED = "llm_appended"  # ids of running results of which more text is stored
 WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
+LIMITS = "llm_limits"  # always empty: what teams may use has changed
+TOKENS = "llm_tokens"  # always empty: a key or a JWT was revoked
 
 # A connection that went silent is noticed within the sum of both.
 _PING_SECONDS = 2.5

@@ -16,6 +16,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from app import __version__, refusals, wire
+from app.access import needed_scope
+from app.auth import Authentication
 from app.batch_feeder import Feeder
 from app.door import Door
 from app.errors import ServiceError
@@ -95,6 +97,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         async with open_services(settings, "api") as services:
             app.state.services = services
             services.hub.subscribe(services.listener)
+            services.authenticator.subscribe(services.listener)
             loop = asyncio.get_running_loop()
             app.state.stop = lambda: loop.call_soon_threadsafe(services.hub.close)
             worker = None
@@ -111,6 +114,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
             feeder = Feeder(services, openai_batches.ENDPOINTS) if with_worker else None
             async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
+                tasks.append(
+                    asyncio.create_task(services.authenticator.run(), name="authentication")
+                )
                 if worker:
                     tasks.append(asyncio.create_task(worker.run(), name="worker"))
                 for task in tasks:
@@ -138,10 +144,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     )
     app.add_middleware(
         Door,
-        allowed_hosts=settings.allowed_hosts,
+        allowed_hosts=settings.hosts_to_check,
         max_body_bytes=settings.max_body_bytes,
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
+    app.add_middleware(Authentication, is_on=settings.is_authenticated)
     app.add_exception_handler(ServiceError, refusals.on_service_error)
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)
@@ -152,11 +159,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign] # FastAPI's own extension point
+    app.openapi = lambda: _openapi(app, needs_token=settings.is_authenticated)  # type: ignore[method-assign] # FastAPI's own extension point
     return app
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
     """The OpenAPI document, with the schemas that raw routes refer to and our problems."""
     if app.openapi_schema is None:
         document = get_openapi(
@@ -175,8 +182,21 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 operation["responses"]["default"] = _ERRORS.get(path.split("/")[1], _PROBLEM)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
+        if needs_token:
+            _describe_security(document)
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _describe_security(document: dict[str, Any]) -> None:
+    """What each operation needs, so that the documentation page can be given a token."""
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
+    }
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needed = needed_scope(method.upper(), path, b"")
+            operation["security"] = [] if needed is None else [{"bearer": [needed]}]
 
 
 def _stop_process_on_death(task: asyncio.Task[None]) -> None:

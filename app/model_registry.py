@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from app.database import Database, is_passing
 from app.errors import ServiceError, UnknownModelError
@@ -30,6 +31,7 @@ class Model:
     ready: bool
     reason: str
     format: PromptFormat | None
+    first_seen_at: datetime | None = None
 
     @property
     def max_model_len(self) -> int | None:
@@ -52,6 +54,7 @@ class ModelRegistry:
         self._formats = PromptFormats(settings.model_repository)
         self._models: dict[str, Model] = {}
         self._stored: dict[str, int | None] = {}
+        self._seen_at: dict[str, datetime] = {}
         self._refreshing = asyncio.Lock()
         self._refreshed_at = float("-inf")
         self._on_change: list[Callable[[], None]] = []
@@ -137,6 +140,7 @@ class ModelRegistry:
                     else self.triton_error or "not in the repository"
                 ),
                 format=await self._formats.get(name),
+                first_seen_at=self._seen_at.get(name),
             )
         return models
 
@@ -151,8 +155,9 @@ class ModelRegistry:
                      SELECT * FROM unnest($1::text[], $2::int[]) ORDER BY 1
                      ON CONFLICT (name) DO UPDATE SET version = excluded.version
                      WHERE models.version IS DISTINCT FROM excluded.version
-                     RETURNING name, version)
-                   SELECT name, version FROM models UNION SELECT name, version FROM seen""",
+                     RETURNING name, version, first_seen_at)
+                   SELECT name, version, first_seen_at FROM models
+                   UNION SELECT name, version, first_seen_at FROM seen""",
                 list(new),
                 list(new.values()),
             )
@@ -161,6 +166,7 @@ class ModelRegistry:
                 raise
             return
         self._stored = {row["name"]: row["version"] for row in rows} | new
+        self._seen_at = {row["name"]: row["first_seen_at"] for row in rows}
 
 
 def _unknown(name: str, known: list[str]) -> UnknownModelError:

@@ -1,7 +1,6 @@
 """Which models may be given results: Triton's readiness does not see a dead engine, streams do."""
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 
 from app.errors import FailureCode
@@ -63,10 +62,9 @@ class ModelTrust:
 
     async def _is_dead(self, model: str) -> bool:
         """Whether Triton itself says so; one that is merely busy is given its time."""
-        stream = self._triton.generate(model, "a", {"max_tokens": 1})
         try:
-            async with asyncio.timeout(_PROBE_SECONDS), contextlib.aclosing(stream):
-                await anext(stream, None)
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await self._triton.run(model, "a", {"max_tokens": 1}, lambda _: None)
         except ModelDeadError:
             return True
         except (GenerationError, TimeoutError):

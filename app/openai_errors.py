@@ -17,8 +17,9 @@ from app.errors import FailureCode, ServiceError
 _CODES = {
     "unknown_model": "model_not_found",
     "queue_full": "rate_limit_exceeded",
+    "limit_reached": "rate_limit_exceeded",
     "unauthenticated": "invalid_api_key",
-    "forbidden": "insufficient_permissions",
+    "invalid_token": "invalid_api_key",
 }
 _MAX_FIELDS = 3
 # What would be refused again, although the status asks to be tried again.
@@ -40,12 +41,10 @@ def error_body(error: ServiceError) -> dict[str, Any]:
     code = _CODES.get(error.code, error.code)
     if "max_model_len" in error.extra:
         code = "context_length_exceeded"
-    elif error.status == 429 and "quota" in error.code:
-        code = "insufficient_quota"
     return {
         "error": {
             "message": _message(error),
-            "type": _type(error, code),
+            "type": _type(error),
             "param": _PLACE.sub(r"[\1]", error.errors[0].field) if error.errors else None,
             "code": code,
         }
@@ -59,7 +58,7 @@ def _message(error: ServiceError) -> str:
     return "; ".join(f"{one.field}: {one.message}" for one in error.errors[:_MAX_FIELDS])
 
 
-def _type(error: ServiceError, code: str) -> str:
-    if error.status == 429:
-        return "insufficient_quota" if code == "insufficient_quota" else "requests"
+def _type(error: ServiceError) -> str:
+    if error.status == 429:  # what was used up
+        return "tokens" if error.extra.get("limit") == "tokens_per_minute" else "requests"
     return "server_error" if error.status >= 500 else "invalid_request_error"

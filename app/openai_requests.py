@@ -3,6 +3,7 @@
 Independent of how they are waited for: a route awaits or streams them, a batch reads them later.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class Prepared:
     streams: bool
     include_usage: bool
     with_tokens: bool
+    silence_seconds: float
 
     async def encode(
         self, ids: Sequence[UUID], events: AsyncGenerator[GroupEvent, None]
@@ -45,6 +47,8 @@ class Prepared:
         frames = self.new_frames(ids)
         rows: dict[int, asyncpg.Record] = {}
         has_begun = False
+        clock = asyncio.get_running_loop().time
+        told_at = clock()
         try:
             async for place, event in events:
                 if isinstance(event, Silence):
@@ -57,7 +61,10 @@ class Prepared:
                 else:
                     told += frames.end(place, event.row)
                     rows[place] = event.row
+                if not told and clock() - told_at > self.silence_seconds:
+                    told = KEEP_ALIVE  # a long call is told when it is complete
                 if told:
+                    told_at = clock()
                     yield told
         except ServiceError as error:
             yield error_frame(error) + DONE
@@ -71,6 +78,10 @@ class Prepared:
 async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
     """A chat completion. Raises UnknownModelError, InvalidRequestError."""
     model = await services.registry.find(request.model)
+    if not model.has_chat:
+        raise invalid(
+            "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
+        )
     use = tool_use_of(request, model.format)
     options = request.to_send_options(use)
     prompt = Prompt(
@@ -86,6 +97,7 @@ async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
         streams=bool(request.stream),
         include_usage=request.include_usage,
         with_tokens=bool(request.logprobs),
+        silence_seconds=services.settings.keep_alive_seconds,
     )
 
 
@@ -107,6 +119,7 @@ async def prepare_completion(services: Services, request: CompletionRequest) -> 
         streams=bool(request.stream),
         include_usage=request.include_usage,
         with_tokens=request.logprobs is not None,
+        silence_seconds=services.settings.keep_alive_seconds,
     )
 
 

@@ -1,11 +1,12 @@
 """Who is asking: the team whose rows a request may see, and what it may do."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from app.settings import DEFAULT_TEAM
 
 Scope = Literal["use", "operate"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,4 +24,6 @@ class Principal:
 
 
 # Without authentication everyone is of one team, and may do everything.
-ANYONE = Principal(DEFAULT_TEAM, frozenset({"use", "operate"}))
+ANYONE = Principal(DEFAULT_TEAM, frozenset(SCOPES))
+# With it, who needs no token (`access`) is of no team: no row has an empty one.
+NOBODY = Principal("", frozenset())

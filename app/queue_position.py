@@ -32,7 +32,7 @@ SELECT m.name,
     SELECT r.id FROM results r
     WHERE r.kind = 'generation' AND r.model_name = m.name
       AND r.state = 'pending' AND r.worker_id IS NULL
-    ORDER BY r.priority DESC, r.id LIMIT $2) AS head,
+    ORDER BY r.priority DESC, r.fair_key, r.id LIMIT $2) AS head,
   (SELECT sum((w.load -> m.name ->> 'results_per_second')::float8) FROM workers w
    WHERE w.dead_at IS NULL AND w.lease_expires_at > now()) AS rate
 FROM unnest($1::text[]) AS m(name)

@@ -13,6 +13,7 @@ from app.errors import ConflictError, NotFoundError
 from app.group_commit import Lane
 from app.ids import lowest_id
 from app.job_queue import JobQueue
+from app.job_queue_sql import READ_COLUMNS
 from app.settings import Settings
 
 State = Literal["pending", "completed", "failed"]
@@ -21,14 +22,15 @@ _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
-_COLUMNS = """id, team_id, context_id, model_name, model_version, state, {output} AS output,
-  error_code, error_message, error_retryable, finish_reason, parameters, prompt_tokens,
-  completion_tokens, attempt, cancel_requested_at, started_at, first_token_at, finished_at,
-  metadata, retry_of, logprobs, erased_at"""
+# Without the request of a dialect, which may be as large as its prompt.
+_LIST_COLUMNS = [column for column in READ_COLUMNS if column != "request"]
+_LONG_COLUMNS = ", ".join(_LIST_COLUMNS)
+_SHORT_COLUMNS = ", ".join(
+    f"left(output, {LIST_TEXT_CHARACTERS}) AS output" if column == "output" else column
+    for column in _LIST_COLUMNS
+)
 
-_BY_IDS = f"""
-SELECT {_COLUMNS.format(output="output")}, request, store FROM results WHERE id = ANY($1::uuid[])
-"""
+_BY_IDS = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = ANY($1::uuid[])"
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
@@ -174,10 +176,9 @@ class ResultStore:
             conditions.append("error_code IS NOT NULL")
         elif state is not None:
             conditions.append(f"state = '{state}'")
-        output = "output" if full else f"left(output, {LIST_TEXT_CHARACTERS})"
         order = ", ".join(f"{name} DESC" for name in (*key, "id"))
         query = (
-            f"SELECT {_COLUMNS.format(output=output)} FROM results "
+            f"SELECT {_LONG_COLUMNS if full else _SHORT_COLUMNS} FROM results "
             f"WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT {int(limit)}"
         )
         return await self._database.fetch(query, *arguments)

@@ -54,9 +54,10 @@ class Attempt:
         self._first_token_seconds: float | None = None
         self._task: asyncio.Task[object] | None = None
         self._stop_reason: StopReason | None = None
-        self._is_over = False
+        self.is_over = False  # nothing more is heard; its end may not be committed yet
         self.model_is_dead = False  # Triton said so when it was asked to take this attempt
-        self.heard_at = asyncio.get_running_loop().time()  # of the last response, or the start
+        self._asked_at = asyncio.get_running_loop().time()
+        self.heard_at = self._asked_at  # of the last response, or the start
         self.has_answered = False
 
     def stop(self, reason: StopReason) -> None:
@@ -78,7 +79,7 @@ class Attempt:
             outcome, failure = self._stopped(self._stop_reason)
         finally:
             self._task = None
-            self._is_over = True
+            self.is_over = True
         if self._stop_reason is StopReason.NOT_OURS:
             return None
         return self._end(outcome, failure)
@@ -86,9 +87,11 @@ class Attempt:
     async def _generate(self) -> tuple[Outcome, Failure | None]:
         if self._stop_reason is not None:
             return self._stopped(self._stop_reason)
+        claim = self.claim
+        self._asked_at = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(max(0.0, self.claim.seconds_left)):
-                await self._read_stream()
+            async with asyncio.timeout(max(0.0, claim.seconds_left)):
+                await self._triton.run(claim.model_name, claim.prompt, claim.parameters, self._hear)
         except TimeoutError:
             return Outcome.FAILED, DEADLINE_EXCEEDED
         except GenerationError as error:
@@ -97,15 +100,12 @@ class Attempt:
             return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
         return Outcome.COMPLETED, None
 
-    async def _read_stream(self) -> None:
-        claim, loop = self.claim, asyncio.get_running_loop()
-        started = loop.time()
-        async for delta in self._triton.generate(claim.model_name, claim.prompt, claim.parameters):
-            self.heard_at = loop.time()
-            self.has_answered = True
-            if self._first_token_seconds is None and delta.text:
-                self._first_token_seconds = self.heard_at - started
-            self._add(delta)
+    def _hear(self, delta: Delta) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        self.has_answered = True
+        if self._first_token_seconds is None and delta.text:
+            self._first_token_seconds = self.heard_at - self._asked_at
+        self._add(delta)
 
     def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
         """What an error of the stream means for the attempt."""
@@ -125,6 +125,7 @@ class Attempt:
         self.completion_tokens += delta.completion_tokens
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
+            self.is_over = True
         if delta.logprobs is not None:
             self.tokens.append(delta.logprobs)
         if delta.model_version is not None:
@@ -134,7 +135,7 @@ class Attempt:
 
     def take_chunk(self) -> Chunk | None:
         """The text since the last call, to be kept in the database; none once it has ended."""
-        if self._is_over or self._kept == len(self.text):
+        if self.is_over or self._kept == len(self.text):
             return None
         chunk = Chunk(
             result_id=self.claim.id,

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from app.admission import Admission
+from app.auth import Authenticator
 from app.batches import BatchStore, BatchWork
 from app.contexts import ContextStore
 from app.database import Database
@@ -21,7 +23,9 @@ from app.queue_position import QueuePositions
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
+from app.team_limits import TeamLimits
 from app.tickets import TicketOffice
+from app.token_store import TokenStore
 from app.triton_client import TritonClient
 from app.webhook_outbox import WebhookOutbox
 from app.webhook_sender import Sender
@@ -41,6 +45,8 @@ class Services:
     results: ResultStore
     registry: ModelRegistry
     depth: QueueDepth
+    limits: TeamLimits
+    admission: Admission
     positions: QueuePositions
     listener: Listener
     hub: StreamHub
@@ -50,6 +56,8 @@ class Services:
     batches: BatchStore
     batch_work: BatchWork
     erasure: Erasure
+    tokens: TokenStore
+    authenticator: Authenticator
 
 
 @contextlib.asynccontextmanager
@@ -59,9 +67,13 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         Database(settings, f"llm {name}") as database,
         TritonClient(settings.triton_grpc) as triton,
     ):
-        queue = JobQueue(database, settings)
+        limits = TeamLimits(database, settings)
+        queue = JobQueue(database, settings, limits)
+        depth = QueueDepth(database, settings)
         results = ResultStore(database, queue, settings)
         listener = Listener(database)
+        limits.subscribe(listener)
+        tokens = TokenStore(database, settings)
         yield Services(
             settings=settings,
             database=database,
@@ -71,7 +83,9 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             contexts=ContextStore(database, queue, settings),
             results=results,
             registry=ModelRegistry(database, triton, settings),
-            depth=QueueDepth(database, settings),
+            depth=depth,
+            limits=limits,
+            admission=Admission(database, depth, limits, settings),
             positions=QueuePositions(database),
             listener=listener,
             hub=StreamHub(database, results, settings),
@@ -81,6 +95,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             batches=BatchStore(database),
             batch_work=BatchWork(database),
             erasure=Erasure(database),
+            tokens=tokens,
+            authenticator=Authenticator(tokens, settings),
         )
 
 
@@ -101,6 +117,7 @@ async def background(
     work = {
         "registry": services.registry.run(),
         "listener": services.listener.run(),
+        "limits": services.limits.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
         "expired": remove_expired(
             services.keys, services.tickets, services.files, services.erasure

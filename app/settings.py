@@ -5,9 +5,9 @@ Settings are built in `cli` and handed down; nothing reads the environment at im
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_TEAM = "default"
@@ -21,10 +21,24 @@ def _split_at_commas(value: object) -> object:
 _Names = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
 
 
+def _none_if_empty(value: object) -> object:
+    return None if value == "" else value
+
+
+# A variable that is set to nothing is not set: environment files have such lines.
+_T = TypeVar("_T")
+_Optional = Annotated[_T | None, BeforeValidator(_none_if_empty)]
+
+
 class Settings(BaseSettings):
     """The service's settings, read from the environment; names and units as in `docs/settings.md`."""
 
-    model_config = SettingsConfigDict(env_prefix="", populate_by_name=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="",
+        populate_by_name=True,
+        extra="ignore",
+        hide_input_in_errors=True,  # it may be a secret
+    )
 
     # --- Database -------------------------------------------------------------------------------
     database_host: str = Field(
@@ -95,8 +109,9 @@ class Settings(BaseSettings):
     allowed_hosts: _Names = Field(
         default=["localhost", "127.0.0.1", "[::1]"],
         alias="LLM_ALLOWED_HOSTS",
-        description="Comma-separated names accepted in the Host header while authentication is "
-        "off (a guard against DNS rebinding).",
+        description="Comma-separated names accepted in the Host and Origin headers (a guard "
+        "against DNS rebinding). While authentication is on and this is not set, any Host is "
+        "accepted, and an Origin that is the Host.",
     )
     max_body_bytes: int = Field(
         2_000_000,
@@ -148,6 +163,32 @@ class Settings(BaseSettings):
         description="How long a stream ticket may be redeemed, once.",
     )
 
+    # --- Authentication -------------------------------------------------------------------------
+    auth: Literal["auto", "on", "off"] = Field(
+        "auto",
+        alias="LLM_AUTH",
+        description="`on`: every request needs an API key or a JWT. `off`: none does, which is "
+        "refused elsewhere than on loopback. `auto`: on if JWT_SECRET or LLM_JWKS is set.",
+    )
+    jwt_secret: _Optional[SecretStr] = Field(
+        None,
+        alias="JWT_SECRET",
+        description="Secret that HS256 tokens are signed with; 32 random bytes or more "
+        "(`openssl rand -base64 32`). A weak one is refused elsewhere than on loopback.",
+    )
+    jwks: _Optional[str] = Field(
+        None,
+        alias="LLM_JWKS",
+        description="Public keys of an issuer of RS256 or ES256 tokens (JWKS): a file, or an https "
+        "URL. Needs LLM_JWT_ISSUER and LLM_JWT_AUDIENCE.",
+    )
+    jwt_issuer: _Optional[str] = Field(
+        None, alias="LLM_JWT_ISSUER", description="The `iss` of tokens by LLM_JWKS."
+    )
+    jwt_audience: _Optional[str] = Field(
+        None, alias="LLM_JWT_AUDIENCE", description="The `aud` of tokens by LLM_JWKS: our name."
+    )
+
     # --- Results --------------------------------------------------------------------------------
     default_max_tokens: int = Field(
         512,
@@ -161,6 +202,33 @@ class Settings(BaseSettings):
         alias="LLM_MAX_QUEUED",
         ge=1,
         description="Most unclaimed results in the whole queue; further ones are answered 429.",
+    )
+    team_max_queued: int | None = Field(
+        None,
+        alias="LLM_TEAM_MAX_QUEUED",
+        ge=1,
+        description="Most unclaimed results of one team and model, unless `python -m app team` says "
+        "otherwise; further ones are answered 429. Unset: no limit.",
+    )
+    team_max_running: int | None = Field(
+        None,
+        alias="LLM_TEAM_MAX_RUNNING",
+        ge=1,
+        description="Most results of one team that run on one model at the same time; others wait. "
+        "Unset: no limit.",
+    )
+    team_requests_per_minute: int | None = Field(
+        None,
+        alias="LLM_TEAM_REQUESTS_PER_MINUTE",
+        ge=1,
+        description="Most results a team may send to one model per minute. Unset: no limit.",
+    )
+    team_tokens_per_minute: int | None = Field(
+        None,
+        alias="LLM_TEAM_TOKENS_PER_MINUTE",
+        ge=1,
+        description="Most tokens, of prompts and `max_tokens` together, a team may send to one model "
+        "per minute. Unset: no limit.",
     )
     max_attempts: int = Field(
         5,
@@ -267,6 +335,27 @@ class Settings(BaseSettings):
         "or receivers in your own network). Who may send prompts can then reach what the worker "
         "can.",
     )
+
+    @model_validator(mode="after")
+    def _check_issuer(self) -> Self:
+        if self.jwks and not (self.jwt_issuer and self.jwt_audience):
+            raise ValueError("LLM_JWKS needs LLM_JWT_ISSUER and LLM_JWT_AUDIENCE")
+        if self.jwks and "://" in self.jwks and not self.jwks.lower().startswith("https://"):
+            raise ValueError("LLM_JWKS must be a file or an https URL")
+        return self
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether requests need a token."""
+        if self.auth == "auto":
+            return self.jwt_secret is not None or self.jwks is not None
+        return self.auth == "on"
+
+    @property
+    def hosts_to_check(self) -> list[str] | None:
+        """The names that Host and Origin may have; None if any Host may come."""
+        is_chosen = "allowed_hosts" in self.model_fields_set
+        return self.allowed_hosts if is_chosen or not self.is_authenticated else None
 
     def database_address(self) -> tuple[str, int]:
         """Host and port of PostgreSQL; the port is 5432 unless `LLM_DATABASE_URL` names one."""

@@ -8,7 +8,7 @@ whenever a notification says that there is more.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -25,19 +25,32 @@ from app.watched import ANNOUNCE_SECONDS, announce, is_question
 logger = logging.getLogger(__name__)
 
 
+class News(asyncio.Event):
+    """Set when there is news of a result.
+
+    `is_end` tells that it has ended, `row` is what a read would give, where that is at hand.
+    """
+
+    is_end = False
+    row: asyncpg.Record | None = None
+
+
 class _Subscribers:
-    """Events by result, to be set when there is news of it."""
+    """Those who are to hear news, by result."""
 
     def __init__(self) -> None:
-        self._events: dict[UUID, set[asyncio.Event]] = {}
+        self._events: dict[UUID, set[News]] = {}
         self.count = 0
+
+    def __contains__(self, result_id: UUID) -> bool:
+        return result_id in self._events
 
     def __iter__(self) -> Iterator[UUID]:
         return iter(self._events)
 
     @contextlib.contextmanager
-    def subscribed(self, result_id: UUID) -> Iterator[asyncio.Event]:
-        event = asyncio.Event()
+    def subscribed(self, result_id: UUID) -> Iterator[News]:
+        event = News()
         self._events.setdefault(result_id, set()).add(event)
         self.count += 1
         try:
@@ -51,6 +64,12 @@ class _Subscribers:
 
     def wake(self, result_id: UUID) -> None:
         for event in self._events.get(result_id, ()):
+            event.set()
+
+    def tell_end(self, result_id: UUID, row: asyncpg.Record | None = None) -> None:
+        for event in self._events.get(result_id, ()):
+            event.is_end = True
+            event.row = row or event.row
             event.set()
 
     def wake_all(self) -> None:
@@ -116,7 +135,7 @@ class StreamHub:
         """Whether a further waiter would be refused."""
         return self._waiters.count >= self._settings.max_waiters
 
-    def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[asyncio.Event]:
+    def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[News]:
         """An event that is set when the result has ended. Raises TooManyWaitersError."""
         if self.is_full:
             raise TooManyWaitersError(
@@ -131,7 +150,7 @@ class StreamHub:
         team_id: str,
         result_id: UUID,
         seconds: float,
-        woken: asyncio.Event | None = None,
+        woken: News | None = None,
         *,
         is_new: bool = False,
         has_left: Callable[[], bool] = bool,
@@ -150,7 +169,9 @@ class StreamHub:
                 await is_set_by(news, ends)
             while True:
                 news.clear()
-                row = await self._results.get(team_id, result_id)
+                row = news.row
+                if row is None or row["team_id"] != team_id:
+                    row = await self._results.get(team_id, result_id)
                 is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
                 if row["state"] != "pending" or is_over or has_left():
                     return row
@@ -167,7 +188,7 @@ class StreamHub:
                 headers={"Retry-After": "5"},
             )
 
-    def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[asyncio.Event]:
+    def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[News]:
         """An event that is set whenever the result may have more text, or has ended."""
         return self._readers.subscribed(result_id)
 
@@ -191,32 +212,43 @@ class StreamHub:
         """An attempt of this process has more text."""
         self._readers.wake(attempt.claim.id)
 
+    def awaits(self, result_id: UUID) -> bool:
+        """Whether somebody waits for the result, or reads it, here."""
+        return result_id in self._waiters or result_id in self._readers
+
+    def hand(self, row: asyncpg.Record) -> None:
+        """A result has ended in this process: those who wait need not read it again."""
+        self._waiters.tell_end(row["id"], row)
+        self._readers.tell_end(row["id"], row)
+
     def detach(self, attempt: Attempt) -> None:
         """The attempt is over, and its end committed unless it was decided elsewhere."""
         result_id = attempt.claim.id
         if self._running.get(result_id) is attempt:
             del self._running[result_id]
-        self._wake(result_id)
+        self._waiters.wake(result_id)
+        self._readers.wake(result_id)
 
     # --- notifications --------------------------------------------------------------------------
 
     def _on_ended(self, payload: str) -> None:
-        for result_id in self._named(payload, self._waiters):
-            self._waiters.wake(result_id)
-        self._on_appended(payload)
+        if not payload:  # (re)connected: what happened meanwhile was told to nobody
+            self._waiters.wake_all()
+            return
+        for result_id in split_ids(payload):
+            attempt = self._running.get(result_id)
+            # Else its end is on its way back to us, and will be handed on.
+            if attempt is None or not attempt.is_over:
+                self._waiters.tell_end(result_id)
+                self._readers.tell_end(result_id)
 
     def _on_appended(self, payload: str) -> None:
-        for result_id in self._named(payload, self._readers):
+        if not payload:
+            self._readers.wake_all()
+            return
+        for result_id in split_ids(payload):
             self._readers.wake(result_id)
 
     def _on_watched(self, payload: str) -> None:
         if not payload or is_question(payload):
             self._announce_all()
-
-    def _named(self, payload: str, subscribers: _Subscribers) -> Iterable[UUID]:
-        # None are named after a (re)connection: what happened meanwhile was told to nobody.
-        return split_ids(payload) if payload else list(subscribers)
-
-    def _wake(self, result_id: UUID) -> None:
-        self._waiters.wake(result_id)
-        self._readers.wake(result_id)

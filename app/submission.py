@@ -6,6 +6,7 @@ them decides, and the one it refuses is looked up again.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -202,10 +203,9 @@ async def submit_once(
     """
     prepared = await _prepare_group(services, principal, request, ids)
     context_ids = {item.result.context_id: item.result.id for item in reversed(prepared)}
-    await services.depth.admit(len(prepared))
-    await services.queue.enqueue(
-        [_in_context(item.result, context_ids[item.result.context_id]) for item in prepared]
-    )
+    results = [_in_context(item.result, context_ids[item.result.context_id]) for item in prepared]
+    async with services.admission.admitted(results):
+        await services.queue.enqueue(results)
 
 
 def _in_context(result: NewResult, context_id: UUID) -> NewResult:
@@ -368,8 +368,8 @@ async def _commit(
     new = [item for item in prepared if isinstance(item, _Prepared)]
     stored: Sequence[bool] = []
     if new:
-        await services.depth.admit(len(new))
-        stored = await services.queue.enqueue([item.result for item in new])
+        async with services.admission.admitted([item.result for item in new]):
+            stored = await services.queue.enqueue([item.result for item in new])
     refused = [item for item, is_stored in zip(new, stored, strict=True) if not is_stored]
     reasons: Sequence[Answer | ServiceError] = []
     if refused:
@@ -486,6 +486,8 @@ async def _prepare_retry(
         webhook_url=row["webhook_url"],
         retry_of=retry_of,
         store=row["store"],
+        tokens=orjson.loads(row["parameters"])["max_tokens"],
+        limits=services.admission.limits_of(principal.team_id, model.name),
     )
     return _Prepared(model, result)
 
@@ -508,12 +510,20 @@ async def _new_result(
             "deadline_seconds",
             f"must be at most {settings.max_deadline_seconds:.0f} (LLM_MAX_DEADLINE_SECONDS)",
         )
+    if options.priority > principal.max_priority:
+        raise _invalid(
+            "priority", f"must be at most {principal.max_priority}, the token's max_priority"
+        )
     if options.webhook_url is not None:
         wrong = url_fault(options.webhook_url, allow_private=settings.webhook_allow_private)
         if wrong:
             raise _invalid("webhook_url", wrong)
     parameters = options.parameters
     max_tokens = await _max_tokens(model, text, parameters.max_tokens, settings.default_max_tokens)
+    limits = services.admission.limits_of(principal.team_id, model.name)
+    tokens = max_tokens
+    if limits.tokens_per_minute is not None:
+        tokens += await _count_tokens(model, text)
     if (parameters.min_tokens or 0) > max_tokens:
         raise _invalid(
             "parameters.min_tokens",
@@ -532,8 +542,16 @@ async def _new_result(
         metadata=_json(options.metadata) if options.metadata else "{}",
         new_context=new_context,
         webhook_url=options.webhook_url,
+        tokens=tokens,
+        limits=limits,
     )
     return _Prepared(model, result)
+
+
+async def _count_tokens(model: Model, text: str) -> int:
+    """Tokens of a prompt; a quarter of its bytes where nothing tells them."""
+    counted = await model.format.count_tokens(text) if model.format else None
+    return math.ceil(len(text.encode()) / 4) if counted is None else counted
 
 
 async def _render(

@@ -21,6 +21,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
@@ -97,6 +98,8 @@ results = Table(
     Column("store", Boolean, nullable=False, server_default=text("true")),
     # --- the state: written by job_queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
+    # The place in the queue among results of the same priority: virtual time, docs/limits.md.
+    Column("fair_key", Float, nullable=False, server_default="0"),
     _time("not_before"),
     # No foreign key: the fence must hold even when the workers table was cleaned.
     Column("worker_id", UUID),
@@ -161,6 +164,17 @@ results = Table(
         "kind",
         "model_name",
         text("priority DESC"),
+        "fair_key",
+        "id",
+        postgresql_where=_UNCLAIMED,
+    ),
+    Index(
+        "ix_results_unclaimed_team",
+        "kind",
+        "model_name",
+        "team_id",
+        text("priority DESC"),
+        "fair_key",
         "id",
         postgresql_where=_UNCLAIMED,
     ),
@@ -261,6 +275,63 @@ webhook_secrets = Table(
     Column("previous_secret", String),
     _time("previous_expires_at"),
     Column("rotated_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+)
+
+team_limits = Table(
+    "team_limits",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    # `*`: each model that has no row of its own.
+    Column("model_name", String, primary_key=True, server_default="*"),
+    # Of what is NULL the default holds.
+    Column("weight", Float),
+    Column("max_queued", Integer),
+    Column("max_running", Integer),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    CheckConstraint("weight > 0", name="weight"),
+)
+
+rate_buckets = Table(
+    "rate_buckets",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    Column("model_name", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    # What may still be used, as it was at `filled_at`.
+    Column("level", Float, nullable=False),
+    _time("filled_at", nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("team_id", String, nullable=False),
+    Column("name", String, nullable=False, server_default=""),
+    # The part of the key that names it, and the SHA-256 of all of it.
+    Column("prefix", String, nullable=False),
+    Column("key_hash", LargeBinary, nullable=False),
+    Column("scopes", ARRAY(String), nullable=False),
+    Column("max_priority", SmallInteger, nullable=False, server_default="0"),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    _time("expires_at"),
+    # To the minute.
+    _time("last_used_at"),
+    _time("revoked_at"),
+    UniqueConstraint("prefix"),
+    CheckConstraint("octet_length(key_hash) = 32", name="whole_hash"),
+    CheckConstraint("team_id <> ''", name="team"),
+    Index("ix_api_keys_team_id_id", "team_id", "id"),
+)
+
+revoked_tokens = Table(
+    "revoked_tokens",
+    metadata,
+    # Of JWTs, by their claims. Kept for good: a token without `exp` never ends by itself.
+    Column("team_id", String, primary_key=True),
+    Column("token_id", String, primary_key=True),
+    Column("revoked_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
 )
 
 workers = Table(

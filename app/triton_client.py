@@ -11,8 +11,7 @@ import contextlib
 import json
 import re
 import struct
-from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -202,52 +201,6 @@ def _logprobs(content: bytes | None) -> str | None:
     return _NUL_ESCAPE.sub(r"\1\\ufffd", text) if r"\u0000" in text else text
 
 
-class _Responses:
-    """What a call answers, read by a task of its own that outlives its consumer's cancellation.
-
-    gRPC cancels a call at once when the task that waits for it is cancelled.
-    """
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._arrived: deque[Any] = deque()
-        self._has_news = asyncio.Event()
-        self._reading = asyncio.create_task(self._read())
-        self._reading.add_done_callback(self._on_end)
-
-    async def _read(self) -> None:
-        async for response in self._call:
-            self._arrived.append(response)
-            self._has_news.set()
-
-    def _on_end(self, reading: asyncio.Task[None]) -> None:
-        self._has_news.set()
-        if not reading.cancelled():
-            reading.exception()  # seen, also when the consumer has left
-
-    @property
-    def are_over(self) -> bool:
-        """Whether the call has ended: there is nothing to cancel."""
-        return self._reading.done()
-
-    def __aiter__(self) -> "_Responses":
-        return self
-
-    async def __anext__(self) -> Any:
-        """The next response. Raises AioRpcError."""
-        while not self._arrived:
-            if self._reading.done():
-                self._reading.result()
-                raise StopAsyncIteration
-            self._has_news.clear()
-            await self._has_news.wait()
-        return self._arrived.popleft()
-
-    async def until_over(self) -> None:
-        """Wait for the end of the call, whatever it is."""
-        await asyncio.gather(self._reading, return_exceptions=True)
-
-
 class TritonClient:
     """A channel to one Triton server. Use it inside `async with`."""
 
@@ -255,7 +208,7 @@ class TritonClient:
         host, port = split_address(address, 8001)
         self.address = f"{host}:{port}"
         self._takes_cancellations: dict[str, bool] = {}  # by model
-        self._cancellations: set[asyncio.Task[None]] = set()
+        self._unheard: set[asyncio.Task[None]] = set()  # calls that nobody listens to any more
 
     async def __aenter__(self) -> "TritonClient":
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
@@ -275,43 +228,70 @@ class TritonClient:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        if self._cancellations:
-            await asyncio.wait(self._cancellations, timeout=_CANCEL_SECONDS)
+        if self._unheard:
+            await asyncio.wait(self._unheard, timeout=_CANCEL_SECONDS)
         await self._channel.close()
+
+    async def run(
+        self,
+        model: str,
+        prompt: str,
+        parameters: dict[str, Any],
+        on_delta: Callable[[Delta], None],
+    ) -> None:
+        """Have a model generate, and call `on_delta` with each response until the last token.
+
+        Cancelling this stops the engine's work. Raises a GenerationError: which one decides whether
+        the attempt counts.
+        """
+        request_id = uuid4().hex
+        call = self._infer(build_request(model, prompt, parameters, request_id))
+        told = asyncio.get_running_loop().create_future()
+        # gRPC cancels a call at once when the task that reads it is cancelled: that is not ours.
+        reading = asyncio.create_task(_read(call, on_delta, told))
+        has_ended = False  # as the model has told: it need not hear that nobody listens
+        try:
+            await told
+            has_ended = True
+        except GenerationError:
+            has_ended = True
+            raise
+        finally:
+            if not told.cancelled():
+                told.exception()  # seen, also when we were cancelled in the same step
+            if not reading.done():
+                self._leave(call, reading, model, None if has_ended else request_id)
 
     async def generate(
         self, model: str, prompt: str, parameters: dict[str, Any]
     ) -> AsyncGenerator[Delta, None]:
-        """Stream a generation. Closing or cancelling the iterator stops the engine's work on it.
-
-        Raises a GenerationError: which one decides whether the attempt counts.
-        """
-        request_id = uuid4().hex
-        request = build_request(model, prompt, parameters, request_id)
-        call = self._infer(request)
-        responses = _Responses(call)
-        is_running = True  # as far as we know: it has to be told that nobody listens
+        """The same as an iterator. Closing or cancelling it stops the engine's work."""
+        deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        running = asyncio.create_task(self.run(model, prompt, parameters, deltas.put_nowait))
+        running.add_done_callback(lambda _: deltas.put_nowait(None))
         try:
-            async for response in responses:
-                if response.error_message:
-                    raise _to_model_error(response.error_message)
-                yield read_response(response.infer_response)
-        except grpc.aio.AioRpcError as error:
-            raise _to_stream_error(error) from error
-        except GenerationError:
-            is_running = False
-            raise
+            while (delta := await deltas.get()) is not None:
+                yield delta
+            await running
         finally:
-            if not responses.are_over:
-                ending = self._end(call, responses, model, request_id if is_running else None)
-                task = asyncio.create_task(ending)
-                self._cancellations.add(task)
-                task.add_done_callback(self._cancellations.discard)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
-    async def _end(
-        self, call: Any, responses: "_Responses", model: str, request_id: str | None
+    def _leave(
+        self, call: Any, reading: "asyncio.Task[None]", model: str, request_id: str | None
     ) -> None:
-        """Have the model end a stream, if it is running, and only then cancel the call.
+        """Let a call end by itself; a request that still runs has to be ended by its model."""
+        self._unheard.add(reading)
+        reading.add_done_callback(self._unheard.discard)
+        deadline = asyncio.get_running_loop().call_later(_CANCEL_SECONDS, call.cancel)
+        reading.add_done_callback(lambda _: deadline.cancel())
+        if request_id is not None:
+            ending = asyncio.create_task(self._end(call, model, request_id))
+            self._unheard.add(ending)
+            ending.add_done_callback(self._unheard.discard)
+
+    async def _end(self, call: Any, model: str, request_id: str) -> None:
+        """Have the model end a request, which ends its call.
 
         Cancelling a call that Triton 2.51 is answering crashes the server about once in a
         thousand times, and otherwise holds the model when it is to be unloaded. Models that take
@@ -320,13 +300,11 @@ class TritonClient:
         """
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(_CANCEL_SECONDS):
-                if request_id is None:
-                    await responses.until_over()
-                elif await self._takes_cancellation(model):
+                if await self._takes_cancellation(model):
                     message = build_cancellation(model, request_id)
                     async for _ in self._stub.ModelStreamInfer(iter([message])):
                         pass
-                    await responses.until_over()
+                    return
         call.cancel()
 
     async def _takes_cancellation(self, model: str) -> bool:
@@ -397,6 +375,38 @@ class TritonClient:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotFoundError(detail) from error
             raise TritonError(detail) from error
+
+
+async def _read(call: Any, on_delta: Callable[[Delta], None], told: "asyncio.Future[None]") -> None:
+    """Read a call to its end, and tell its last token, or its error, as soon as it is here.
+
+    What comes after that, or after the consumer has left, is heard by nobody.
+    """
+    try:
+        async for response in call:
+            if not told.done():
+                _hear(response, on_delta, told)
+    except grpc.aio.AioRpcError as error:
+        if not told.done():
+            told.set_exception(_to_stream_error(error))
+    finally:
+        if not told.done():
+            told.set_result(None)
+
+
+def _hear(response: Any, on_delta: Callable[[Delta], None], told: "asyncio.Future[None]") -> None:
+    if response.error_message:
+        told.set_exception(_to_model_error(response.error_message))
+        return
+    try:
+        delta = read_response(response.infer_response)
+        on_delta(delta)
+    except Exception as error:  # noqa: BLE001 - a bug must reach its owner, and not end the reading
+        told.set_exception(error)
+    else:
+        # Nothing follows but the end of the stream, a round trip later.
+        if delta.finish_reason is not None:
+            told.set_result(None)
 
 
 # A failed stream's cause comes as text: the header that asks Triton 2.51 for status codes

@@ -41,6 +41,18 @@ def parse(adapter: TypeAdapter[T], body: bytes) -> T:
     return value
 
 
+def validate(adapter: TypeAdapter[T], value: object) -> T:
+    """Read a part of a body whose JSON is parsed already. Raises as `parse` does."""
+    try:
+        valid = adapter.validate_python(value)
+    except ValidationError as error:
+        raise InvalidRequestError(
+            "The item is not valid; `errors` names each field.", to_field_errors(error.errors())
+        ) from error
+    _refuse_nul(valid, "item")
+    return valid
+
+
 def to_field_errors(errors: Any) -> list[FieldError]:
     """Pydantic's errors as ours, the first twenty."""
     return [

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvloop
 
 from bench import (
+    fair,
     machine,
     p1_submit,
     p2_life,
@@ -37,6 +38,7 @@ _GOALS: dict[str, tuple[Goal, str]] = {
     "p6": (p6_poll.run, "polls by id; baselines: a fixed answer, one SELECT each"),
     "p7": (p7_lists.run, "list pages at depth; baseline: depth 0 of the same query"),
     "p8": (p8_growth.run, "CPU per result as streams, waiters, rows and the queue grow"),
+    "fair": (fair.run, "the fair order of the queue; baseline: first in, first out"),
     "p9": (p9_memory.run, "memory of the API: idle, with 2,000 long-polls, with 2,000 streams"),
 }
 

@@ -56,6 +56,8 @@ def _sections() -> Iterator[tuple[str, list[str]]]:
 def _row(name: str, field: FieldInfo) -> str:
     unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), "")
     default = "**required**" if field.is_required() else _value(field.default, unit)
+    if field.default is None:
+        default = "none"
     bounds = ", ".join(filter(None, map(_bound, field.metadata)))
     return f"| `{field.alias}` | {default} | {bounds} | {field.description} |\n"
 

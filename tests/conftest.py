@@ -2,14 +2,20 @@
 
 Servers are started once a session. Each test has a database of its own, copied from a migrated
 template, so that LISTEN/NOTIFY and SKIP LOCKED meet real commits.
+
+With `-n 2` two processes share the tests, each with servers of its own. A file is never divided;
+neither are the end-to-end tests (one vLLM engine is enough for a machine) nor the chaos tests
+(they would be each other's chaos).
 """
 
 import asyncio
 import contextlib
+import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import asyncpg
 import httpx
@@ -17,6 +23,8 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from fastapi import FastAPI
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from app.embedded.triton import EmbeddedTriton
 from app.main import create_app
@@ -26,6 +34,36 @@ from tests.postgres import PostgresServer, start_postgres
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"
+SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
+_Triton = TypeVar("_Triton", bound=EmbeddedTriton)
+# Tests start hundreds of processes: each of them would compile all its modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+_UNDIVIDED = ("tests/e2e/", "tests/chaos/")  # each takes minutes: they begin
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no type information
+    """Gives a process whole files, and `_UNDIVIDED` folders as if they were one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in _UNDIVIDED if file.startswith(folder)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """Called by xdist."""
+    config.option.loadscopereorder = False  # it would begin with what has the most tests
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that all processes end at about the same time."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        starts = [*_UNDIVIDED, "tests/integration/"]
+        return next((n for n, start in enumerate(starts) if file.startswith(start)), len(starts))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +94,8 @@ async def database_name(postgres_server: PostgresServer, template: str) -> Async
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """A real tritonserver with the scripted model."""
-    directory = tmp_path_factory.mktemp("triton")
-    models = {"scripted": ROOT / "triton" / "models" / "scripted"}
-    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("triton")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -101,6 +135,19 @@ async def connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
     connection = await connect(settings)
     yield connection
     await connection.close()
+
+
+@contextlib.contextmanager
+def run_triton(
+    kind: type[_Triton], directory: Path, models: Mapping[str, Path] = SCRIPTED
+) -> Iterator[_Triton]:
+    """A Triton with these models, for fixtures wider than one test."""
+    server = kind(TRITON_VENV, directory / "work", models, directory / "triton.log")
+    asyncio.run(server.start())
+    try:
+        yield server
+    finally:
+        asyncio.run(server.stop())
 
 
 @contextlib.asynccontextmanager

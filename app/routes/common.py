@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
 from app.job_queue import OnDisconnect
-from app.principal import ANYONE, Principal
+from app.principal import Principal
 from app.refusals import refusal
 from app.schemas.native import Key, result_to_wire
 from app.services import Services
@@ -52,8 +52,8 @@ def services_of(request: Request) -> Services:
 
 
 def principal_of(request: Request) -> Principal:
-    """Who is asking; everyone is the same while authentication is off."""
-    principal: Principal = request.scope.get("principal", ANYONE)
+    """Who is asking, as the middleware of `auth` found out."""
+    principal: Principal = request.scope["principal"]
     return principal
 
 

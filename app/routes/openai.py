@@ -100,10 +100,11 @@ async def read_openai_model(model: str, services: ServicesOf) -> Response:
 
 
 def _to_wire(model: Model) -> dict[str, Any]:
+    seen_at = model.first_seen_at  # nobody tells when it was made
     return {
         "id": model.name,
         "object": "model",
-        "created": 0,
+        "created": int(seen_at.timestamp()) if seen_at else 0,
         "owned_by": "llm-api-service",
         "max_model_len": model.max_model_len,
     }

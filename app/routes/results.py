@@ -155,7 +155,7 @@ async def delete_result(
 
 async def _result_response(request: Request, services: Services, row: asyncpg.Record) -> Response:
     """A result, or 304 where the client has it; while it is pending with what is to be expected."""
-    tag = _etag(row)
+    tag = _etag(services, row)
     is_known = any(
         name == b"if-none-match" and tag in value for name, value in request.scope["headers"]
     )
@@ -180,11 +180,14 @@ async def _pending_wire(
     return wire, {"Retry-After": str(estimate.poll_seconds)}
 
 
-def _etag(row: asyncpg.Record) -> bytes:
-    """A weak validator (RFC 9110, 8.8.3): the row's state, whatever the estimates say."""
+def _etag(services: Services, row: asyncpg.Record) -> bytes:
+    """A weak validator (RFC 9110, 8.8.3): the row's state and its model's, not the estimates."""
     changed = row["finished_at"] or row["cancel_requested_at"] or row["started_at"]
     at = 0 if changed is None else int(changed.timestamp() * 1e6)
-    return f'W/"{row["state"]}-{row["attempt"]}-{at:x}"'.encode()
+    ready = (
+        "" if row["state"] != "pending" else f"-{services.registry.is_ready(row['model_name']):d}"
+    )
+    return f'W/"{row["state"]}-{row["attempt"]}-{at:x}{ready}"'.encode()
 
 
 def _to_seconds(text: str, most: float) -> float:

@@ -1,6 +1,5 @@
 """/models/send and POST /results/: send prompts, and be answered at once, at the end, or live."""
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
@@ -9,9 +8,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
-import orjson
 from fastapi import APIRouter
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -52,8 +51,9 @@ from app.schemas.native import (
 from app.services import Services
 from app.settings import Settings
 from app.sse import MEDIA_TYPE, EventStreamResponse
+from app.stream_hub import News
 from app.submission import Accepted, Answer, Replayed, retry, submit, submit_all, submit_context
-from app.wire import json_response, parse
+from app.wire import json_response, parse, validate
 
 router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])
@@ -215,7 +215,7 @@ async def _send(request: Request, services: Services, submission: Submission) ->
 
 
 async def _wait(
-    request: Request, services: Services, wish: _Wish, answer: Answer, woken: asyncio.Event
+    request: Request, services: Services, wish: _Wish, answer: Answer, woken: News
 ) -> asyncpg.Record | None:
     """The result after the time that the client would wait; None if that was not possible."""
     result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0
@@ -292,8 +292,8 @@ def _one_key_for_many() -> InvalidRequestError:
 def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
     """Each item by itself: one wrong item does not refuse the others."""
     try:
-        items = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        items = from_json(body)
+    except ValueError as error:
         raise InvalidRequestError(
             f"The body is not valid JSON: {error}.", [FieldError("body", str(error))]
         ) from error
@@ -301,12 +301,12 @@ def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
         raise InvalidRequestError("The list is empty.", [FieldError("body", "is an empty list")])
     if len(items) > MAX_BULK:
         raise BodyTooLargeError(f"A list holds at most {MAX_BULK} items; this one {len(items)}.")
-    return [_parse_item(orjson.dumps(item)) for item in items]
+    return [_read_item(item) for item in items]
 
 
-def _parse_item(body: bytes) -> ResultCreate | ServiceError:
+def _read_item(item: object) -> ResultCreate | ServiceError:
     try:
-        return parse(_CREATE, body)
+        return validate(_CREATE, item)
     except InvalidRequestError as error:
         return error
 

@@ -76,8 +76,10 @@ class SendOptions(_WithMetadata):
     """How a context is sent; every member is optional."""
 
     parameters: SamplingParameters = Field(default_factory=SamplingParameters)
-    priority: Annotated[int, Field(ge=-100, le=0)] = Field(
-        0, description="Below 0 lets other results go first."
+    priority: Annotated[int, Field(ge=-100, le=100)] = Field(
+        0,
+        description="Below 0 lets other results go first; above 0 goes first itself, as far as the "
+        "token's `max_priority` allows.",
     )
     deadline_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="Fail if not finished by then; default 24 h, at most 7 days."

@@ -90,7 +90,7 @@ class OpenAIRequest(BaseModel):
     skip_special_tokens: bool | None = Field(None, description="vLLM's.")
     spaces_between_special_tokens: bool | None = Field(None, description="vLLM's.")
     priority: int | None = Field(
-        None, description="vLLM's: the larger, the later. At least 0, the default."
+        None, description="vLLM's: the larger, the later; below 0 it needs a token that may."
     )
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
     guided_json: JsonValue = Field(None, description="vLLM's older name of structured_outputs.")

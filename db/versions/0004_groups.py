@@ -1,14 +1,14 @@
 """what becomes of a result whose client left; log probabilities of running results
 
 Revision: 0004
-Revises: 0002
+Revises: 0003
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0004"
-down_revision = "0002"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 

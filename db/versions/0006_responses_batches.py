@@ -1,7 +1,7 @@
 """what a response answers with later, texts that are erased, files and batches
 
 Revision: 0006
-Revises: 0004
+Revises: 0005
 """
 
 import sqlalchemy as sa
@@ -9,7 +9,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0006"
-down_revision = "0004"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 

@@ -10,7 +10,7 @@ import pytest
 from app.embedded.postgres import DATABASE, HOST, USER
 from app.embedded.triton import EmbeddedTriton
 from tests.chaos.stack import MortalPostgres, MortalTriton, Stack, open_stack
-from tests.conftest import ROOT, TRITON_VENV, make_settings, migrate
+from tests.conftest import make_settings, migrate, run_triton
 from tests.postgres import PostgresServer
 
 _TEMPLATE = "chaos_template"
@@ -32,12 +32,8 @@ def mortal_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal
 @pytest.fixture(scope="session")
 def mortal_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
     """A tritonserver with the scripted model."""
-    directory = tmp_path_factory.mktemp("mortal_triton")
-    models = {"scripted": ROOT / "triton" / "models" / "scripted"}
-    server = MortalTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    with run_triton(MortalTriton, tmp_path_factory.mktemp("mortal_triton")) as server:
+        yield server
 
 
 @pytest.fixture

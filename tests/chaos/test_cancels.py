@@ -28,6 +28,7 @@ async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) ->
     chosen = random.Random(7)  # noqa: S311 - not for secrets
     outcomes: Counter[str] = Counter()
     takes = CHUNKS * DELAY
+    middle = 1.4 * takes
     for number in range(ROUNDS):
         prompt = f"Race {number} {{{{chunks={CHUNKS} delay_ms={DELAY * 1000}}}}}"
         body = [{"model": "scripted", "content": prompt, "parameters": PARAMETERS}] * RACES
@@ -35,11 +36,11 @@ async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) ->
         ids = [str(item["id"]) for item in answer.json]
         readers = [StreamReader(one) for one in ids[:READ]]
         # About when they complete: some long before, most in that very moment.
-        pauses = [max(0.0, chosen.gauss(1.4 * takes, takes / 2)) for _ in ids]
+        pauses = [max(0.0, chosen.gauss(middle, takes / 2)) for _ in ids]
         cancels = [cancel(stack, one, pause) for one, pause in zip(ids, pauses, strict=True)]
         reads = [reader.read_to_the_end(lambda: stack.ports["api"]) for reader in readers]
         answers, _ = await asyncio.wait_for(
-            asyncio.gather(asyncio.gather(*cancels), asyncio.gather(*reads)), 20
+            asyncio.gather(asyncio.gather(*cancels), asyncio.gather(*reads)), 60
         )
         told = {answer.json["id"]: answer.json for answer in answers}
         stored = {result["id"]: result for result in await stack.read(ids)}
@@ -48,12 +49,15 @@ async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) ->
         for reader in readers:
             reader.check_end()
             assert reader.result == stored[reader.result_id]
-        outcomes.update(outcome_of(result) for result in stored.values())
+        ended = Counter(outcome_of(result) for result in stored.values())
+        outcomes.update(ended)
+        # A busy machine takes longer: the cancels follow.
+        middle *= 1.1 if ended["cancelled"] > RACES / 2 else 1 / 1.1
     assert set(outcomes) == {"completed", "cancelled"}
     assert min(outcomes.values()) > ROUNDS * RACES / 20, outcomes
     await check_history(stack)
     check_logs(stack)
-    await until(lambda: is_quiet(triton), 10, "the engine is idle")
+    await until(lambda: is_quiet(triton), 30, "the engine is idle")
 
 
 async def cancel(stack: Stack, result_id: str, pause: float) -> Answer:

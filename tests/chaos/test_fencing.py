@@ -34,16 +34,16 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
 
     By then the model has said all of the short ones to it, and goes on with the long ones.
     """
-    prompts = prompts_of(3, 30) + prompts_of(12, 30)
+    prompts = prompts_of(4, 30) + prompts_of(12, 30)
     asking = asyncio.create_task(ask_directly(triton, prompts))
     frozen = await stack.start_worker("alice")
     told = await stack.send(prompts)
-    await stack.until(SPEAKING, len(prompts), 20)
+    await stack.until(SPEAKING, len(prompts), 60)
     frozen.send_signal(signal.SIGSTOP)
     stopped_at = time.monotonic()
     await stack.start_worker("bob")
     try:
-        await stack.until("attempt = 2 AND worker_id IS NOT NULL", len(prompts), 40)
+        await stack.until("attempt = 2 AND worker_id IS NOT NULL", len(prompts), 60)
         await asyncio.sleep(max(0.0, stopped_at + 2 * LEASE_SECONDS - time.monotonic()))
         assert await stack.count("state = 'pending'") >= 30
     finally:
@@ -52,7 +52,7 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
     async def has_new_id() -> bool:
         return stack.log("alice").count("worker ready") == 2
 
-    await until(has_new_id, 20, "the frozen worker is back under a new id")
+    await until(has_new_id, 60, "the frozen worker is back under a new id")
     assert "fenced" in stack.log("alice")
     await stack.until_terminal(60)
     await check_completed(stack, told, await asking)
@@ -66,7 +66,7 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
     await stack.workers["bob"].stop()
     more = prompts_of(0.1, 10)
     told = await stack.send(more)
-    await stack.until_terminal(20)
+    await stack.until_terminal(60)
     await check_completed(stack, told, await ask_directly(triton, more))
     by_old_id = "SELECT FROM history WHERE at > $1 AND $2 IN (old_worker, new_worker)"
     freed = f"{by_old_id} AND new_worker IS NOT NULL"
@@ -91,7 +91,7 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
         async def is_rescued() -> bool:
             return await stack.count("worker_id IS NULL") == 1
 
-        await until(is_rescued, 20, "the API rescued the result")
+        await until(is_rescued, 60, "the API rescued the result")
         assert await queue.claim(dead.id, {"scripted": 1}) == []
         await alive.register()
         assert [claim.attempt for claim in await queue.claim(alive.id, {"scripted": 1})] == [2]
@@ -122,7 +122,7 @@ async def test_database_away_for_two_leases_runs_nothing_again(
     asking = asyncio.create_task(ask_directly(triton, prompts))
     await mortal_stack.start_worker("alice")
     told = await mortal_stack.send(prompts)
-    await mortal_stack.until(SPEAKING, len(prompts) // 2, 20)
+    await mortal_stack.until(SPEAKING, len(prompts) // 2, 60)
 
     await mortal_postgres.stop()
     await asyncio.sleep(2 * LEASE_SECONDS)
@@ -147,7 +147,7 @@ async def test_frozen_database_loses_and_doubles_nothing(
     await mortal_stack.start_worker("alice")
     await mortal_stack.start_worker("bob")
     told = await mortal_stack.send(prompts)
-    await mortal_stack.until(SPEAKING, len(prompts) // 2, 20)
+    await mortal_stack.until(SPEAKING, len(prompts) // 2, 60)
 
     mortal_postgres.send_signal(signal.SIGSTOP)
     try:

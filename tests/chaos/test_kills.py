@@ -34,7 +34,7 @@ async def begin(stack: Stack) -> dict[str, str]:
     """Have results in flight, with some text said; the ids of all that were sent."""
     await stack.start_worker("alice")
     told = await stack.send(PROMPTS[:BEFORE])
-    await stack.until(SPEAKING, IN_FLIGHT, 20)
+    await stack.until(SPEAKING, IN_FLIGHT, 60)
     return told
 
 

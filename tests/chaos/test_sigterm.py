@@ -17,9 +17,9 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit(
     long = [f"Long {number} {{{{chunks=40 delay_ms=250}}}}" for number in range(LONG)]
     late = ["Late {{chunks=1}}"]
     asking = asyncio.create_task(ask_directly(triton, short + long + late))
-    leaving = await stack.start_worker("alice")
+    leaving = await stack.start_worker("alice", LLM_GRACE_SECONDS="5")
     told = await stack.send(short + long)
-    await stack.until(f"({SPEAKING}) OR state = 'completed'", SHORT + LONG, 20)
+    await stack.until(f"({SPEAKING}) OR state = 'completed'", SHORT + LONG, 60)
     leaving.send_signal(signal.SIGTERM)
     told |= await stack.send(late)
     assert await leaving.wait() == "ended with status 0"

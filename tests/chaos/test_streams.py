@@ -18,7 +18,7 @@ from tests.chaos.stream_client import StreamReader, any_of, random_cuts
 
 CLIENTS = 200
 CUTS = 20
-PROMPTS = [f"Streamed {number} {{{{chunks=60 delay_ms=150}}}}" for number in range(CLIENTS // 2)]
+PROMPTS = [f"Streamed {number} {{{{chunks=60 delay_ms=250}}}}" for number in range(CLIENTS // 2)]
 
 
 async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> None:
@@ -40,16 +40,16 @@ async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> N
     async def are_reading(connections: int) -> bool:
         return all(reader.connections >= connections for reader in readers)
 
-    await until(lambda: are_reading(3), 20, "all were cut off at least twice")
+    await until(lambda: are_reading(3), 60, "all were cut off at least twice")
     other_api.send_signal(signal.SIGKILL)
     await revive(other_api)
-    await until(lambda: are_reading(6), 20, "all read again")
+    await until(lambda: are_reading(6), 60, "all read again")
     killed = await stack.count("state = 'pending' AND worker_id IS NOT NULL")
     assert killed == len(PROMPTS)
     stack.workers["alice"].send_signal(signal.SIGKILL)
     await revive(stack.workers["alice"])
 
-    await asyncio.wait_for(asyncio.gather(*reading), 60)
+    await asyncio.wait_for(asyncio.gather(*reading), 90)
     for reader in readers:
         reader.check_end()
         assert reader.connections > CUTS
@@ -75,7 +75,7 @@ async def test_a_frozen_process_shows_its_lost_attempt_to_nobody(
     solo = await stack.start_api("solo", "serve --with-worker")
     prompts = [long_words(number) for number in range(20)]
     told = await stack.send(prompts)
-    await stack.until(SPEAKING, len(prompts), 20)
+    await stack.until(SPEAKING, len(prompts), 60)
     own, foreign = ([StreamReader(one) for one in told] for _ in range(2))
     port_of = stack.ports.__getitem__
     reading = [
@@ -85,14 +85,14 @@ async def test_a_frozen_process_shows_its_lost_attempt_to_nobody(
     async def have_read(attempt: int, readers: list[StreamReader]) -> bool:
         return all(reader.attempt == attempt and reader.deltas for reader in readers)
 
-    await until(lambda: have_read(1, [*own, *foreign]), 20, "all read")
+    await until(lambda: have_read(1, [*own, *foreign]), 60, "all read")
     solo.send_signal(signal.SIGSTOP)
     stopped_at = asyncio.get_running_loop().time()
     await stack.start_worker("bob")
     try:
         for reader in foreign:
             reader.deltas = 0
-        await until(lambda: have_read(2, foreign), 30, "the second attempts are read")
+        await until(lambda: have_read(2, foreign), 60, "the second attempts are read")
         # They move to the sleeping process, which answers when it wakes, before it knows.
         moved = [
             StreamReader(r.result_id, r.text, r.attempt, list(r.attempts), r.position)
@@ -106,7 +106,7 @@ async def test_a_frozen_process_shows_its_lost_attempt_to_nobody(
         )
     finally:
         solo.send_signal(signal.SIGCONT)
-    await asyncio.wait_for(asyncio.gather(*reading), 60)
+    await asyncio.wait_for(asyncio.gather(*reading), 90)
     for reader in (*own, *foreign, *moved):
         reader.check_end()
         assert reader.attempts == [1, 2]

@@ -1,28 +1,37 @@
 """A real vLLM engine behind a real Triton, once a session."""
 
-import asyncio
+import contextlib
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
 from app.model_repository import parse_source, write_entry
 from app.settings import Settings
-from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service
+from app.triton_client import TritonClient
+from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service, run_triton
 from tests.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
-def vllm_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """Triton with the demo model on vLLM's CPU engine: about 20 seconds to start."""
-    directory = tmp_path_factory.mktemp("vllm")
     models = {"demo": ROOT / "models" / "demo"}
-    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("vllm"), models) as server:
+        yield server
+
+
+@pytest.fixture
+async def vllm_triton(vllm_server: EmbeddedTriton) -> EmbeddedTriton:
+    """The session's Triton, started again if the test before killed it."""
+    async with TritonClient(vllm_server.address("grpc")) as client:
+        is_live = await client.is_live()
+    if not is_live:
+        await vllm_server.start()
+    return vllm_server
 
 
 @pytest.fixture
@@ -31,7 +40,11 @@ def vllm_settings(
 ) -> Settings:
     """Settings of a service in front of the vLLM engine."""
     return make_settings(
-        postgres_server, database_name, vllm_triton, model_repository=ROOT / "models"
+        postgres_server,
+        database_name,
+        vllm_triton,
+        model_repository=ROOT / "models",
+        lease_seconds=30.0,  # the engine takes the cores: the worker may wait for its turn
     )
 
 
@@ -61,3 +74,13 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             made[source.name], source.directory, quantization=QUANTIZATIONS.get(source.name)
         )
     return made
+
+
+def engines() -> list[psutil.Process]:
+    """The vLLM engine processes below this session's Triton."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("EngineCore" in word for word in process.cmdline()):
+                found.append(process)
+    return found

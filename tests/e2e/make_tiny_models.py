@@ -47,7 +47,6 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     vocabulary = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 0}
-    save(LlamaForCausalLM(LlamaConfig(**SIZES, **vocabulary)), tokenizer, directory / "llama")
     save(
         Qwen2ForCausalLM(Qwen2Config(**SIZES, **vocabulary)),
         tokenizer,

@@ -7,13 +7,13 @@ import signal
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
 from app.settings import Settings
 from app.triton_client import TritonClient
 from tests.conftest import Service
+from tests.e2e.conftest import engines
 from tests.integration.support import serve
 
 pytestmark = pytest.mark.vllm
@@ -112,11 +112,7 @@ async def test_engine_killed_in_flight_results_complete(
     body = {"model": "demo", "content": "def ", "parameters": GREEDY | {"max_tokens": 600}}
     sent = (await vllm_service.client.post("/results/", json=[body] * 16)).json()
     await _until_running(vllm_triton, at_least=1)
-    (engine,) = [
-        process
-        for process in psutil.process_iter(["name", "cmdline"])
-        if "EngineCore" in " ".join([process.info["name"], *(process.info["cmdline"] or [])])
-    ]
+    (engine,) = engines()
     engine.send_signal(signal.SIGKILL)
     reason = await asyncio.wait_for(vllm_triton.wait(), 60)
     assert "demo" in reason
@@ -170,7 +166,7 @@ async def _until_running(
     triton: EmbeddedTriton, *, at_least: int | None = None, at_most: int | None = None
 ) -> None:
     """Wait for the engine's own count of running requests."""
-    async with httpx.AsyncClient() as client, asyncio.timeout(30):
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while True:
             metrics = (await client.get(f"http://{triton.address('metrics')}/metrics")).text
             running = sum(

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from app.embedded.triton import EmbeddedTriton
 from app.settings import Settings
 from app.triton_client import TritonClient
-from tests.conftest import TRITON_VENV, Service, make_settings
+from tests.conftest import Service, make_settings, run_triton
 from tests.integration.support import serve
 from tests.postgres import PostgresServer
 
@@ -188,12 +188,9 @@ def tools_triton(
     entries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedTriton]:
     """Triton with the tiny model that takes tools."""
-    directory = tmp_path_factory.mktemp("tools")
     models = {"tools": entries["tools"]}
-    server = EmbeddedTriton(TRITON_VENV, directory / "work", models, directory / "triton.log")
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("tools"), models) as server:
+        yield server
 
 
 @pytest.fixture

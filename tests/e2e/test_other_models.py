@@ -12,7 +12,7 @@ from tests.postgres import PostgresServer
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("name", ["bloom", "llama", "llama-int8", "qwen"])
+@pytest.mark.parametrize("name", ["bloom", "llama-int8", "qwen"])
 async def test_serves(
     name: str,
     entries: dict[str, Path],

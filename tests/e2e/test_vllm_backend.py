@@ -1,7 +1,6 @@
 """Our vLLM backend against the tensor contract of NVIDIA's, on the real engine."""
 
 import asyncio
-import contextlib
 import json
 import os
 from typing import Any
@@ -15,6 +14,7 @@ from app.triton_client import (
     StreamLostError,
     TritonClient,
 )
+from tests.e2e.conftest import engines
 from tests.integration.support import until
 from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text
 
@@ -131,18 +131,8 @@ async def test_a_request_can_cancel_another(vllm_triton: EmbeddedTriton) -> None
             tokens += response["num_output_tokens"][0]
 
     with pytest.raises(ModelError, match=r"^CANCELLED: "):
-        await asyncio.wait_for(generate(), 30)
+        await asyncio.wait_for(generate(), 60)
     assert 0 < tokens < 900
-
-
-def engines() -> list[psutil.Process]:
-    """The vLLM engine processes below this test's Triton."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any("EngineCore" in word for word in process.cmdline()):
-                found.append(process)
-    return found
 
 
 async def is_unloaded(client: TritonClient) -> bool:
@@ -160,11 +150,11 @@ async def test_a_dead_engine_ends_its_requests_and_its_readiness(
     (engine,) = engines()
     async with TritonClient(vllm_triton.address("grpc")) as client:
         running = [asyncio.create_task(generate(client)) for _ in range(8)]
-        await asyncio.wait_for(started.wait(), 30)
+        await asyncio.wait_for(started.wait(), 60)
         engine.kill()
-        ended = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 15)
+        ended = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
         assert all(isinstance(end, StreamLostError) for end in ended), ended
-        await until(lambda: is_unloaded(client), 15)
+        await until(lambda: is_unloaded(client))
         with pytest.raises(NotTakenError):
             await generate(client)
         # Loading waits for the end of the unloading that the backend asked for.
@@ -181,7 +171,7 @@ async def test_the_engine_dies_with_its_stub(vllm_triton: EmbeddedTriton) -> Non
     assert stub.pid != os.getpid()
     family = [stub, *stub.children(recursive=True)]
     stub.kill()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family[1:], 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family[1:], 60)
     assert alive == []
     async with TritonClient(vllm_triton.address("grpc")) as client:
         await client.unload("demo")
@@ -200,6 +190,5 @@ async def test_stub_and_engine_die_with_their_server(vllm_triton: EmbeddedTriton
     family = server.children(recursive=True)
     stub.suspend()  # It can do nothing about it by itself.
     server.kill()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 60)
     assert alive == []
-    await vllm_triton.start()

@@ -69,7 +69,7 @@ def assert_openai_error(
     return error
 
 
-async def until(condition: Callable[[], Awaitable[object]], seconds: float = 10.0) -> Any:
+async def until(condition: Callable[[], Awaitable[object]], seconds: float = 30.0) -> Any:
     """The first true answer of `condition`; fails when there is none in time."""
     ends = asyncio.get_running_loop().time() + seconds
     while True:

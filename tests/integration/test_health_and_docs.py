@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import ServiceError
+from app.errors import ResultFailedError, ServiceError
 from tests.conftest import Service, make_settings, run_service
 from tests.integration.support import assert_problem
 from tests.postgres import PostgresServer
@@ -192,7 +192,8 @@ def test_every_error_has_its_own_code() -> None:
     def family(kind: type[ServiceError]) -> list[type[ServiceError]]:
         return [kind, *(k for child in kind.__subclasses__() for k in family(child))]
 
-    kinds = family(ServiceError)[1:]
-    codes = [kind.code for kind in kinds if "code" in vars(kind)]
+    # One kind tells the codes of results.
+    kinds = [kind for kind in family(ServiceError)[1:] if kind is not ResultFailedError]
+    codes = [kind.code for kind in kinds]
     assert len(codes) == len(set(codes))
     assert all(400 <= kind.status < 600 and kind.title for kind in kinds)

@@ -1,7 +1,7 @@
 """The queue on real PostgreSQL: every transition with its guard."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -25,6 +25,7 @@ from app.job_queue import (
 )
 from app.job_queue_sql import MAX_BATCH
 from app.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
+from app.results import ResultStore
 from app.settings import Settings
 from tests.conftest import connect, make_settings
 from tests.integration.support import until
@@ -271,7 +272,7 @@ async def test_enqueue_tells_the_models(bench: Bench) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     await bench.connection.add_listener(ENQUEUED, lambda *event: told.put_nowait(event[-1]))
     await bench.queue.enqueue([make_result(model_name=name) for name in ("b", "a", "a")])
-    assert await asyncio.wait_for(told.get(), 5) == "a,b"
+    assert await asyncio.wait_for(told.get(), 30) == "a,b"
 
 
 # --- claim ------------------------------------------------------------------------------------------
@@ -516,6 +517,43 @@ async def test_an_end_that_was_committed_is_known_as_ours(bench: Bench) -> None:
             assert list(await lane._statement(connection, ends, resent)) == ours
 
 
+class Waiting:
+    """An audience that waits for some results."""
+
+    def __init__(self, ids: Iterable[UUID]) -> None:
+        self.ids = set(ids)
+        self.handed: dict[UUID, asyncpg.Record] = {}
+
+    def awaits(self, result_id: UUID) -> bool:
+        return result_id in self.ids
+
+    def hand(self, row: asyncpg.Record) -> None:
+        assert self.handed.setdefault(row["id"], row) is row
+
+
+async def test_an_end_hands_on_what_a_read_gives(bench: Bench, queue_settings: Settings) -> None:
+    worker = await bench.worker()
+    await bench.add(5)
+    done, failed, back, unawaited, not_ours = await bench.claim(worker)
+    audience = Waiting(claim.id for claim in (done, failed, back, not_ours))
+    lane = bench.queue.ending_lane(worker, 5.0, audience)
+    said: dict[str, Any] = {"output": "é🙂", "finish_reason": "stop", "logprobs": '[{"1": 0.50}]'}
+    ends = [
+        ended(done, **said, prompt_tokens=2, completion_tokens=3, first_token_seconds=0.1),
+        ended(failed, Outcome.FAILED, failure=Failure(FailureCode.MODEL_ERROR, "no", True)),
+        ended(back, Outcome.RETURNED),
+        ended(unawaited),
+        replace(ended(not_ours), attempt=7),
+    ]
+    answers = await asyncio.gather(*(lane.submit(end) for end in ends))
+    assert answers == [True, True, True, True, False]
+    assert audience.handed.keys() == {done.id, failed.id}  # not what goes back to the queue
+    store = ResultStore(bench.database, bench.queue, queue_settings)
+    for result_id, row in audience.handed.items():
+        read = await store.get("default", result_id)
+        assert {name: row[name] for name in read.keys()} == dict(read)  # noqa: SIM118 - a Record
+
+
 async def test_ends_tell_who_waits(bench: Bench) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     await bench.connection.add_listener(ENDED, lambda *event: told.put_nowait(event[-1]))
@@ -526,7 +564,7 @@ async def test_ends_tell_who_waits(bench: Bench) -> None:
         worker, ended(done), ended(failed, Outcome.FAILED, failure=REFUSED),
         ended(back, Outcome.RETURNED),
     )  # fmt: skip
-    payload = await asyncio.wait_for(told.get(), 5)
+    payload = await asyncio.wait_for(told.get(), 30)
     assert {UUID(hex=digits) for digits in payload.split(",")} == {done.id, failed.id}
 
 
@@ -655,7 +693,7 @@ async def test_cancel_tells_owners_and_waiters(bench: Bench) -> None:
             channel, lambda *event: told.put_nowait((event[-2], event[-1]))
         )
     assert await bench.queue.cancel("default", model_name=MODEL) == 2
-    events = {await asyncio.wait_for(told.get(), 5) for _ in range(2)}
+    events = {await asyncio.wait_for(told.get(), 30) for _ in range(2)}
     assert events == {(ENDED, queued.hex), (CANCELLED_CHANNEL, running.hex)}
     first = (await bench.row(running))["cancel_requested_at"]
     assert await bench.queue.cancel("default", id=running) == 1  # told again
@@ -858,7 +896,7 @@ async def test_tell_stopped_reaches_owners_in_batches(bench: Bench) -> None:
     )
     identifiers = [new_id() for _ in range(MAX_BATCH + 1)]
     await bench.queue.tell_stopped(identifiers)
-    payloads = [await asyncio.wait_for(told.get(), 5) for _ in range(2)]
+    payloads = [await asyncio.wait_for(told.get(), 30) for _ in range(2)]
     assert [UUID(hex=d) for payload in payloads for d in payload.split(",")] == identifiers
     await bench.queue.tell_stopped([])
 

@@ -155,10 +155,32 @@ def test_erased_answers_go_back_as_empty_ones(empty: Settings) -> None:
             " WHERE state = 'completed'",
         )
     )
-    migrate(empty, "0004", down=True)
+    migrate(empty, "0005", down=True)
     assert asyncio.run(rows(empty, "SELECT output FROM results WHERE state = 'completed'")) == [""]
     migrate(empty)
     assert set(asyncio.run(rows(empty, "SELECT store::text FROM results"))) == {"true"}
+
+
+def test_keys_are_bound_to_what_a_key_is(empty: Settings) -> None:
+    """Revision 0003, up and down with rows in its tables."""
+    migrate(empty, "0002")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    migrate(empty, "0003")
+    insert = """INSERT INTO api_keys (id, team_id, prefix, key_hash, scopes)
+                VALUES (gen_random_uuid(), '{}', '{}', {}, '{{use}}')"""
+    good = "sha256('x')"
+    asyncio.run(rows(empty, insert.format("t", "llm_1", good)))
+    asyncio.run(rows(empty, "INSERT INTO revoked_tokens VALUES ('t', 'x')"))
+    for team, prefix, value, constraint in (
+        ("t", "llm_1", good, "uq_api_keys_prefix"),
+        ("t", "llm_2", "'short'", "ck_api_keys_whole_hash"),
+        ("", "llm_2", good, "ck_api_keys_team"),
+    ):
+        with pytest.raises(Exception, match=constraint):
+            asyncio.run(rows(empty, insert.format(team, prefix, value)))
+    migrate(empty, "0002", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    migrate(empty)
 
 
 def test_two_processes_may_migrate_at_once(empty: Settings) -> None:

@@ -136,7 +136,7 @@ async def test_cancelling_reaches_the_engine(loaded: Service, triton: EmbeddedTr
     async def is_unloaded() -> bool:
         return await state() == "UNAVAILABLE"
 
-    await until(is_unloaded, seconds=5)
+    await until(is_unloaded)
 
 
 async def test_triton_away_leaves_its_models_known(

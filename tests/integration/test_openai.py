@@ -10,12 +10,23 @@ import asyncpg
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import SecretStr
 
 from app.embedded.triton import EmbeddedTriton
 from app.settings import Settings
+from app.team_limits import ANY_MODEL
 from tests.conftest import Service, make_settings
-from tests.integration.support import assert_openai_error, count_rows, read, serve, write_model
+from tests.integration.support import (
+    assert_openai_error,
+    count_rows,
+    read,
+    serve,
+    until,
+    write_model,
+)
 from tests.postgres import PostgresServer
+from tests.unit.test_exposure import STRONG
+from tests.unit.test_jwt import sign
 
 TEMPLATE = (
     "{% if tools %}[tools {{ tools | tojson }}] {% endif %}"
@@ -125,6 +136,7 @@ async def test_the_models(client: AsyncOpenAI) -> None:
     model = await client.models.retrieve("scripted")
     assert model == models.data[0]
     assert model.object == "model"
+    assert model.created > 1_700_000_000
     assert model.to_dict()["max_model_len"] == 100_000
     with pytest.raises(openai.NotFoundError) as caught:
         await client.models.retrieve("some/other")
@@ -390,6 +402,54 @@ async def test_the_clients_exceptions(served: Service, client: AsyncOpenAI) -> N
     with pytest.raises(openai.ConflictError) as conflict:
         await create(messages=say("other"), **keyed)
     assert conflict.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_who_may_not_come_in_and_who_asks_too_much(openai_settings: Settings) -> None:
+    guarded = openai_settings.model_copy(update={"jwt_secret": SecretStr(STRONG)})
+    async with serve(guarded, with_worker=True) as service:
+        base = str(service.client.base_url).rstrip("/") + "/v1"
+        async with AsyncOpenAI(base_url=base, api_key="wrong", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError) as caught:
+                await client.models.list()
+            assert (caught.value.code, caught.value.type) == (
+                "invalid_api_key",
+                "invalid_request_error",
+            )
+            unnamed = await service.client.post("/v1/chat/completions", json=CHAT)
+            assert_openai_error(unnamed, 401, "invalid_api_key")
+            client.api_key = sign({"team_id": "red", "token_id": "t1"})
+            answer = await client.chat.completions.create(model="scripted", messages=HELLO)
+            assert answer.choices[0].message.content
+            await service.services.limits.set("red", ANY_MODEL, {"tokens_per_minute": 1})
+
+            async def is_known() -> bool:
+                limits = service.services.limits.of("red", "scripted")
+                return limits.tokens_per_minute == 1
+
+            await until(is_known)
+            with pytest.raises(openai.RateLimitError) as too_much:
+                await client.chat.completions.create(model="scripted", messages=HELLO)
+            assert (too_much.value.code, too_much.value.type) == ("rate_limit_exceeded", "tokens")
+            assert int(too_much.value.response.headers["retry-after"]) > 0
+
+
+async def test_a_long_call_keeps_its_stream_alive(openai_settings: Settings) -> None:
+    often = openai_settings.model_copy(update={"keep_alive_seconds": 0.05})
+    words = "<tool_call> " + "x " * 40
+    messages = [{"role": "user", "content": "{{delay_ms=20 text=" + words + "}}"}]
+    body = {"model": "scripted", "messages": messages, "tools": TOOLS, "stream": True}
+    async with serve(often, with_worker=True) as service:
+        answer = await service.client.post("/v1/chat/completions", json=body)
+    assert b": keep-alive\n" in answer.content
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_model_without_a_template_has_no_chat(openai_settings: Settings) -> None:
+    (openai_settings.model_repository / "scripted/1/chat_template.jinja").unlink()
+    async with serve(openai_settings) as service:
+        answer = await service.client.post("/v1/chat/completions", json=CHAT)
+        error = assert_openai_error(answer, 400, "invalid_request", "messages")
+        assert "/v1/completions" in error["message"]
 
 
 async def test_an_error_in_mid_stream_is_a_frame_and_the_end_is_told(

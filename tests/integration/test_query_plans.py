@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
@@ -17,6 +17,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from app.admission import Admission
 from app.batches import BatchStore, BatchWork, Outcome as LineOutcome
 from app.contexts import ContextStore
 from app.database import Connection, Database
@@ -30,7 +31,9 @@ from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
 from app.results import ResultFilter, ResultStore
 from app.settings import Settings
+from app.team_limits import Limits, RunningLimits, TeamLimits
 from app.webhook_outbox import State, Verdict, WebhookOutbox
+from tests.conftest import connect
 from tests.integration.support import fresh_database
 from tests.postgres import PostgresServer
 
@@ -87,6 +90,7 @@ class Table:
     outbox: WebhookOutbox
     positions: QueuePositions
     keys: IdempotencyKeys
+    settings: Settings
     worker: UUID
     context: UUID
     ids: list[UUID]
@@ -101,14 +105,15 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
         await database.__aenter__()
         queue = JobQueue(database, settings)
         worker = new_id()
-        async with Database.connection(database) as connection:
-            context, ids, running = await fill(connection, worker)
-            batch = await fill_batches(connection, ids)
+        connection = await connect(settings)  # the service's own are for statements of a moment
+        context, ids, running = await fill(connection, worker)
+        batch = await fill_batches(connection, ids)
+        await connection.close()
         yield Table(
             database, queue, ResultStore(database, queue, settings),
             ContextStore(database, queue, settings), QueueDepth(database, settings),
             WebhookOutbox(database, settings),
-            QueuePositions(database), IdempotencyKeys(database, settings), worker,
+            QueuePositions(database), IdempotencyKeys(database, settings), settings, worker,
             context, ids, running, batch,
         )  # fmt: skip
         await database.__aexit__()
@@ -301,6 +306,31 @@ async def test_claim(table: Table) -> None:
     await check(table, table.queue.claim(table.worker, free), "ix_results_unclaimed", "pk_results")
 
 
+async def test_claim_within_limits(table: Table) -> None:
+    limits = RunningLimits(None, {TEAM: 320, "other": 3})
+    claim = table.queue._claim_within_limits(table.worker, "model-0", 50, limits)
+    await check(table, claim, "ix_results_unclaimed_team", "ix_results_worker_id", "pk_results")
+
+
+async def test_admission(table: Table) -> None:
+    limits = TeamLimits(table.database, table.settings)
+    admission = Admission(table.database, table.depth, limits, table.settings)
+    context = NewContext(new_id(), TEAM, "a prompt", None, "{}")
+    result = NewResult(
+        new_id(), TEAM, context.id, "model-0", "{}", 60.0, new_context=context, tokens=10,
+        limits=Limits(max_queued=2_000, requests_per_minute=100, tokens_per_minute=1_000),
+    )  # fmt: skip
+
+    async def admit() -> None:
+        async with admission.admitted([result]):
+            pass
+
+    depth = table.depth._snapshot
+    table.depth._snapshot = replace(depth, expires=float("inf"))  # counted apart from this
+    await check(table, admit(), "ix_results_unclaimed_team")
+    table.depth._snapshot = depth
+
+
 async def test_claim_of_suspects(table: Table) -> None:
     await check(
         table, table.queue.claim_suspects(table.worker, ["model-0", "model-1", "model-2", "rare"]),
@@ -319,6 +349,36 @@ async def test_append_and_end(table: Table) -> None:
     lane = table.queue.ending_lane(table.worker, 5.0)
     ends = [AttemptEnd(i, 1, Outcome.COMPLETED, output="x") for i in table.running[100:200]]
     await check(table, lane.submit_all(ends), "pk_results")
+
+
+async def test_append_and_end_in_a_young_table(
+    table: Table, postgres_server: PostgresServer, template: str
+) -> None:
+    """Without statistics the rows of a worker look few: they are not read for each that is named."""
+    worker, context, ids = new_id(), new_id(), [new_id() for _ in range(RUNNING)]
+    async with (
+        fresh_database(postgres_server, template, None) as settings,
+        RecordingDatabase(settings) as database,
+    ):
+        async with Database.connection(database) as connection:
+            await connection.execute(
+                "INSERT INTO contexts (id, content) VALUES ($1, 'a prompt')", context
+            )
+            await connection.execute(
+                """INSERT INTO results (id, context_id, model_name, parameters, deadline_at,
+                                        worker_id, attempt, started_at)
+                   SELECT i, $2, 'm', '{}', now() + interval '1 h', $3, 1, now()
+                   FROM unnest($1::uuid[]) i""",
+                ids,
+                context,
+                worker,
+            )
+        young = replace(table, database=database, queue=JobQueue(database, settings))
+        chunks = [Chunk(identifier, 1, 0, "text", 1, 1) for identifier in ids[:10]]
+        await check(young, young.queue.append(worker, chunks), "pk_results", few=1000)
+        lane = young.queue.ending_lane(worker, 5.0)
+        ends = [AttemptEnd(i, 1, Outcome.COMPLETED, output="x") for i in ids[:10]]
+        await check(young, lane.submit_all(ends), "pk_results", few=1000)
 
 
 async def test_rescue_and_retire(table: Table) -> None:

@@ -80,7 +80,7 @@ async def test_an_estimate_is_a_second_old_at_most(api: Service) -> None:
     async def is_first() -> bool:
         return bool((await get(api, third["id"])).json()["queue_position"] == 1)
 
-    await until(is_first, 3)
+    await until(is_first, 10)
 
 
 async def test_pollers_share_one_reading(api: Service) -> None:
@@ -102,7 +102,7 @@ async def test_a_database_that_is_away_is_not_waited_for(api: Service) -> None:
     async with Database(nowhere, "test") as database:
         began = asyncio.get_running_loop().time()
         assert await QueuePositions(database).estimate(row) == Estimate(None, None)
-        assert asyncio.get_running_loop().time() - began < 5
+        assert asyncio.get_running_loop().time() - began < 8
 
 
 async def test_a_long_queue_is_told_as_such(api: Service) -> None:

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from app.ids import new_id
+from app.routes import results as results_module
 from tests.conftest import Service, run_service
 from tests.integration.support import (
     UNKNOWN_ID,
@@ -132,7 +133,7 @@ async def test_wait_returns_as_it_stands_when_the_time_is_over(api: Service) -> 
     accepted = await send(api, "never")
     began = asyncio.get_running_loop().time()
     result = await read(api, accepted["id"], wait="0.3")
-    assert 0.25 < asyncio.get_running_loop().time() - began < 5
+    assert 0.25 < asyncio.get_running_loop().time() - began < 20
     assert result["state"] == "pending"
     assert (await read(api, accepted["id"], wait=0))["state"] == "pending"
 
@@ -202,11 +203,16 @@ async def longer(service: Service, result_id: str, than: str) -> dict[str, Any] 
 # --- cancel -----------------------------------------------------------------------------------------
 
 
-async def test_cancel_of_a_queued_result_is_done_at_once(api: Service) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancel that would wait for a minute: who is answered sooner was told of the end."""
+    monkeypatch.setattr(results_module, "_CANCEL_WAIT_SECONDS", 60.0)
+
+
+async def test_cancel_of_a_queued_result_is_done_at_once(api: Service, patient: None) -> None:
     accepted = await send(api, "never")
-    began = asyncio.get_running_loop().time()
-    answer = await api.client.post(f"/results/{accepted['id']}/cancel")
-    assert asyncio.get_running_loop().time() - began < 1
+    async with asyncio.timeout(20):
+        answer = await api.client.post(f"/results/{accepted['id']}/cancel")
     assert answer.status_code == 200
     result = answer.json()
     assert (result["state"], result["error"]["code"]) == ("failed", "cancelled")
@@ -218,12 +224,11 @@ async def test_cancel_of_a_queued_result_is_done_at_once(api: Service) -> None:
     assert again.json() == result
 
 
-async def test_cancel_of_a_running_result_stops_the_engine(service: Service) -> None:
+async def test_cancel_of_a_running_result_stops_the_engine(service: Service, patient: None) -> None:
     accepted = await send(service, SLOW)
     partial = await until_running(service, accepted["id"])
-    began = asyncio.get_running_loop().time()
-    answer = await service.client.post(f"/results/{accepted['id']}/cancel")
-    assert asyncio.get_running_loop().time() - began < 2
+    async with asyncio.timeout(20):
+        answer = await service.client.post(f"/results/{accepted['id']}/cancel")
     assert answer.status_code == 200
     result = answer.json()
     assert (result["state"], result["error"]["code"]) == ("failed", "cancelled")
@@ -303,7 +308,7 @@ async def test_forced_delete_of_a_running_result_stops_it(
 
     await until(is_idle)
     # Who waited for it is told as well, and not after thirty seconds.
-    assert_problem(await asyncio.wait_for(waiting, 10), 404, "not_found")
+    assert_problem(await asyncio.wait_for(waiting, 30), 404, "not_found")
 
 
 # --- lists ------------------------------------------------------------------------------------------
@@ -470,7 +475,7 @@ async def test_a_queued_result_past_its_deadline_fails(api: Service) -> None:
 
 
 async def test_a_running_result_past_its_deadline_keeps_its_text(service: Service) -> None:
-    accepted = await send(service, SLOW, deadline_seconds=1.5)
+    accepted = await send(service, SLOW, deadline_seconds=3.0)
     result = await read(service, accepted["id"], wait=20)
     assert (result["state"], result["error"]["code"]) == ("failed", "deadline_exceeded")
     assert result["result"]

@@ -377,7 +377,9 @@ async def start_worker(settings: Settings) -> asyncio.subprocess.Process:
         "database_password": settings.database_password.get_secret_value(),
         "allowed_hosts": ",".join(settings.allowed_hosts),
     }
-    environment = {str(names[name]): str(value) for name, value in values.items()}
+    environment = {
+        str(names[name]): str(value) for name, value in values.items() if value is not None
+    }
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "app", "worker", cwd=ROOT, env=os.environ | environment,
         stderr=asyncio.subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """The worker and its lease on real parts: what it does when things around it break."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import UUID
 
@@ -192,12 +192,16 @@ async def test_a_request_that_loses_its_engine_each_time_leaves_the_others_alone
 class BrokenTriton(TritonClient):
     """Answers that our own code or PostgreSQL cannot take."""
 
-    async def generate(
-        self, model: str, prompt: str, parameters: dict[str, Any]
-    ) -> AsyncGenerator[Delta, None]:
+    async def run(
+        self,
+        model: str,
+        prompt: str,
+        parameters: dict[str, Any],
+        on_delta: Callable[[Delta], None],
+    ) -> None:
         if prompt == "break":
             raise RuntimeError("a bug of ours")
-        yield Delta("text", "stop", 1, 1, "[no json", 1)
+        on_delta(Delta("text", "stop", 1, 1, "[no json", 1))
 
 
 @pytest.fixture

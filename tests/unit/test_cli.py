@@ -18,7 +18,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for command in ("up", "serve", "worker", "migrate"):
+    for command in ("up", "serve", "worker", "migrate", "team", "token"):
         assert f"\n    {command} " in text
 
 

@@ -26,7 +26,7 @@ class Inner:
 async def knock(
     *messages: Message,
     method: str = "POST",
-    hosts: list[str] = HOSTS,
+    hosts: list[str] | None = HOSTS,
     kind: str = "http",
     most: int = 100,
     **headers: str,
@@ -96,6 +96,23 @@ async def test_origins(origin: str, enters: bool) -> None:
 async def test_a_star_lets_every_host_in() -> None:
     inner, _ = await knock(hosts=["*"], host="evil.example", origin="null")
     assert inner.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "enters"),
+    [("any.example", None, True), ("any.example:1", "https://any.example", True),
+     ("any.example", "https://ANY.example:8887", True), ("any.example", "https://evil.example", False),
+     ("any.example", "null", False), ("any.example", "", False), (None, "https://evil.example", False),
+     ("", "null", False), (None, None, True)],
+)  # fmt: skip
+async def test_without_a_list_the_only_origin_is_the_host(
+    host: str | None, origin: str | None, enters: bool
+) -> None:
+    given = {
+        name: value for name, value in (("host", host), ("origin", origin)) if value is not None
+    }
+    inner, status = await knock(hosts=None, **given)  # type: ignore[arg-type] # headers by name
+    assert (inner.calls, status) == ((1, None) if enters else (0, 403))
 
 
 @pytest.mark.parametrize(

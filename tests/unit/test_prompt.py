@@ -129,7 +129,7 @@ async def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     loops = "{% for i in range(3000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}"
     began = asyncio.get_running_loop().time()
     assert "longer than" in await refusal(tmp_path, loops)
-    assert asyncio.get_running_loop().time() - began < 1
+    assert asyncio.get_running_loop().time() - began < 5
 
 
 # --- counts and files -------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Tensors to Triton and back, without a server; what each error means."""
 
+import asyncio
 import json
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from app.triton_client import (
+    Delta,
     GenerationError,
     ModelDeadError,
     ModelFailedError,
     NotTakenError,
     RefusedError,
     StreamLostError,
+    TritonClient,
     _to_model_error,
     build_request,
     read_response,
@@ -98,6 +102,67 @@ def test_a_response_is_read_whole() -> None:
     assert delta.model_version == 3
 
 
+class Call:
+    """A call that answers what it is given, and ends when it is told to."""
+
+    def __init__(self, *responses: pb.ModelInferResponse) -> None:
+        self._responses = responses
+        self.has_ended = asyncio.Event()
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    async def __aiter__(self) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        for one in self._responses:
+            yield pb.ModelStreamInferResponse(infer_response=one)
+        await self.has_ended.wait()
+
+
+class Client(TritonClient):
+    """A client whose calls are made up."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__("localhost:1")
+        self._infer = lambda _: call
+
+
+async def test_the_last_token_is_the_end_and_the_call_is_left_to_end_by_itself() -> None:
+    late = response(text_output="late")
+    call = Call(response(text_output="a"), response(text_output="b", finish_reason="stop"), late)
+    client, heard = Client(call), list[Delta]()
+    await client.run("m", "x", {}, heard.append)
+    assert [delta.text for delta in heard] == ["a", "b"]
+    assert len(client._unheard) == 1
+    call.has_ended.set()
+    await asyncio.wait(client._unheard)
+    assert not call.is_cancelled
+    assert [delta.text for delta in heard] == ["a", "b"]
+
+
+async def test_a_call_that_ends_without_a_last_token_is_over() -> None:
+    call = Call(response(text_output="a"))
+    call.has_ended.set()
+    client, heard = Client(call), list[Delta]()
+    await client.run("m", "x", {}, heard.append)
+    assert [(delta.text, delta.finish_reason) for delta in heard] == [("a", None)]
+
+
+async def test_an_error_of_the_listener_is_its_own() -> None:
+    call = Call(response(text_output="a"), response(text_output="b"))
+    call.has_ended.set()
+    heard: list[Delta] = []
+
+    def break_down(delta: Delta) -> None:
+        heard.append(delta)
+        raise KeyError("a bug")
+
+    client = Client(call)
+    with pytest.raises(KeyError):
+        await client.run("m", "x", {}, break_down)
+    assert len(heard) == 1
+
+
 @pytest.mark.parametrize("reason", ["", "None", "null"])
 def test_no_reason_yet(reason: str) -> None:
     assert read_response(response(text_output="x", finish_reason=reason)).finish_reason is None
@@ -161,3 +226,9 @@ def test_what_a_models_error_means(message: str, kind: type[GenerationError], te
     error = _to_model_error(message)
     assert type(error) is kind
     assert str(error) == text
+
+
+def test_a_constraint_is_sent_as_the_text_that_nvidias_backend_reads() -> None:
+    request = build_request("m", "x", {"structured_outputs": {"choice": ["a"]}})
+    sent = orjson.loads(inputs(request)["sampling_parameters"])
+    assert orjson.loads(sent["structured_outputs"]) == {"choice": ["a"]}

@@ -1,0 +1,41 @@
+"""What a request needs to be let in: the one table of paths that are open, or an operator's.
+
+Everything else needs a token with the scope `use`, also paths that do not exist: a stranger learns
+nothing about them.
+"""
+
+import re
+from urllib.parse import parse_qs
+
+from app.principal import Scope
+
+_READS = frozenset({"GET", "HEAD"})
+
+# What tells that the service is there, and how to use it. No team's rows, and nothing about them.
+OPEN_PATHS = frozenset(
+    {
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/info",
+        "/docs",
+        "/docs/errors",
+        "/docs/oauth2-redirect",
+        "/openapi.json",
+    }
+)
+_ASSETS = "/static-offline-docs/"
+
+# An EventSource can send no header; the route redeems the ticket, which is of one result's team.
+_STREAM = re.compile(r"/results/[^/]+/stream")
+
+_OPERATOR = re.compile(r"/models/[^/]+/(load|unload)|/metrics")
+
+
+def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
+    """The scope that a request needs; None if it may come without a token."""
+    if method in _READS and (path in OPEN_PATHS or path.startswith(_ASSETS)):
+        return None
+    if method in _READS and _STREAM.fullmatch(path) and b"ticket" in query:
+        return None if "ticket" in parse_qs(query.decode("latin-1")) else "use"
+    return "operate" if _OPERATOR.fullmatch(path) else "use"

@@ -1,0 +1,281 @@
+"""The attempts of one worker id: each runs from its claim to the commit of its end."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from app.chunk_writer import ChunkWriter
+from app.database import Connection, is_passing
+from app.errors import INTERNAL_ERROR
+from app.job_queue import AttemptEnd, Claim, JobQueue, Outcome
+from app.model_trust import ModelTrust
+from app.runner import Attempt, StopReason
+from app.settings import Settings
+from app.stream_hub import StreamHub
+from app.throughput import Throughput
+from app.triton_client import TritonClient
+from app.watched import Watched
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_CHECK_SECONDS = 2.0
+_FOREVER = 1e9  # seconds: an ended attempt is written whenever the database is back, or fenced
+
+_Early = tuple[Attempt, asyncio.Future[bool]]  # and whether it has turned out to be ours
+
+
+class Attempts:
+    """Everything that runs under one worker id.
+
+    `on_end` is called when the end of a claim is committed, or was decided elsewhere.
+    """
+
+    def __init__(
+        self,
+        worker_id: UUID,
+        queue: JobQueue,
+        triton: TritonClient,
+        hub: StreamHub,
+        watched: Watched,
+        trust: ModelTrust,
+        throughput: Throughput,
+        settings: Settings,
+        on_end: Callable[[Claim], None],
+    ) -> None:
+        self.running: dict[UUID, Attempt] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.writer = ChunkWriter(queue, worker_id, self.running, watched, settings.flush_seconds)
+        self._worker_id = worker_id
+        self._queue = queue
+        self._triton = triton
+        self._hub = hub
+        self._trust = trust
+        self._throughput = throughput
+        self._on_end = on_end
+        self._ending = queue.ending_lane(worker_id, _FOREVER, hub)
+        self._early: dict[UUID, _Early] = {}  # whose results are just being stored
+        self._unknown: set[UUID] = set()
+        self._generated: Counter[str] = Counter()
+        self._is_stopping = False
+
+    # --- from claim to end ----------------------------------------------------------------------
+
+    def start(self, claim: Claim) -> None:
+        """Run a result that was claimed."""
+        attempt = self._make(claim)
+        self._enter(attempt)
+        self._spawn(self._run(attempt), f"result {claim.id}")
+
+    def begin(self, claims: Iterable[Claim]) -> None:
+        """Generate for results while they are stored; nothing is kept of them, or told, before."""
+        for claim in claims:
+            attempt, is_ours = self._make(claim), asyncio.get_running_loop().create_future()
+            self._early[claim.id] = (attempt, is_ours)
+            self._spawn(self._run_early(attempt, is_ours), f"early {claim.id}")
+
+    def settle(self, claims: Iterable[Claim]) -> None:
+        """Run results that were stored as claimed; stop what else began."""
+        early, self._early = self._early, {}
+        for claim in claims:
+            if claim.id in early:
+                attempt, is_ours = early.pop(claim.id)
+                self._enter(attempt)
+                is_ours.set_result(True)
+            else:
+                self.start(claim)
+        for attempt, is_ours in early.values():
+            attempt.stop(StopReason.NOT_OURS)
+            is_ours.set_result(False)
+
+    def _make(self, claim: Claim) -> Attempt:
+        return Attempt(claim, self._triton, self._on_text)
+
+    def _on_text(self, attempt: Attempt) -> None:
+        self._hub.on_text(attempt)
+        self.writer.on_text(attempt)
+
+    def _enter(self, attempt: Attempt) -> None:
+        self.running[attempt.claim.id] = attempt
+        self._hub.attach(attempt)
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _run(self, attempt: Attempt) -> None:
+        await self._conclude(attempt, await self._outcome(attempt))
+
+    async def _run_early(self, attempt: Attempt, is_ours: asyncio.Future[bool]) -> None:
+        end = await self._outcome(attempt)
+        if await is_ours:
+            await self._conclude(attempt, end)
+
+    async def _outcome(self, attempt: Attempt) -> AttemptEnd | None:
+        """How the attempt ended; a bug of ours ends its result too, or it would run for ever."""
+        try:
+            return await attempt.run()
+        except Exception:
+            logger.exception(
+                "attempt of result %s broke", attempt.claim.id, extra=self._extra("attempt_broke")
+            )
+            return AttemptEnd(
+                attempt.claim.id, attempt.claim.attempt, Outcome.FAILED, failure=INTERNAL_ERROR
+            )
+
+    async def _conclude(self, attempt: Attempt, end: AttemptEnd | None) -> None:
+        """Commit the end, unless it is not ours to write, and make room for others."""
+        claim = attempt.claim
+        self._generated[claim.model_name] += attempt.completion_tokens
+        try:
+            if end is not None:
+                self._judge_model(attempt, end)
+                if end.outcome in (Outcome.COMPLETED, Outcome.FAILED):
+                    self._throughput.count(claim.model_name)
+                await self.writer.until_idle()
+                if not await self._write_end(end):
+                    logger.info(
+                        "result %s was decided elsewhere", claim.id, extra=self._extra("not_ours")
+                    )
+        finally:
+            if self.running.get(claim.id) is attempt:
+                del self.running[claim.id]
+            self._hub.detach(attempt)
+            self._on_end(claim)
+
+    async def _write_end(self, end: AttemptEnd) -> bool:
+        """Commit the end; one that PostgreSQL refuses is written without what the model said."""
+        try:
+            return await self._ending.submit(end)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            logger.exception(
+                "the end of result %s was refused",
+                end.result_id,
+                extra=self._extra("end_refused"),
+            )
+        bare = AttemptEnd(end.result_id, end.attempt, Outcome.FAILED, failure=INTERNAL_ERROR)
+        return await self._ending.submit(bare)
+
+    # --- models that die ------------------------------------------------------------------------
+
+    def _judge_model(self, attempt: Attempt, end: AttemptEnd) -> None:
+        model = attempt.claim.model_name
+        if not self._is_stopping:
+            self._trust.judge(model, end)
+        if attempt.model_is_dead:
+            self._stop_all_of(model)
+
+    def _stop_all_of(self, model: str) -> None:
+        """Stop the streams of a model whose process died: Triton would let them hang."""
+        for attempt in self.running.values():
+            if attempt.claim.model_name == model:
+                attempt.stop(StopReason.MODEL_DIED)
+
+    async def watch_silence(self) -> None:
+        """Stop the attempts of dead models, until cancelled."""
+        while True:
+            await asyncio.sleep(_SILENCE_CHECK_SECONDS)
+            for model in await self._trust.find_dead(list(self.running.values())):
+                logger.warning("model %s is dead", model, extra=self._extra("model_dead"))
+                self._stop_all_of(model)
+
+    # --- heartbeat ------------------------------------------------------------------------------
+
+    def load(self, seconds: float) -> str:
+        """What runs by model, as JSON, and was done in the `seconds` since the last call."""
+        running = Counter(attempt.claim.model_name for attempt in self.running.values())
+        generated, self._generated = self._generated, Counter()
+        rates = self._throughput.beat(running.keys() | generated.keys())
+        return orjson.dumps(
+            {
+                model: {
+                    "running": running[model],
+                    "tokens_per_second": round(generated[model] / seconds, 1),
+                    "results_per_second": round(rate, 4),
+                }
+                for model, rate in rates.items()
+            }
+        ).decode()
+
+    async def check_owned(self, connection: Connection) -> None:
+        """Stop attempts that were cancelled or taken from us; hand back rows we do not run."""
+        before = dict(self.running)
+        owned = await self._queue.owned(connection, self._worker_id)
+        for identifier, attempt in before.items():
+            number, is_cancelled = owned.get(identifier, (0, False))
+            if is_cancelled:
+                attempt.stop(StopReason.CANCELLED)
+            elif number != attempt.claim.attempt and self.running.get(identifier) is attempt:
+                attempt.stop(StopReason.CANCELLED)  # ended or deleted: its write will find no row
+        # A claim whose answer was lost with its connection; seen twice, so not one under way.
+        unknown = {identifier for identifier in owned if identifier not in self.running}
+        for identifier in unknown & self._unknown:
+            self._spawn(self._hand_back(identifier, owned[identifier][0]), f"return {identifier}")
+        self._unknown = unknown
+
+    async def _hand_back(self, result_id: UUID, attempt: int) -> None:
+        await self._write_end(AttemptEnd(result_id, attempt, Outcome.RETURNED))
+
+    # --- stop -----------------------------------------------------------------------------------
+
+    def cancel(self, ids: Iterable[UUID]) -> None:
+        """Stop those of these results that run here: their users want no more of them."""
+        for identifier in ids:
+            if attempt := self.running.get(identifier):
+                attempt.stop(StopReason.CANCELLED)
+
+    async def finish(
+        self, grace_seconds: float, stop_seconds: float, side_tasks: Sequence[asyncio.Task[None]]
+    ) -> None:
+        """Let results finish, hand back the rest; a side task that dies meanwhile raises."""
+        self._is_stopping = True
+        await _wait_for_all(self.tasks, grace_seconds, side_tasks)
+        for attempt in self.running.values():
+            attempt.stop(StopReason.SHUTDOWN)
+        await _wait_for_all(self.tasks, stop_seconds, side_tasks)
+
+    async def abandon(self) -> None:
+        """Stop what still runs without a word: another worker may own it."""
+        for attempt in self.running.values():
+            attempt.stop(StopReason.NOT_OURS)
+        await cancel_all(self.tasks)
+        await self._ending.close()
+        for attempt in self.running.values():
+            self._hub.detach(attempt)
+        self.running.clear()
+
+    def _extra(self, action: str) -> dict[str, str]:
+        return {"action": action, "worker_id": str(self._worker_id)}
+
+
+async def _wait_for_all(
+    tasks: Iterable[asyncio.Task[None]], seconds: float, side_tasks: Sequence[asyncio.Task[None]]
+) -> None:
+    """Wait for all tasks, for a time; a side task that dies meanwhile raises."""
+    if not tasks:
+        return
+    everything = asyncio.ensure_future(asyncio.wait(tasks))
+    try:
+        await asyncio.wait(
+            [everything, *side_tasks], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        everything.cancel()
+    for task in side_tasks:
+        if task.done():
+            task.result()
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end, whatever it is."""
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)

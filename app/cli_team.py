@@ -1,0 +1,112 @@
+"""`python -m app team`: what teams may use."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.team_limits import TeamLimits
+
+_HELP = """What each team may use of each model. A row for `--model M` overrides the team's row for
+all models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and its kin, docs/settings.md).
+Running processes hear of a change at once. docs/limits.md tells what each limit means."""
+
+_NUMBERS = {
+    "--weight": (float, "share while several teams wait, relative to others' (default 1)"),
+    "--max-queued": (int, "most unclaimed results"),
+    "--max-running": (int, "most results running at once; others wait"),
+    "--requests-per-minute": (int, "most results sent per minute"),
+    "--tokens-per-minute": (int, "most tokens of prompts and max_tokens per minute"),
+}
+
+
+def add_team_commands(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `team`."""
+    parser.description = _HELP
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    add("list", _list, "Show what is set.")
+    setting = add("set", _set, "Set a team's limits; what is left out goes back to the default.")
+    _add_key(setting)
+    for flag, (kind, text) in _NUMBERS.items():
+        setting.add_argument(flag, type=_positive(kind), help=text)
+    _add_key(add("unset", _unset, "Go back to the defaults."))
+
+
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("team", help="the team's id")
+    parser.add_argument("--model", default="*", help="one model only (default: each model)")
+
+
+def _positive(kind: type) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value: float = kind(text)
+        if not 0 < value < 2**31:
+            raise ValueError
+        return value
+
+    parse.__name__ = "positive number"  # argparse names it in its error
+    return parse
+
+
+def _list(_options: argparse.Namespace) -> int:
+    async def work(limits: "TeamLimits") -> int:
+        rows = await limits.stored()
+        names = [flag.removeprefix("--").replace("-", "_") for flag in _NUMBERS]
+        table = [["team", "model", *names]]
+        for team, model, values in rows:
+            table.append([team, model, *(str(values.get(name, "-")) for name in names)])
+        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+        for row in table:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            sys.stdout.write(line.rstrip() + "\n")
+        return 0
+
+    return _with_limits(work)
+
+
+def _set(options: argparse.Namespace) -> int:
+    names = (flag.removeprefix("--").replace("-", "_") for flag in _NUMBERS)
+    values = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if not values:
+        sys.stderr.write("name at least one limit, such as --max-queued 1000\n")
+        return 2
+
+    async def work(limits: "TeamLimits") -> int:
+        await limits.set(options.team, options.model, values)
+        return 0
+
+    return _with_limits(work)
+
+
+def _unset(options: argparse.Namespace) -> int:
+    async def work(limits: "TeamLimits") -> int:
+        if await limits.remove(options.team, options.model):
+            return 0
+        sys.stderr.write(f"nothing is set for team {options.team}, model {options.model}\n")
+        return 1
+
+    return _with_limits(work)
+
+
+def _with_limits(work: Callable[["TeamLimits"], Awaitable[int]]) -> int:
+    from app.database import Database
+    from app.team_limits import TeamLimits
+
+    async def run() -> int:
+        settings = Settings()
+        async with Database(settings, "llm team") as database:
+            return await work(TeamLimits(database, settings))
+
+    return asyncio.run(run())
