@@ -28,7 +28,7 @@ MARK = "red-and-nobody-elses"
 # Path parameters that name a row of a team: the field of `Rows` that holds red's.
 ROWS = {"context_id": "context", "result_id": "pending", "delivery_id": "delivery"}
 # Those that name nothing of anybody's, with a value that exists.
-PUBLIC = {"name": "scripted", "model_name": "scripted"}
+PUBLIC = {"name": "scripted", "model_name": "scripted", "model": "scripted"}
 # Bodies for routes with path parameters, by method and path; {} is sent to the others.
 BODIES: dict[str, Any] = {}
 # Routes that take no id in their path: what blue is told of red's rows.
@@ -41,12 +41,16 @@ WITHOUT_IDS = {
     "get /models/{name}": NOTHING,
     "post /models/{name}/unload": NOTHING,
     "post /models/{name}/load": NOTHING,  # after the unloading: other tests need the model
+    "get /v1/models": NOTHING,
+    "get /v1/models/{model}": NOTHING,
     "get /contexts/": EMPTY_LIST,
     "get /results/": EMPTY_LIST,
     "get /webhooks/deliveries": EMPTY_LIST,
     "post /contexts/": OWN,
     "post /results/": OWN,
     "post /results/cancel": OWN,
+    "post /v1/completions": OWN,
+    "post /v1/chat/completions": OWN,
     "get /webhooks/secret": OWN,
     "post /webhooks/secret": OWN,
 }
