@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
 from app.access import needed_scope
 from app.auth import Authentication
+from app.batch_feeder import Feeder
 from app.door import Door
 from app.errors import ServiceError
 from app.routes import (
@@ -26,6 +27,9 @@ from app.routes import (
     health,
     models,
     openai,
+    openai_batches,
+    openai_files,
+    openai_responses,
     results,
     send,
     streams,
@@ -34,10 +38,12 @@ from app.routes import (
     webhooks,
 )
 from app.routes.common import RawRoutes
+from app.schemas.batches import BatchCreate
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.schemas.openai import OpenAIErrorRead
 from app.schemas.openai_chat import ChatRequest
 from app.schemas.openai_completions import CompletionRequest
+from app.schemas.responses import ResponseCreate
 from app.schemas.tenstorrent import InferenceRequest
 from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
@@ -64,11 +70,17 @@ _MORE_SCHEMAS = (
     InferenceRequest,
     ChatRequest,
     CompletionRequest,
+    ResponseCreate,
+    BatchCreate,
     OpenAIErrorRead,
 )
 
 # Modules with routes that are answered before FastAPI.
-_RAW = (results, send, streams, contexts, openai, tgi, tenstorrent)
+_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+_ROUTED = (
+    *(results, send, streams, contexts, models, webhooks, tgi),
+    *(openai, openai_responses, openai_files, openai_batches),
+)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
@@ -120,7 +132,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.hub,
                     settings,
                 )
-            async with background(services, with_worker=with_worker) as tasks:
+            feeder = Feeder(services, openai_batches.ENDPOINTS) if with_worker else None
+            async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 tasks.append(
                     asyncio.create_task(services.authenticator.run(), name="authentication")
@@ -151,7 +164,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         routes=[route for module in _RAW for route in module.raw.routes],
     )
     app.add_middleware(
-        Door, allowed_hosts=settings.hosts_to_check, max_body_bytes=settings.max_body_bytes
+        Door,
+        allowed_hosts=settings.hosts_to_check,
+        max_body_bytes=settings.max_body_bytes,
+        uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
     app.add_middleware(Authentication, is_on=settings.is_authenticated)
     app.add_exception_handler(ServiceError, refusals.on_service_error)
@@ -160,7 +176,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
     for routes in _RAW:
         app.include_router(routes.raw)
-    for routes in (results, send, streams, contexts, models, webhooks, openai, tgi):
+    for routes in _ROUTED:
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)

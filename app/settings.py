@@ -127,6 +127,13 @@ class Settings(BaseSettings):
         le=100_000_000,
         description="Largest request body, in bytes; larger ones are answered 413.",
     )
+    max_file_bytes: int = Field(
+        200_000_000,
+        alias="LLM_MAX_FILE_BYTES",
+        ge=1_000,
+        le=10_000_000_000,
+        description="Largest file of `POST /v1/files`, in bytes; larger ones are answered 413.",
+    )
     max_wait_seconds: float = Field(
         60.0,
         alias="LLM_MAX_WAIT_SECONDS",
@@ -294,6 +301,22 @@ class Settings(BaseSettings):
         ge=0,
         le=600,
         description="How long a stopping worker lets its results finish before it hands them back.",
+    )
+
+    # --- Batches --------------------------------------------------------------------------------
+    max_batch_lines: int = Field(
+        50_000,
+        alias="LLM_MAX_BATCH_LINES",
+        ge=1,
+        le=200_000,
+        description="Most requests of one batch.",
+    )
+    batch_in_flight: int = Field(
+        500,
+        alias="LLM_BATCH_IN_FLIGHT",
+        ge=1,
+        le=100_000,
+        description="Most requests of one batch that are queued or running at the same time.",
     )
 
     # --- Webhooks -------------------------------------------------------------------------------

@@ -10,13 +10,15 @@ from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import ResultFailedError, StoppingError
+from app.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
 from app.group import GroupEvent, cancel_all, follow_all, wait_for_all
 from app.ids import new_id
 from app.routes.common import idempotency_key, on_disconnect_of, principal_of, services_of, watching
+from app.services import Services
 from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Answer, GroupRequest, Replayed, submit_group
 
@@ -42,7 +44,7 @@ async def answer_whole(
     Raises what `submit_group` and `wait_for_all` raise.
     """
     services, principal = services_of(request), principal_of(request)
-    group = _as_asked_for(request, group)
+    group = as_asked_for(request, group)
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
         woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
@@ -68,6 +70,8 @@ async def answer_whole(
         return Response(status_code=_CLIENT_LEFT)
     response = render(rows)
     response.headers[RESULT_ID_HEADER] = to_header(ids)
+    if not group.store:
+        response.background = BackgroundTask(erase_delivered, services, ids)
     return response
 
 
@@ -86,7 +90,7 @@ async def answer_live(
     `response_type` knows.
     """
     services, principal = services_of(request), principal_of(request)
-    group = _as_asked_for(request, group)
+    group = as_asked_for(request, group)
     services.hub.check_room()
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
@@ -113,6 +117,8 @@ async def answer_live(
             await leave()
             raise
         await leave()  # the stream ended with an error: what still runs has no reader
+        if is_complete and not group.store:
+            await erase_delivered(services, ids)
 
     async def leave() -> None:
         if not is_complete and group.on_disconnect == "cancel":
@@ -121,6 +127,12 @@ async def answer_live(
     return response_type(
         frames(), {RESULT_ID_HEADER: to_header(ids)}, on_left=leave, media_type=media_type
     )
+
+
+async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
+    """Erase the texts of results that their client has and wants nobody to keep."""
+    with contextlib.suppress(DatabaseUnavailableError):  # they go when they are an hour old
+        await services.erasure.erase(ids)
 
 
 def ids_of(answers: Sequence[Answer]) -> list[UUID]:
@@ -135,7 +147,7 @@ def to_header(ids: Sequence[UUID]) -> str:
     return ", ".join(str(one) for one in ids)
 
 
-def _as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
+def as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
     """The group, with what the headers say."""
     key = idempotency_key(request, group.options.idempotency_key)
     return replace(
