@@ -386,7 +386,8 @@ async def test_teams_have_their_own_batches_within_their_limits(settings: Settin
             return limits.of("red", MODEL).max_queued == 10
 
         await until(is_known)
-        batch = await begin(red, [line(str(n)) for n in range(60)])
+        # Its choices are more than may ever wait at once: that one fails.
+        batch = await begin(red, [*(line(str(n)) for n in range(60)), line("many", n=11)])
         for call in (
             blue.batches.retrieve(batch.id),
             blue.batches.cancel(batch.id),
@@ -402,7 +403,9 @@ async def test_teams_have_their_own_batches_within_their_limits(settings: Settin
         ended = await end_of(red, batch)
         assert ended.status == "completed"
         assert ended.request_counts
-        assert (ended.request_counts.completed, ended.request_counts.failed) == (60, 0)
+        assert (ended.request_counts.completed, ended.request_counts.failed) == (60, 1)
+        (refused,) = await read(red, ended.error_file_id)
+        assert (refused["custom_id"], refused["response"]["status_code"]) == ("many", 429)
         with pytest.raises(openai.NotFoundError):
             await blue.files.content(ended.output_file_id or "")
         assert len(await read(red, ended.output_file_id)) == 60
