@@ -1,6 +1,9 @@
 """OpenAI's dialect through its official client, unmodified, against a real socket."""
 
 import asyncio
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from pydantic import SecretStr
 from app.embedded.triton import EmbeddedTriton
 from app.settings import Settings
 from app.team_limits import ANY_MODEL
-from tests.conftest import Service, make_settings
+from tests.conftest import ROOT, Service, make_settings
 from tests.integration.support import (
     assert_openai_error,
     count_rows,
@@ -444,6 +447,19 @@ async def test_a_long_call_keeps_its_stream_alive(openai_settings: Settings) -> 
         answer = await service.client.post("/v1/chat/completions", json=body)
     assert b": keep-alive\n" in answer.content
     assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/openai.md"])
+async def test_the_documents_programs_run(served: Service, document: str) -> None:
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    (program,) = [one for one in programs if "from openai" in one]
+    program = program.replace("http://127.0.0.1:8887", str(served.client.base_url).rstrip("/"))
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program.replace('"demo"', '"scripted"'), stdout=subprocess.PIPE
+    )
+    output, _ = await run.communicate()
+    assert run.returncode == 0
+    assert len(output.split()) > 10
 
 
 async def test_a_model_without_a_template_has_no_chat(openai_settings: Settings) -> None:
