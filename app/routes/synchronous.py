@@ -21,6 +21,7 @@ from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Answer, GroupRequest, Replayed, submit_group
 
 RESULT_ID_HEADER = "X-Result-Id"
+_MAX_IDS = 200
 _CLIENT_LEFT = 499  # seen by nobody but a log
 
 Events = AsyncGenerator[GroupEvent, None]
@@ -119,8 +120,8 @@ def ids_of(answers: Sequence[Answer]) -> list[UUID]:
 
 
 def to_header(ids: Sequence[UUID]) -> str:
-    """The ids as a header's list."""
-    return ", ".join(str(one) for one in ids)
+    """The ids as a header's list: the first of very many, for clients take 8 KiB of a header."""
+    return ", ".join(str(one) for one in ids[:_MAX_IDS])
 
 
 def _as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
