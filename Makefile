@@ -66,6 +66,13 @@ format: $(dev) ## Rewrite the code as `make lint` wants it
 bench: $(dev) .venv-triton/.cpu ## Measure, side by side with the baseline (bench/, docs/benchmarks.md)
 	$(venv_python) -m bench $(BENCH_ARGS)
 
+# What P3 of the benchmarks is held against; nothing else needs it.
+.venv-peers: $(service) bench/peers.txt bench/peers-overrides.txt
+	.venv/bin/uv venv --quiet --clear --python 3.11 $@
+	.venv/bin/uv pip install --python $@/bin/python --override bench/peers-overrides.txt \
+		-r bench/peers.txt
+	@touch $@
+
 ##@ Maintain
 
 .PHONY: requirements

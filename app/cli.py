@@ -133,6 +133,8 @@ def _worker(_options: argparse.Namespace) -> int:
 
 async def _run_worker(settings: Settings) -> None:
     """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
+    from app.batch_feeder import Feeder
+    from app.routes.openai_batches import ENDPOINTS
     from app.services import background, open_services
     from app.worker import Worker
 
@@ -149,7 +151,7 @@ async def _run_worker(settings: Settings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)
-        async with background(services, with_worker=True) as tasks:
+        async with background(services, Feeder(services, ENDPOINTS)) as tasks:
             running = asyncio.create_task(worker.run(), name="worker")
             done, _ = await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if running not in done:

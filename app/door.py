@@ -2,7 +2,8 @@
 
 While authentication is off, a page in the user's browser is the attacker to think of: DNS
 rebinding is stopped by the Host allow-list, cross-site requests by Origin and by the rule that
-bodies are JSON (which a page of another site cannot send unasked). There is no CORS.
+bodies are JSON (which a page of another site cannot send unasked). There is no CORS. Uploads are
+forms, which any page may send: theirs must come from a page of this very host, or from no page.
 
 With authentication a page of another site has no token to send, so any Host will do; an Origin,
 where there is one, must be that host.
@@ -10,7 +11,7 @@ where there is one, must be that host.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,13 +26,19 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Door:
     """ASGI middleware: refuses early, and hands the body on whole.
 
-    Without `allowed_hosts` every host is, and the only origin is the host itself.
+    Without `allowed_hosts` every host is, and the only origin is the host itself. Forms that are
+    sent to a path of `uploads` are handed on as they come, up to its bound in bytes.
     """
 
     def __init__(
-        self, app: ASGIApp, allowed_hosts: Iterable[str] | None, max_body_bytes: int
+        self,
+        app: ASGIApp,
+        allowed_hosts: Iterable[str] | None,
+        max_body_bytes: int,
+        uploads: Mapping[str, int] | None = None,
     ) -> None:
         self._app = app
+        self._uploads = uploads or {}
         self._allowed = (
             None if allowed_hosts is None else frozenset(host.lower() for host in allowed_hosts)
         )
@@ -44,7 +51,10 @@ class Door:
         try:
             headers = dict(scope["headers"])
             self._check_origin(headers)
-            if scope["method"] not in _SAFE_METHODS:
+            if scope["method"] == "POST" and scope["path"] in self._uploads and _is_form(headers):
+                _check_same_origin(headers)
+                receive = await _bounded(headers, receive, self._uploads[scope["path"]])
+            elif scope["method"] not in _SAFE_METHODS:
                 body = await self._read_body(headers, receive)
                 receive = _replay(body, receive)
         except ServiceError as error:
@@ -92,10 +102,48 @@ class Door:
         return bytes(body)
 
     def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(
-            f"A body may have at most {self._max_body_bytes} bytes (LLM_MAX_BODY_BYTES).",
-            headers={"Connection": "close"},
-        )
+        return _body_too_large(self._max_body_bytes, "LLM_MAX_BODY_BYTES")
+
+
+def _body_too_large(bound: int, setting: str) -> BodyTooLargeError:
+    return BodyTooLargeError(
+        f"A body may have at most {bound} bytes ({setting}).", headers={"Connection": "close"}
+    )
+
+
+def _is_form(headers: dict[bytes, bytes]) -> bool:
+    return headers.get(b"content-type", b"").strip().lower().startswith(b"multipart/form-data")
+
+
+def _check_same_origin(headers: dict[bytes, bytes]) -> None:
+    """Refuse the form of another site's page, which needs no leave to send one."""
+    origin = headers.get(b"origin")
+    host = headers.get(b"host", b"").decode("latin-1")
+    if origin is not None and origin.decode("latin-1").split("://", 1)[-1].lower() != host.lower():
+        raise ForbiddenOriginError("A form of another origin is not taken.")
+
+
+async def _bounded(headers: dict[bytes, bytes], receive: Receive, bound: int) -> Receive:
+    """A `receive` that raises BodyTooLargeError when more than `bound` bytes come."""
+    too_large = _body_too_large(bound, "LLM_MAX_FILE_BYTES")
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > bound:
+        if b"expect" not in headers:
+            await _discard(receive)
+        raise too_large
+    received = 0
+
+    async def counting() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > bound:
+            if message.get("more_body"):
+                await _discard(receive)
+            raise too_large
+        return message
+
+    return counting
 
 
 async def _discard(receive: Receive) -> None:

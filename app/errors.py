@@ -135,6 +135,10 @@ class IdempotencyConflictError(ServiceError):
     status, code, title = 409, "idempotency_conflict", "The key is another request's"
 
 
+class ErasedError(ServiceError):
+    status, code, title = 410, "erased", "The texts are erased"
+
+
 class BodyTooLargeError(ServiceError):
     status, code, title = 413, "body_too_large", "The body is too large"
 

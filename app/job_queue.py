@@ -63,6 +63,8 @@ class NewResult:
     webhook_url: str | None = None
     key: NewKey | None = None
     on_disconnect: OnDisconnect = "continue"
+    request: str | None = None  # what its dialect answers with later, as JSON text
+    store: bool = True  # or its texts are erased once it is delivered
     tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
     limits: Limits = NO_LIMITS  # of its team and model
 
@@ -432,6 +434,8 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.on_disconnect for result in results],
         [1 / result.limits.weight for result in results],
         [result.new_context is not None for result in results],
+        [result.request for result in results],
+        [result.store for result in results],
     ]
 
 

@@ -26,7 +26,7 @@ READ_COLUMNS = (
     "id", "team_id", "context_id", "model_name", "model_version", "state", "output", "error_code",
     "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
     "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
-    "finished_at", "metadata", "retry_of", "logprobs",
+    "finished_at", "metadata", "retry_of", "logprobs", "erased_at", "store", "request",
 )  # fmt: skip
 
 
@@ -102,10 +102,10 @@ WITH {keys} context_input AS (
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
-    $18::text[], $19::text[], $20::float8[], $21::bool[], $22::bool[])
+    $18::text[], $19::text[], $20::float8[], $21::bool[], $22::text[], $23::bool[], $24::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
          deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect, step,
-         has_new_context, may_start)
+         has_new_context, request, store, may_start)
 ), flows AS MATERIALIZED (
   -- Where the new results of a team begin in a queue: behind those it has there, and not before
   -- the head. Two probes of an index each; nothing is remembered of what is gone.
@@ -114,7 +114,7 @@ WITH {keys} context_input AS (
   FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
         FROM input) f
 ), me AS (
-  SELECT id FROM workers WHERE id = $23::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $25::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
@@ -128,11 +128,12 @@ WITH {keys} context_input AS (
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
-                       webhook_url, on_disconnect, fair_key, worker_id, attempt, started_at)
+                       webhook_url, on_disconnect, request, store, fair_key, worker_id, attempt,
+                       started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
-         i.on_disconnect, f.first_key + i.step * (row_number() OVER (
+         i.on_disconnect, i.request::jsonb, i.store, f.first_key + i.step * (row_number() OVER (
            PARTITION BY i.team_id, i.model_name, i.priority ORDER BY i.id) - 1), idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i
@@ -155,7 +156,7 @@ FROM inserted
 ENQUEUE = _enqueue_sql("", "true", "true")
 # A statement of its own: most batches have no key, and need not open the table and its indexes.
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(24, _has_context("i.is_rendered")),
+    take_keys_sql(26, _has_context("i.is_rendered")),
     "id NOT IN (SELECT context_id FROM refused)",
     "i.id NOT IN (SELECT id FROM refused)",
 )

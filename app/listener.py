@@ -19,6 +19,7 @@ CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
 WATCHED = "llm_watched"  # who reads, and the ids they read: see `watched`
 APPENDED = "llm_appended"  # ids of running results of which more text is stored
 WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
+BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
 LIMITS = "llm_limits"  # always empty: what teams may use has changed
 TOKENS = "llm_tokens"  # always empty: a key or a JWT was revoked
 

@@ -15,17 +15,37 @@ from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from app import __version__, refusals, wire
+from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
 from app.access import needed_scope
 from app.auth import Authentication
+from app.batch_feeder import Feeder
 from app.door import Door
 from app.errors import ServiceError
-from app.routes import contexts, errors, health, models, openai, results, send, streams, webhooks
+from app.routes import (
+    contexts,
+    errors,
+    health,
+    models,
+    openai,
+    openai_batches,
+    openai_files,
+    openai_responses,
+    results,
+    send,
+    streams,
+    tenstorrent,
+    tgi,
+    webhooks,
+)
 from app.routes.common import RawRoutes
+from app.schemas.batches import BatchCreate
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.schemas.openai import OpenAIErrorRead
 from app.schemas.openai_chat import ChatRequest
 from app.schemas.openai_completions import CompletionRequest
+from app.schemas.responses import ResponseCreate
+from app.schemas.tenstorrent import InferenceRequest
+from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
 from app.settings import Settings
 from app.worker import Worker
@@ -44,13 +64,23 @@ _MORE_SCHEMAS = (
     ResultCreate,
     SendOptions,
     ProblemRead,
+    GenerateRequest,
+    CompatGenerateRequest,
+    ChatTokenizeRequest,
+    InferenceRequest,
     ChatRequest,
     CompletionRequest,
+    ResponseCreate,
+    BatchCreate,
     OpenAIErrorRead,
 )
 
 # Modules with routes that are answered before FastAPI.
-_RAW = (results, send, streams, contexts, openai)
+_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+_ROUTED = (
+    *(results, send, streams, contexts, models, webhooks, tgi),
+    *(openai, openai_responses, openai_files, openai_batches),
+)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
@@ -58,8 +88,6 @@ _PROBLEM = {
         wire.PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}}
     },
 }
-
-
 # Of the dialects, by the path's first segment; all else answers problems.
 _ERRORS = {
     "v1": {
@@ -67,7 +95,18 @@ _ERRORS = {
         "content": {
             wire.JSON: {"schema": {"$ref": f"#/components/schemas/{OpenAIErrorRead.__name__}"}}
         },
-    }
+    },
+    **{
+        segment: {
+            "description": "TGI's error.",
+            "content": {wire.JSON: {"schema": tgi_errors.SCHEMA}},
+        }
+        for segment in tgi_errors.SEGMENTS
+    },
+    tenstorrent_errors.SEGMENT: {
+        "description": "Tenstorrent's error.",
+        "content": {wire.JSON: {"schema": tenstorrent_errors.SCHEMA}},
+    },
 }
 
 
@@ -93,7 +132,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.hub,
                     settings,
                 )
-            async with background(services, with_worker=with_worker) as tasks:
+            feeder = Feeder(services, openai_batches.ENDPOINTS) if with_worker else None
+            async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 tasks.append(
                     asyncio.create_task(services.authenticator.run(), name="authentication")
@@ -124,7 +164,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         routes=[route for module in _RAW for route in module.raw.routes],
     )
     app.add_middleware(
-        Door, allowed_hosts=settings.hosts_to_check, max_body_bytes=settings.max_body_bytes
+        Door,
+        allowed_hosts=settings.hosts_to_check,
+        max_body_bytes=settings.max_body_bytes,
+        uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
     app.add_middleware(Authentication, is_on=settings.is_authenticated)
     app.add_exception_handler(ServiceError, refusals.on_service_error)
@@ -133,7 +176,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
     for routes in _RAW:
         app.include_router(routes.raw)
-    for routes in (results, send, streams, contexts, models, webhooks, openai):
+    for routes in _ROUTED:
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
@@ -142,7 +185,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
 
 def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas that raw routes refer to and our problems."""
+    """The OpenAPI document, with the schemas that raw routes refer to and each dialect's errors."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -157,7 +200,7 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
             for operation in operations.values():
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
-                operation["responses"]["default"] = _ERRORS.get(path.split("/")[1], _PROBLEM)
+                operation["responses"]["default"] = _ERRORS.get(refusals.dialect_of(path), _PROBLEM)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         if needs_token:

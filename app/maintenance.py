@@ -8,6 +8,8 @@ import logging
 import time
 
 from app.database import is_passing
+from app.erasure import Erasure
+from app.files import FileStore
 from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.settings import Settings
@@ -60,8 +62,10 @@ class Maintenance:
                 )
 
 
-async def remove_expired(keys: IdempotencyKeys, tickets: TicketOffice) -> None:
-    """Remove idempotency keys and stream tickets whose time is over, until cancelled.
+async def remove_expired(
+    keys: IdempotencyKeys, tickets: TicketOffice, files: FileStore, erasure: Erasure
+) -> None:
+    """Remove keys, tickets, files and texts whose time is over, until cancelled.
 
     Beside `Maintenance`: a long removal must not hold up a rescue.
     """
@@ -69,6 +73,8 @@ async def remove_expired(keys: IdempotencyKeys, tickets: TicketOffice) -> None:
         try:
             await keys.remove_expired()
             await tickets.remove_expired()
+            await files.remove_expired()
+            await erasure.erase_undelivered()
         except Exception as error:
             if not is_passing(error):
                 raise

@@ -89,7 +89,9 @@ async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
         template_arguments=request.to_template_arguments(),
     )
     return Prepared(
-        group=GroupRequest(model.name, [prompt], options, n=request.n or 1),
+        group=GroupRequest(
+            model.name, [prompt], options, n=request.n or 1, store=request.store is not False
+        ),
         answer=lambda rows: chat_completion(request, use, rows),
         new_frames=lambda ids: ChatFrames(request, use, ids),
         streams=bool(request.stream),
@@ -106,7 +108,11 @@ async def prepare_completion(services: Services, request: CompletionRequest) -> 
     texts = [await _text_of(model, one) for one in request.prompt]
     return Prepared(
         group=GroupRequest(
-            model.name, [Prompt(content=text) for text in texts], options, request.rows_per_prompt
+            model.name,
+            [Prompt(content=text) for text in texts],
+            options,
+            request.rows_per_prompt,
+            store=request.store is not False,
         ),
         answer=lambda rows: completion(request, texts, rows),
         new_frames=lambda ids: CompletionFrames(request, texts, ids),

@@ -22,17 +22,19 @@ _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
-_COLUMNS = ", ".join(READ_COLUMNS)
+# Without the request of a dialect, which may be as large as its prompt.
+_LIST_COLUMNS = [column for column in READ_COLUMNS if column != "request"]
+_LONG_COLUMNS = ", ".join(_LIST_COLUMNS)
 _SHORT_COLUMNS = ", ".join(
     f"left(output, {LIST_TEXT_CHARACTERS}) AS output" if column == "output" else column
-    for column in READ_COLUMNS
+    for column in _LIST_COLUMNS
 )
 
-_BY_IDS = f"SELECT {_COLUMNS} FROM results WHERE id = ANY($1::uuid[])"
+_BY_IDS = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = ANY($1::uuid[])"
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
-       webhook_url
+       webhook_url, store, erased_at
 FROM results WHERE id = $1 AND team_id = $2
 """
 
@@ -176,7 +178,7 @@ class ResultStore:
             conditions.append(f"state = '{state}'")
         order = ", ".join(f"{name} DESC" for name in (*key, "id"))
         query = (
-            f"SELECT {_COLUMNS if full else _SHORT_COLUMNS} FROM results "
+            f"SELECT {_LONG_COLUMNS if full else _SHORT_COLUMNS} FROM results "
             f"WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT {int(limit)}"
         )
         return await self._database.fetch(query, *arguments)

@@ -4,11 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from app.admission import Admission
 from app.auth import Authenticator
+from app.batches import BatchStore, BatchWork
 from app.contexts import ContextStore
 from app.database import Database
+from app.erasure import Erasure
+from app.files import FileStore
 from app.idempotency import IdempotencyKeys
 from app.job_queue import JobQueue
 from app.listener import Listener
@@ -48,6 +52,10 @@ class Services:
     hub: StreamHub
     tickets: TicketOffice
     outbox: WebhookOutbox
+    files: FileStore
+    batches: BatchStore
+    batch_work: BatchWork
+    erasure: Erasure
     tokens: TokenStore
     authenticator: Authenticator
 
@@ -83,27 +91,40 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             hub=StreamHub(database, results, settings),
             tickets=TicketOffice(database, settings),
             outbox=WebhookOutbox(database, settings),
+            files=FileStore(database),
+            batches=BatchStore(database),
+            batch_work=BatchWork(database),
+            erasure=Erasure(database),
             tokens=tokens,
             authenticator=Authenticator(tokens, settings),
         )
 
 
+class Runs(Protocol):
+    """What runs until it is cancelled."""
+
+    async def run(self) -> None: ...
+
+
 @contextlib.asynccontextmanager
 async def background(
-    services: Services, *, with_worker: bool
+    services: Services, feeder: Runs | None
 ) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
 
-    Webhooks are delivered by the processes that have a worker.
+    The processes that have a worker, and those alone, deliver webhooks and have a feeder of batches.
     """
     work = {
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "limits": services.limits.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
-        "expired": remove_expired(services.keys, services.tickets),
+        "expired": remove_expired(
+            services.keys, services.tickets, services.files, services.erasure
+        ),
     }
-    if with_worker:
+    if feeder is not None:
+        work["batches"] = feeder.run()
         work["webhooks"] = Deliverer(
             services.outbox,
             services.results,

@@ -97,6 +97,13 @@ class Settings(BaseSettings):
         description="Triton model repository from which tokenizers and chat templates are read.",
     )
 
+    default_model: _Optional[Annotated[str, Field(max_length=256)]] = Field(
+        None,
+        alias="LLM_DEFAULT_MODEL",
+        description="Model of the routes that name none (TGI's, and `/inference`). Unset: the only "
+        "model that is ready.",
+    )
+
     # --- HTTP -----------------------------------------------------------------------------------
     host: str = Field("127.0.0.1", alias="LLM_HOST", description="Address the API binds.")
     port: int = Field(8887, alias="LLM_PORT", ge=0, le=65535, description="Port the API binds.")
@@ -119,6 +126,13 @@ class Settings(BaseSettings):
         ge=1_000,
         le=100_000_000,
         description="Largest request body, in bytes; larger ones are answered 413.",
+    )
+    max_file_bytes: int = Field(
+        200_000_000,
+        alias="LLM_MAX_FILE_BYTES",
+        ge=1_000,
+        le=10_000_000_000,
+        description="Largest file of `POST /v1/files`, in bytes; larger ones are answered 413.",
     )
     max_wait_seconds: float = Field(
         60.0,
@@ -287,6 +301,22 @@ class Settings(BaseSettings):
         ge=0,
         le=600,
         description="How long a stopping worker lets its results finish before it hands them back.",
+    )
+
+    # --- Batches --------------------------------------------------------------------------------
+    max_batch_lines: int = Field(
+        50_000,
+        alias="LLM_MAX_BATCH_LINES",
+        ge=1,
+        le=200_000,
+        description="Most requests of one batch.",
+    )
+    batch_in_flight: int = Field(
+        500,
+        alias="LLM_BATCH_IN_FLIGHT",
+        ge=1,
+        le=100_000,
+        description="Most requests of one batch that are queued or running at the same time.",
     )
 
     # --- Webhooks -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import orjson
 
 from app.errors import (
     ConflictError,
+    ErasedError,
     FieldError,
     IdempotencyConflictError,
     InvalidRequestError,
@@ -77,6 +78,9 @@ class GroupRequest:
     options: SendOptions = field(default_factory=SendOptions)
     n: int = 1
     on_disconnect: OnDisconnect = "cancel"
+    request: str | None = None  # what its dialect answers with later, as JSON text
+    store: bool = True  # or its texts are erased once they are delivered
+    waits_for_model: bool = False  # or it is refused while its model is not ready
 
     @property
     def size(self) -> int:
@@ -176,11 +180,46 @@ async def submit_group(
 ) -> list[Answer]:
     """Send the results of one request in one commit, as `ids`; all of them or none.
 
-    The model must be ready: who sends so cannot wait for it. Raises ModelNotReadyError, else as
-    above.
+    Raises ModelNotReadyError, of a request that does not wait for its model; else as above.
     """
+    prepared = await _prepare_group(services, principal, request, ids)
+    asked = [
+        _Asked(partial(_immediately, item), _key_in_group(services, request, place))
+        for place, item in enumerate(prepared)
+    ]
+    answers = await _submit(services, principal, asked)
+    refused = next((answer for answer in answers if isinstance(answer, ServiceError)), None)
+    if refused is not None:
+        raise refused
+    return [answer for answer in answers if not isinstance(answer, ServiceError)]
+
+
+async def submit_once(
+    services: Services, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
+) -> None:
+    """Send a group that may have been sent before under these very ids, which stay as they are.
+
+    Raises as above.
+    """
+    prepared = await _prepare_group(services, principal, request, ids)
+    context_ids = {item.result.context_id: item.result.id for item in reversed(prepared)}
+    results = [_in_context(item.result, context_ids[item.result.context_id]) for item in prepared]
+    async with services.admission.admitted(results):
+        await services.queue.enqueue(results)
+
+
+def _in_context(result: NewResult, context_id: UUID) -> NewResult:
+    """The result in its new context under an id that every sending gives it."""
+    assert result.new_context is not None
+    context = replace(result.new_context, id=context_id)
+    return replace(result, context_id=context_id, new_context=context)
+
+
+async def _prepare_group(
+    services: Services, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
+) -> list[_Prepared]:
     model = await services.registry.find(request.model)
-    if not model.ready:
+    if not model.ready and not request.waits_for_model:
         raise ModelNotReadyError(
             f"Model {model.name} is known, but not ready: {model.reason}. Try again later, or send "
             "to /results/, where it waits.",
@@ -191,18 +230,20 @@ async def submit_group(
         first = await _prepare_prompt(services, principal, model, prompt, request.options)
         prepared += [_Prepared(model, _choice(first.result, place)) for place in range(request.n)]
     group_id = ids[0] if request.size > 1 else None
-    asked = []
-    for place, (item, result_id) in enumerate(zip(prepared, ids, strict=True)):
-        result = replace(
-            item.result, id=result_id, group_id=group_id, on_disconnect=request.on_disconnect
+    return [
+        _Prepared(
+            model,
+            replace(
+                item.result,
+                id=result_id,
+                group_id=group_id,
+                on_disconnect=request.on_disconnect,
+                request=request.request,
+                store=request.store,
+            ),
         )
-        key = _key_in_group(services, request, place)
-        asked.append(_Asked(partial(_immediately, _Prepared(model, result)), key))
-    answers = await _submit(services, principal, asked)
-    refused = next((answer for answer in answers if isinstance(answer, ServiceError)), None)
-    if refused is not None:
-        raise refused
-    return [answer for answer in answers if not isinstance(answer, ServiceError)]
+        for item, result_id in zip(prepared, ids, strict=True)
+    ]
 
 
 def _choice(first: NewResult, place: int) -> NewResult:
@@ -297,9 +338,18 @@ async def _replay(services: Services, team_id: str, key: NewKey) -> Answer | Ser
             extra={"result_id": str(taken.result_id)},
         )
     try:
-        return Replayed(await services.results.get(team_id, taken.result_id))
+        row = await services.results.get(team_id, taken.result_id)
     except NotFoundError:
         return None  # deleted since we looked, and the key with it
+    return erased(row) if row["erased_at"] is not None else Replayed(row)
+
+
+def erased(row: asyncpg.Record) -> ErasedError:
+    """Why a result cannot be told again, or used."""
+    return ErasedError(
+        f"Result {row['id']} was sent with `store` false: its texts were erased at "
+        f"{row['erased_at']:%Y-%m-%dT%H:%M:%SZ}."
+    )
 
 
 async def _try_prepare(asked: _Asked) -> _Prepared | ServiceError:
@@ -419,6 +469,8 @@ async def _prepare_retry(
     row = await services.results.request(principal.team_id, retry_of)
     if row["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
+    if row["erased_at"] is not None:
+        raise erased(row)
     model = await services.registry.find(row["model_name"])
     result = NewResult(
         id=result_id,
@@ -433,6 +485,7 @@ async def _prepare_retry(
         metadata=row["metadata"],
         webhook_url=row["webhook_url"],
         retry_of=retry_of,
+        store=row["store"],
         tokens=orjson.loads(row["parameters"])["max_tokens"],
         limits=services.admission.limits_of(principal.team_id, model.name),
     )

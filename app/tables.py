@@ -92,6 +92,10 @@ results = Table(
     # As it was asked for, which a retry asks for again; not known of results before 0002.
     Column("deadline_seconds", Float),
     Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    # What a dialect keeps of the request to answer with it later: of a response, what it echoes.
+    Column("request", JSONB),
+    # Whether its texts outlive their delivery; if not, they are erased by `erasure`.
+    Column("store", Boolean, nullable=False, server_default=text("true")),
     # --- the state: written by job_queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
     # The place in the queue among results of the same priority: virtual time, docs/limits.md.
@@ -119,6 +123,8 @@ results = Table(
     Column("error_code", String),
     Column("error_message", Text),
     Column("error_retryable", Boolean),
+    # Since when prompt, output and the rest of its texts are gone.
+    _time("erased_at"),
     CheckConstraint("state IN ('pending', 'completed', 'failed')", name="state"),
     CheckConstraint("kind IN ('generation')", name="kind"),
     CheckConstraint("on_disconnect IN ('continue', 'cancel')", name="on_disconnect"),
@@ -127,7 +133,11 @@ results = Table(
     CheckConstraint(
         "num_nonnulls(error_code, error_message, error_retryable) IN (0, 3)", name="whole_error"
     ),
-    CheckConstraint("state <> 'completed' OR output IS NOT NULL", name="completed_has_output"),
+    CheckConstraint(
+        "state <> 'completed' OR output IS NOT NULL OR erased_at IS NOT NULL",
+        name="completed_has_output",
+    ),
+    CheckConstraint("erased_at IS NULL OR state <> 'pending'", name="erased_at_end"),
     CheckConstraint("jsonb_typeof(parameters) = 'object'", name="parameters_object"),
     # Lists, newest first, by each filter.
     Index("ix_results_team_id_id", "team_id", "id"),
@@ -175,6 +185,11 @@ results = Table(
         "model_name",
         "id",
         postgresql_where=text("state = 'pending' AND engine_deaths >= 2"),
+    ),
+    Index(
+        "ix_results_finished_at_to_erase",
+        "finished_at",
+        postgresql_where=text("NOT store AND erased_at IS NULL AND finished_at IS NOT NULL"),
     ),
 )
 
@@ -333,6 +348,110 @@ workers = Table(
     # with the lease.
     Column("load", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     Index("ix_workers_alive", "lease_expires_at", postgresql_where=text("dead_at IS NULL")),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("team_id", String, nullable=False),
+    Column("purpose", String, nullable=False),
+    Column("filename", Text, nullable=False),
+    # Set with the last part: until then nobody sees the file.
+    Column("size", BigInteger),
+    _time("expires_at"),
+    Index("ix_files_team_id_id", "team_id", "id", postgresql_where=text("size IS NOT NULL")),
+    Index("ix_files_expires_at", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    Index("ix_files_unfinished", "id", postgresql_where=text("size IS NULL")),
+)
+
+file_parts = Table(
+    "file_parts",
+    metadata,
+    Column("file_id", UUID, ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
+    Column("place", Integer, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+
+_ACTIVE = text("state IN ('validating', 'in_progress', 'cancelling', 'finalizing')")
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("team_id", String, nullable=False),
+    Column("endpoint", String, nullable=False),
+    # No foreign keys: a batch tells its files even when they are deleted.
+    Column("input_file_id", UUID, nullable=False),
+    Column("output_file_id", UUID),
+    Column("error_file_id", UUID),
+    Column("completion_window", String, nullable=False),
+    Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    Column("state", String, nullable=False, server_default="validating"),
+    # What is wrong with the input file: [{"code", "line", "message", "param"}].
+    Column("errors", JSONB, nullable=False, server_default=_EMPTY_LIST),
+    Column("total", Integer, nullable=False, server_default="0"),
+    Column("completed", Integer, nullable=False, server_default="0"),
+    Column("failed", Integer, nullable=False, server_default="0"),
+    # Of its output files, from their making; NULL: they are kept.
+    Column("output_seconds", Integer),
+    _time("expires_at", nullable=False),
+    _time("in_progress_at"),
+    # Since when it is being stopped: its client's wish, or its time is over.
+    _time("cancelling_at"),
+    _time("expiring_at"),
+    _time("finalizing_at"),
+    # When it became what it is: completed, failed, expired or cancelled.
+    _time("ended_at"),
+    # The process that feeds it, and until when nobody else may.
+    Column("feeder_id", UUID),
+    _time("lease_expires_at"),
+    CheckConstraint(
+        "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', "
+        "'cancelling', 'cancelled')",
+        name="state",
+    ),
+    CheckConstraint(
+        "(state IN ('failed', 'completed', 'expired', 'cancelled')) = (ended_at IS NOT NULL)",
+        name="ended",
+    ),
+    Index("ix_batches_team_id_id", "team_id", "id"),
+    Index("ix_batches_active", "id", postgresql_where=_ACTIVE),
+)
+
+batch_lines = Table(
+    "batch_lines",
+    metadata,
+    Column("batch_id", UUID, ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    # From 1, as the input file counts.
+    Column("line", Integer, primary_key=True),
+    Column("custom_id", Text, nullable=False),
+    Column("state", String, nullable=False, server_default="waiting"),
+    # The request, until it is done: a JSON object.
+    Column("body", Text),
+    # Given before the line is sent: who sends it again makes nothing twice.
+    Column("result_ids", ARRAY(UUID)),
+    # Of a line that is done: what its file tells.
+    Column("is_completed", Boolean),
+    Column("outcome", Text),
+    CheckConstraint("state IN ('waiting', 'sent', 'done')", name="state"),
+    CheckConstraint("state = 'done' OR body IS NOT NULL", name="open_has_body"),
+    CheckConstraint("state <> 'sent' OR result_ids IS NOT NULL", name="sent_has_results"),
+    CheckConstraint(
+        "(state = 'done') = (num_nonnulls(outcome, is_completed) = 2)", name="done_has_outcome"
+    ),
+    Index(
+        "ix_batch_lines_batch_id_line_waiting",
+        "batch_id",
+        "line",
+        postgresql_where=text("state = 'waiting'"),
+    ),
+    Index(
+        "ix_batch_lines_batch_id_line_sent",
+        "batch_id",
+        "line",
+        postgresql_where=text("state = 'sent'"),
+    ),
 )
 
 models = Table(

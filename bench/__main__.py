@@ -13,6 +13,7 @@ from bench import (
     machine,
     p1_submit,
     p2_life,
+    p3_peers,
     p4_first_token,
     p5_told,
     p6_poll,
@@ -30,6 +31,7 @@ Goal = Callable[[House, Options], Awaitable[Report]]
 _GOALS: dict[str, tuple[Goal, str]] = {
     "p1": (p1_submit.run, "durable submissions; baselines: validate only, one INSERT each"),
     "p2": (p2_life.run, "whole life of a result; baseline: a bare gRPC client"),
+    "p3": (p3_peers.run, "CPU per chat completion; baseline: LiteLLM's proxy (make .venv-peers)"),
     "p4": (
         p4_first_token.run,
         "streams: the first token and those after it; baseline: direct gRPC",

@@ -1,7 +1,7 @@
 """What the HTTP side is held against: the least that each job needs, on the same HTTP server.
 
-A program with four Starlette routes and no middleware: validate only, a fixed answer, one INSERT
-per request, one SELECT per poll. Bodies and answers have the service's own schemas.
+A program with five Starlette routes and no middleware: validate only, a fixed answer, a fixed chat
+completion, one INSERT per request, one SELECT per poll. Bodies and answers have the service's own schemas.
 """
 
 import contextlib
@@ -26,6 +26,22 @@ _CONNECTIONS = 16
 _JSON = "application/json"
 _SEND = TypeAdapter(SendOptions)
 _FIXED = b'{"state":"completed","result":"' + b"word " * 60 + b'"}'
+_COMPLETION = orjson.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "scripted",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "zephyr-e71f3f"},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5},
+    }
+)
 _INSERT = """
 INSERT INTO results (id, team_id, context_id, model_name, parameters, deadline_at)
 VALUES ($1, $2, $3, $4, $5::jsonb, now() + interval '1 day')
@@ -56,6 +72,11 @@ async def insert(request: Request) -> Response:
 async def fixed(_request: Request) -> Response:
     """An answer that is there already."""
     return Response(_FIXED, media_type=_JSON)
+
+
+async def complete(_request: Request) -> Response:
+    """A chat completion that is there already: the upstream of a proxy."""
+    return Response(_COMPLETION, media_type=_JSON)
 
 
 async def select(request: Request) -> Response:
@@ -118,6 +139,7 @@ def serve() -> None:
         Route("/validate/{context_id}", validate, methods=["POST"]),
         Route("/insert/{context_id}", insert, methods=["POST"]),
         Route("/fixed", fixed),
+        Route("/v1/chat/completions", complete, methods=["POST"]),
         Route("/select/{result_id}", select),
     ]
     uvicorn.run(

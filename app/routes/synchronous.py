@@ -10,18 +10,26 @@ from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import ResultFailedError, StoppingError
+from app.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
 from app.group import GroupEvent, cancel_all, follow_all, wait_for_all
 from app.ids import new_id
 from app.routes.common import idempotency_key, on_disconnect_of, principal_of, services_of, watching
+from app.services import Services
 from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Answer, GroupRequest, Replayed, submit_group
 
 RESULT_ID_HEADER = "X-Result-Id"
 _MAX_IDS = 200
+ON_DISCONNECT_HEADER = {
+    "X-On-Disconnect": {
+        "schema": {"type": "string", "enum": ["cancel", "continue"], "default": "cancel"},
+        "description": "What becomes of the result when the client leaves before its end.",
+    }
+}
 _CLIENT_LEFT = 499  # seen by nobody but a log
 
 Events = AsyncGenerator[GroupEvent, None]
@@ -37,7 +45,7 @@ async def answer_whole(
     Raises what `submit_group` and `wait_for_all` raise.
     """
     services, principal = services_of(request), principal_of(request)
-    group = _as_asked_for(request, group)
+    group = as_asked_for(request, group)
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
         woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
@@ -63,6 +71,8 @@ async def answer_whole(
         return Response(status_code=_CLIENT_LEFT)
     response = render(rows)
     response.headers[RESULT_ID_HEADER] = to_header(ids)
+    if not group.store:
+        response.background = BackgroundTask(erase_delivered, services, ids)
     return response
 
 
@@ -73,13 +83,15 @@ async def answer_live(
     *,
     with_tokens: bool = False,
     media_type: str = f"{MEDIA_TYPE}; charset=utf-8",
+    response_type: type[EventStreamResponse] = EventStreamResponse,
 ) -> Response:
     """Send a group, and answer with the frames that `encode` makes of its ids and events.
 
-    `encode` turns a ServiceError of the events into the dialect's error frame.
+    `encode` turns a ServiceError of the events into the dialect's error frame, or raises what
+    `response_type` knows.
     """
     services, principal = services_of(request), principal_of(request)
-    group = _as_asked_for(request, group)
+    group = as_asked_for(request, group)
     services.hub.check_room()
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
@@ -98,18 +110,30 @@ async def answer_live(
         is_complete = True
 
     async def frames() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(encode(ids, events())) as encoded:
-            async for frame in encoded:
-                yield frame
+        try:
+            async with contextlib.aclosing(encode(ids, events())) as encoded:
+                async for frame in encoded:
+                    yield frame
+        except Exception:
+            await leave()
+            raise
         await leave()  # the stream ended with an error: what still runs has no reader
+        if is_complete and not group.store:
+            await erase_delivered(services, ids)
 
     async def leave() -> None:
         if not is_complete and group.on_disconnect == "cancel":
             await cancel_all(services, principal.team_id, ids)
 
-    return EventStreamResponse(
+    return response_type(
         frames(), {RESULT_ID_HEADER: to_header(ids)}, on_left=leave, media_type=media_type
     )
+
+
+async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
+    """Erase the texts of results that their client has and wants nobody to keep."""
+    with contextlib.suppress(DatabaseUnavailableError):  # they go when they are an hour old
+        await services.erasure.erase(ids)
 
 
 def ids_of(answers: Sequence[Answer]) -> list[UUID]:
@@ -124,7 +148,7 @@ def to_header(ids: Sequence[UUID]) -> str:
     return ", ".join(str(one) for one in ids[:_MAX_IDS])
 
 
-def _as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
+def as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
     """The group, with what the headers say."""
     key = idempotency_key(request, group.options.idempotency_key)
     return replace(

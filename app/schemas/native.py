@@ -145,7 +145,9 @@ class ResultRead(BaseModel):
     model_version: int | None
     model_ready: bool
     state: Literal["pending", "completed", "failed"]
-    result: str | None = Field(description="The generated text, without the prompt.")
+    result: str | None = Field(
+        description="The generated text, without the prompt; null once it is erased."
+    )
     error: ErrorRead | None
     finish_reason: Literal["stop", "length", "error", "cancelled"] | None
     parameters: dict[str, Any]
@@ -168,6 +170,10 @@ class ResultRead(BaseModel):
         "null where unknown."
     )
     logprobs: list[Any] | None = Field(None, description="Only when asked for.")
+    erased_at: datetime | None = Field(
+        None,
+        description="Only of a result that was not to be stored: since when its texts are gone.",
+    )
 
 
 class AttemptRead(BaseModel):
@@ -281,6 +287,8 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
     }
     if row["logprobs"] is not None:
         wire["logprobs"] = orjson.Fragment(row["logprobs"])
+    if row["erased_at"] is not None:
+        wire["erased_at"] = row["erased_at"]
     return wire
 
 

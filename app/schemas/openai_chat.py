@@ -496,6 +496,12 @@ def _logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> dict[s
     return {"content": content, "refusal": None}
 
 
+def token_logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> list[Any]:
+    """The log probabilities of a text's tokens, each with the `count` most likely ones."""
+    content: list[Any] = _logprobs(tokens, count)["content"]
+    return content
+
+
 def _token(entry: dict[str, Any]) -> dict[str, Any]:
     text = entry["decoded_token"] or ""
     # A token may be a part of a character, whose bytes the engine does not tell.

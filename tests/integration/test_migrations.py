@@ -143,6 +143,24 @@ def test_rows_of_0002_live_through_what_follows_and_back(empty: Settings) -> Non
     assert asyncio.run(rows(empty, EVERYTHING)) == before
 
 
+def test_erased_answers_go_back_as_empty_ones(empty: Settings) -> None:
+    """The service before knows none that are gone; batches and files it does not know at all."""
+    migrate(empty)
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    asyncio.run(
+        rows(
+            empty,
+            "UPDATE results SET store = false, request = '{}', output = NULL, erased_at = now()"
+            " WHERE state = 'completed'",
+        )
+    )
+    migrate(empty, "0005", down=True)
+    assert asyncio.run(rows(empty, "SELECT output FROM results WHERE state = 'completed'")) == [""]
+    migrate(empty)
+    assert set(asyncio.run(rows(empty, "SELECT store::text FROM results"))) == {"true"}
+
+
 def test_keys_are_bound_to_what_a_key_is(empty: Settings) -> None:
     """Revision 0003, up and down with rows in its tables."""
     migrate(empty, "0002")
@@ -226,6 +244,7 @@ def test_checks_and_partial_indexes_too(empty: Settings) -> None:
         "kind = 'x'",
         "parameters = '[]'",
         "context_id = gen_random_uuid()",
+        "erased_at = now()",
     ],
 )
 def test_impossible_rows_are_refused(empty: Settings, change: str) -> None:

@@ -47,7 +47,7 @@ async def test_models_are_listed_with_what_clients_need(service: Service) -> Non
     (listed,) = answer.json()
     assert listed == await model(service)
     assert listed | {"running": 0, "queued": 0, "tokens_per_second": 0} == {
-        "name": "scripted", "version": 1, "ready": True, "reason": None, "chat": False,
+        "name": "scripted", "version": 1, "ready": True, "reason": None, "chat": True,
         "max_model_len": None, "queued": 0, "running": 0, "tokens_per_second": 0,
     }  # fmt: skip
 
@@ -205,9 +205,18 @@ async def test_max_tokens_default_to_what_the_length_leaves(chat: Service) -> No
     assert exact["state"] == "completed"
 
 
+@pytest.fixture
+async def text_only(settings: Settings, tmp_path: Path) -> AsyncIterator[Service]:
+    """A service that finds no files of its model."""
+    bare = settings.model_copy(update={"model_repository": tmp_path})
+    async with run_service(bare, with_worker=True) as running:
+        yield running
+
+
 async def test_messages_without_a_template_are_refused(
-    service: Service, connection: asyncpg.Connection
+    text_only: Service, connection: asyncpg.Connection
 ) -> None:
+    service = text_only
     answer = await service.client.post(
         "/results/", json={"model": "scripted", "messages": MESSAGES}
     )

@@ -18,9 +18,12 @@ import pytest
 import pytest_asyncio
 
 from app.admission import Admission
+from app.batches import BatchStore, BatchWork, Outcome as LineOutcome
 from app.contexts import ContextStore
 from app.database import Connection, Database
+from app.erasure import Erasure
 from app.errors import ConflictError
+from app.files import FileStore
 from app.idempotency import IdempotencyKeys, NewKey
 from app.ids import created_at, new_id
 from app.job_queue import AttemptEnd, Chunk, JobQueue, NewContext, NewResult, Outcome
@@ -44,7 +47,13 @@ RUNNING = 300
 FEW = 2_500
 # Two filters at once: the pending or the failed results at most, never the table.
 MOST_PENDING = 5_200
-TABLES = {"results", "contexts", "result_chunks", "webhook_deliveries", "idempotency_keys"}
+TABLES = {
+    "results", "contexts", "result_chunks", "webhook_deliveries", "idempotency_keys", "batches",
+    "batch_lines", "files", "file_parts",
+}  # fmt: skip
+BATCHES, LINES = 2_000, 50_000
+# Lines of the one large batch: those before are done, those behind wait.
+SENT = range(30_000, 30_100)
 
 
 class RecordingDatabase(Database):
@@ -86,6 +95,7 @@ class Table:
     context: UUID
     ids: list[UUID]
     running: list[UUID]
+    batch: UUID
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -97,13 +107,14 @@ async def table(postgres_server: PostgresServer, template: str) -> AsyncIterator
         worker = new_id()
         connection = await connect(settings)  # the service's own are for statements of a moment
         context, ids, running = await fill(connection, worker)
+        batch = await fill_batches(connection, ids)
         await connection.close()
         yield Table(
             database, queue, ResultStore(database, queue, settings),
             ContextStore(database, queue, settings), QueueDepth(database, settings),
             WebhookOutbox(database, settings),
             QueuePositions(database), IdempotencyKeys(database, settings), settings, worker,
-            context, ids, running,
+            context, ids, running, batch,
         )  # fmt: skip
         await database.__aexit__()
 
@@ -187,6 +198,47 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
     ):
         await connection.execute(f"ANALYZE {name}")
     return contexts[5], ids, running
+
+
+async def fill_batches(connection: Connection, ids: list[UUID]) -> UUID:
+    """Batches that have ended, a few that have not, one of them large; files; texts to erase."""
+    batches = [new_id() for _ in range(BATCHES)]
+    await connection.execute(
+        """INSERT INTO batches (id, team_id, endpoint, input_file_id, completion_window, state,
+             ended_at, expires_at)
+           SELECT id, 'default', '/v1/completions', id, '24h',
+             CASE WHEN n > $2 THEN 'in_progress' ELSE 'completed' END,
+             CASE WHEN n > $2 THEN NULL ELSE now() END, now() + interval '1 day'
+           FROM unnest($1::uuid[]) WITH ORDINALITY AS i(id, n)""",
+        batches,
+        BATCHES - 10,
+    )
+    await connection.execute(
+        """INSERT INTO batch_lines (batch_id, line, custom_id, state, body, result_ids, outcome,
+             is_completed)
+           SELECT $1, n, n, CASE WHEN n < $3 THEN 'done' WHEN n <= $4 THEN 'sent' ELSE 'waiting' END,
+             CASE WHEN n >= $3 THEN '{}' END, CASE WHEN n <= $4 THEN ARRAY[$5::uuid] END,
+             CASE WHEN n < $3 THEN '{}' END, CASE WHEN n < $3 THEN true END
+           FROM generate_series(1, $2::int) AS n""",
+        batches[-1],
+        LINES,
+        SENT.start,
+        SENT.stop,
+        ids[0],
+    )
+    await connection.execute(
+        """INSERT INTO files (id, team_id, purpose, filename, size, expires_at)
+           SELECT id, 'default', 'batch', 'f', CASE WHEN n % 100 <> 0 THEN 9 END,
+             CASE WHEN n % 50 = 1 THEN now() END
+           FROM unnest($1::uuid[]) WITH ORDINALITY AS i(id, n)""",
+        ids[:10_000],
+    )
+    await connection.execute(
+        "UPDATE results SET store = false WHERE id = ANY($1::uuid[])", ids[:2_000:10]
+    )
+    for name in ("batches", "batch_lines", "files", "results"):
+        await connection.execute(f"ANALYZE {name}")
+    return batches[-1]
 
 
 def literal(value: Any) -> str:
@@ -510,6 +562,48 @@ async def test_lists_of_webhooks(table: Table, state: State | None, is_paged: bo
         page = table.outbox.list(TEAM, state=state, result_id=result_id, after=after, limit=50)
         plans = await check(table, page, index)
         assert not [node for node in nodes(plans[0]) if node["Node Type"] == "Sort"]
+
+
+async def test_batches(table: Table) -> None:
+    feeder, work, store = new_id(), BatchWork(table.database), BatchStore(table.database)
+    await check(table, work.claim(feeder, 5, 60.0), "ix_batches_active")
+    await work.claim(feeder, 64, 60.0)
+    await check(table, work.renew(feeder, table.batch, 60.0), "ix_batches_active")
+    await check(table, work.look(feeder, table.batch), "ix_batches_active")
+    await check(table, store.list(TEAM, table.batch, 20), "ix_batches_team_id_id")
+    await check(table, store.get(TEAM, table.batch))
+
+
+async def test_lines_of_a_batch(table: Table) -> None:
+    work = BatchWork(table.database)
+    waiting = work.waiting(table.batch, SENT.stop, 100)
+    await check(table, waiting, "ix_batch_lines_batch_id_line_waiting")
+    await check(table, work.sent(table.batch), "ix_batch_lines_batch_id_line_sent")
+    numbers = [line.line for line in await work.waiting(table.batch, SENT.stop, 100)]
+    given = work.assign(table.batch, {number: [new_id()] for number in numbers})
+    await check(table, given, "ix_batch_lines_batch_id_line_waiting")
+    await check(table, work.mark_sent(table.batch, numbers))
+    outcomes = [LineOutcome(number, True, "done") for number in numbers]
+    await check(table, work.mark_done(table.batch, outcomes), "pk_batch_lines")
+    await check(table, work.outcomes(table.batch, 20_000, 100), "pk_batch_lines")
+    await check(table, work.over(table.ids[:500]), "pk_results")
+
+
+async def test_files(table: Table) -> None:
+    files = FileStore(table.database)
+    page = files.list(TEAM, purpose=None, after=table.ids[5_000], limit=50, order="desc")
+    await check(table, page, "ix_files_team_id_id")
+    await check(table, files.remove_expired(), "ix_files_expires_at", "ix_files_unfinished")
+
+
+async def test_erasure(table: Table) -> None:
+    erasure = Erasure(table.database)
+    await check(table, erasure.erase(table.ids[:50]), "pk_results")
+    async with Database.connection(table.database) as connection:
+        await connection.execute(
+            "UPDATE results SET finished_at = now() - interval '2 h' WHERE NOT store AND finished_at IS NOT NULL"
+        )
+    await check(table, erasure.erase_undelivered(), "ix_results_finished_at_to_erase")
 
 
 async def test_these_checks_can_fail(table: Table) -> None:

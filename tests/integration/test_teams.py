@@ -28,7 +28,7 @@ MARK = "red-and-nobody-elses"
 # Path parameters that name a row of a team: the field of `Rows` that holds red's.
 ROWS = {"context_id": "context", "result_id": "pending", "delivery_id": "delivery"}
 # Those that name nothing of anybody's, with a value that exists.
-PUBLIC = {"name": "scripted", "model_name": "scripted"}
+PUBLIC = {"name": "scripted", "model_name": "scripted", "model": "scripted"}
 # Bodies for routes with path parameters, by method and path; {} is sent to the others.
 BODIES: dict[str, Any] = {}
 # Routes that take no id in their path: what blue is told of red's rows.
@@ -37,16 +37,30 @@ WITHOUT_IDS = {
     "get /health": NOTHING,
     "get /health/live": NOTHING,
     "get /health/ready": NOTHING,
+    "get /": NOTHING,
+    "get /ping": NOTHING,
+    "get /info": NOTHING,
     "get /models/": NOTHING,  # what waits and runs is told by model, of all teams together
     "get /models/{name}": NOTHING,
     "post /models/{name}/unload": NOTHING,
     "post /models/{name}/load": NOTHING,  # after the unloading: other tests need the model
+    "get /v1/models": NOTHING,
+    "get /v1/models/{model}": NOTHING,
     "get /contexts/": EMPTY_LIST,
     "get /results/": EMPTY_LIST,
     "get /webhooks/deliveries": EMPTY_LIST,
     "post /contexts/": OWN,
     "post /results/": OWN,
     "post /results/cancel": OWN,
+    "post /v1/completions": OWN,
+    "post /v1/chat/completions": OWN,
+    "post /": OWN,
+    "post /generate": OWN,
+    "post /generate_stream": OWN,
+    "post /tokenize": OWN,
+    "post /chat_tokenize": OWN,
+    "post /inference": OWN,
+    "post /inference/{model}": OWN,
     "get /webhooks/secret": OWN,
     "post /webhooks/secret": OWN,
 }
@@ -232,6 +246,27 @@ async def test_what_a_team_makes_is_its_own(both: Service, red: Rows) -> None:
         listed = await both.client.get(path, headers=BLUE)
         assert len(listed.json()) == count
         red.assert_unseen(listed)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/", "inputs"), ("/generate", "inputs"), ("/inference", "text")]
+)
+async def test_what_other_dialects_make_is_a_teams_own(
+    guarded: Settings, path: str, name: str
+) -> None:
+    async with run_service(guarded, with_worker=True) as service:
+        answers = []
+        for headers in (RED, BLUE):
+            same = headers | {"Idempotency-Key": "same"}
+            body = {name: "hi {{chunks=2}}"}
+            answers.append(await service.client.post(path, json=body, headers=same))
+        ids = [answer.headers["x-result-id"] for answer in answers]
+        assert len(set(ids)) == 2
+        for headers, own, other in ((RED, ids[0], ids[1]), (BLUE, ids[1], ids[0])):
+            seen = await service.client.get(f"/results/{own}", headers=headers)
+            assert seen.json()["state"] == "completed"
+            unseen = await service.client.get(f"/results/{other}", headers=headers)
+            assert_problem(unseen, 404, "not_found")
 
 
 async def test_cancelling_by_filter_reaches_no_other_team(both: Service, red: Rows) -> None:

@@ -1,0 +1,106 @@
+"""/v1/batches: the requests of a file, answered within a day into another, as OpenAI's API has it."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.batch_feeder import Endpoint, LineRequest
+from app.openai_requests import prepare_chat, prepare_completion
+from app.principal import Principal
+from app.responses import prepare_response
+from app.routes.common import ServicesOf, TeamOf, body_of, describe, reference
+from app.schemas.batches import (
+    BatchCreate,
+    BatchListRead,
+    BatchRead,
+    batch_to_wire,
+    from_wire_id,
+    invalid,
+    page_to_wire,
+    to_new_batch,
+)
+from app.schemas.openai_chat import ChatRequest
+from app.schemas.openai_completions import CompletionRequest
+from app.schemas.responses import ResponseCreate, response_to_wire
+from app.services import Services
+from app.wire import json_response, parse
+
+router = APIRouter(tags=["openai"])
+
+_CREATE = TypeAdapter(BatchCreate)
+_CHAT = TypeAdapter(ChatRequest)
+_COMPLETION = TypeAdapter(CompletionRequest)
+_RESPONSE = TypeAdapter(ResponseCreate)
+_EXAMPLE = {
+    "input_file_id": "file-0199a0f2-7c5d-7b3a-a1c5-e0f1d2c3b4a5",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "24h",
+}
+
+
+@router.post(
+    "/v1/batches",
+    response_model=BatchRead,
+    openapi_extra=describe(body={"schema": reference(BatchCreate), "example": _EXAMPLE}),
+)
+async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> Response:
+    """Send the requests of a file. They run as there is room, within a day."""
+    create = parse(_CREATE, await body_of(request))
+    file = await services.files.get(team, from_wire_id("file-", create.input_file_id, "file"))
+    if file.purpose != "batch":
+        raise invalid("input_file_id", f"is a file for `{file.purpose}`, not for `batch`")
+    batch = await services.batches.create(to_new_batch(team, create, file.id))
+    return json_response(batch_to_wire(batch))
+
+
+@router.get("/v1/batches", response_model=BatchListRead)
+async def list_batches(
+    services: ServicesOf,
+    team: TeamOf,
+    after: Annotated[str | None, Query(description="The id of the last batch before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Response:
+    """List batches, newest first."""
+    behind = None if after is None else from_wire_id("batch_", after, "batch")
+    batches = await services.batches.list(team, behind, limit + 1)
+    return json_response(page_to_wire([batch_to_wire(batch) for batch in batches], limit))
+
+
+@router.get("/v1/batches/{batch_id}", response_model=BatchRead)
+async def read_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """A batch as it stands."""
+    batch = await services.batches.get(team, from_wire_id("batch_", batch_id, "batch"))
+    return json_response(batch_to_wire(batch))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", response_model=BatchRead)
+async def cancel_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Stop a batch: what is done by then is in its files; idempotent, 409 once it has ended."""
+    batch = await services.batches.cancel(team, from_wire_id("batch_", batch_id, "batch"))
+    return json_response(batch_to_wire(batch))
+
+
+async def _read_chat(services: Services, _principal: Principal, body: bytes) -> LineRequest:
+    prepared = await prepare_chat(services, parse(_CHAT, body))
+    return LineRequest(prepared.group, prepared.answer)
+
+
+async def _read_completion(services: Services, _principal: Principal, body: bytes) -> LineRequest:
+    prepared = await prepare_completion(services, parse(_COMPLETION, body))
+    return LineRequest(prepared.group, prepared.answer)
+
+
+async def _read_response(services: Services, principal: Principal, body: bytes) -> LineRequest:
+    asked = await prepare_response(services, principal, parse(_RESPONSE, body))
+    return LineRequest(asked.group, lambda rows: response_to_wire(asked.stored, rows[0]))
+
+
+# How the lines of a batch are read, by its endpoint.
+ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": _read_chat,
+    "/v1/completions": _read_completion,
+    "/v1/responses": _read_response,
+}
