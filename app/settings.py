@@ -202,7 +202,7 @@ class Settings(BaseSettings):
         alias="LLM_DEFAULT_MAX_TOKENS",
         ge=1,
         description="`max_tokens` of a request that names none (less where the model's length "
-        "leaves less).",
+        "leaves less). Not of `/v1/completions`, which has OpenAI's 16.",
     )
     max_queued: int = Field(
         1_000_000,

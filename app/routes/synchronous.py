@@ -23,6 +23,7 @@ from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Answer, GroupRequest, Replayed, submit_group
 
 RESULT_ID_HEADER = "X-Result-Id"
+_MAX_IDS = 200
 ON_DISCONNECT_HEADER = {
     "X-On-Disconnect": {
         "schema": {"type": "string", "enum": ["cancel", "continue"], "default": "cancel"},
@@ -143,8 +144,8 @@ def ids_of(answers: Sequence[Answer]) -> list[UUID]:
 
 
 def to_header(ids: Sequence[UUID]) -> str:
-    """The ids as a header's list."""
-    return ", ".join(str(one) for one in ids)
+    """The ids as a header's list: the first of very many, for clients take 8 KiB of a header."""
+    return ", ".join(str(one) for one in ids[:_MAX_IDS])
 
 
 def as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
