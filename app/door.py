@@ -20,7 +20,7 @@ from app.refusals import refusal
 from app.wire import JSON
 
 _DISCARD_SECONDS = 5.0
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class Door:

@@ -201,6 +201,8 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = _ERRORS.get(refusals.dialect_of(path), _PROBLEM)
+                if refusals.dialect_of(path) in tgi_errors.SEGMENTS:
+                    operation["responses"]["401"] = {"description": "No valid token; no body."}
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         if needs_token:

@@ -71,6 +71,9 @@ _ACCEPTS_EVENTS = re.compile(
     re.IGNORECASE,
 )
 
+# Once terminal, or as it comes.
+_ANSWERED: dict[str, Any] = {"model": ResultRead, "content": {MEDIA_TYPE: {}}}
+
 # Sends a request as the result of this id, unless it is another's by its key.
 Submission = Callable[[UUID], Awaitable[Answer]]
 
@@ -115,7 +118,7 @@ class _Wish:
 @raw.post(
     "/models/send/{model_name}/{context_id}",
     status_code=202,
-    responses={202: {"model": ResultRead}, 200: {"model": ResultRead}},
+    responses={202: {"model": ResultRead}, 200: _ANSWERED},
     openapi_extra=describe(
         path={"model_name": "A model's name.", "context_id": "A saved context's id."},
         header=_WISHES | KEY_HEADER,
@@ -143,7 +146,7 @@ async def send_context(request: Request) -> Response:
     status_code=202,
     responses={
         202: {"model": ResultRead | list[ResultRead | ProblemRead]},
-        200: {"model": ResultRead},
+        200: _ANSWERED,
     },
     openapi_extra=describe(
         header=_WISHES | KEY_HEADER,
@@ -180,7 +183,7 @@ async def create_results(request: Request) -> Response:
     "/results/{result_id}/retry",
     status_code=202,
     response_model=ResultRead,
-    responses={200: {"model": ResultRead}},
+    responses={200: _ANSWERED},
     openapi_extra=describe(header=_WISHES | KEY_HEADER),
 )
 async def retry_result(

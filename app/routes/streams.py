@@ -35,7 +35,7 @@ _POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
 @raw.get(
     "/results/{result_id}/stream",
     responses={
-        200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "Events."},
+        200: {"content": {MEDIA_TYPE: {}}, "description": "Events."},
         204: {"description": "The client has seen the end."},
     },
     openapi_extra=describe(

@@ -163,8 +163,8 @@ async def read_info(
     return json_response(info_to_wire(found.name, found.max_model_len, __version__))
 
 
-@router.get("/ping")
-@router.get("/", operation_id="read_root_health")
+@router.get("/ping", response_class=Response)
+@router.get("/", operation_id="read_root_health", response_class=Response)
 async def read_health() -> Response:
     """200 as long as the process answers: the same as /health."""
     return Response()
