@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import time
 from types import ModuleType
 from typing import Any
@@ -99,6 +100,13 @@ async def test_counts_and_whole_answers(triton: EmbeddedTriton) -> None:
     # NVIDIA's default: a whole answer begins with the prompt.
     assert whole["text_output"] == ["two words" + text(streamed)]
     assert whole["num_output_tokens"] == [3]
+    # The chosen token is the first of its place, as in vLLM.
+    places = [place for response in streamed for place in json.loads(response["logprobs"][0])]
+    assert json.loads(whole["logprobs"][0]) == places
+    total = sum(next(iter(place.values()))["logprob"] for place in places)
+    assert (
+        streamed[-1]["cumulative_logprob"] == whole["cumulative_logprob"] == [pytest.approx(total)]
+    )
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ class Generation:
         self.input_tokens = len(prompt.split())
         self.logprobs_wanted = sampling.get("logprobs")
         self.sent = 0  # chunks told so far
+        self.cumulative = 0.0  # their log probabilities, where these are asked for
         self.due = time.monotonic() + self.script.first_delay + self.script.delay
         self.next_poll = time.monotonic() + POLL_INTERVAL
 
@@ -103,7 +104,10 @@ class Generation:
         if "return_logprobs" in self.wanted:
             tensors.append(strings("logprobs", self.logprobs(chunks)))
         if "return_cumulative_logprob" in self.wanted:
-            total = np.array([-0.5 * end], dtype=np.float32)
+            for chunk in chunks:
+                (entry,) = write_logprobs(chunk, 0).values()
+                self.cumulative += entry["logprob"]
+            total = np.array([self.cumulative], dtype=np.float32)
             tensors.append(pb_utils.Tensor("cumulative_logprob", total))
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
