@@ -14,6 +14,8 @@ _READS = frozenset({"GET", "HEAD"})
 # What tells that the service is there, and how to use it. No team's rows, and nothing about them.
 OPEN_PATHS = frozenset(
     {
+        "/",  # TGI's, as the next one: the same as /health
+        "/ping",
         "/health",
         "/health/live",
         "/health/ready",

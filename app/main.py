@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from app import __version__, refusals, wire
+from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
 from app.access import needed_scope
 from app.auth import Authentication
 from app.batch_feeder import Feeder
@@ -33,6 +33,8 @@ from app.routes import (
     results,
     send,
     streams,
+    tenstorrent,
+    tgi,
     webhooks,
 )
 from app.routes.common import RawRoutes
@@ -42,6 +44,8 @@ from app.schemas.openai import OpenAIErrorRead
 from app.schemas.openai_chat import ChatRequest
 from app.schemas.openai_completions import CompletionRequest
 from app.schemas.responses import ResponseCreate
+from app.schemas.tenstorrent import InferenceRequest
+from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
 from app.settings import Settings
 from app.worker import Worker
@@ -60,6 +64,10 @@ _MORE_SCHEMAS = (
     ResultCreate,
     SendOptions,
     ProblemRead,
+    GenerateRequest,
+    CompatGenerateRequest,
+    ChatTokenizeRequest,
+    InferenceRequest,
     ChatRequest,
     CompletionRequest,
     ResponseCreate,
@@ -68,7 +76,11 @@ _MORE_SCHEMAS = (
 )
 
 # Modules with routes that are answered before FastAPI.
-_RAW = (results, send, streams, contexts, openai, openai_responses)
+_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+_ROUTED = (
+    *(results, send, streams, contexts, models, webhooks, tgi),
+    *(openai, openai_responses, openai_files, openai_batches),
+)
 
 _PROBLEM = {
     "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
@@ -76,8 +88,6 @@ _PROBLEM = {
         wire.PROBLEM_JSON: {"schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}}
     },
 }
-
-
 # Of the dialects, by the path's first segment; all else answers problems.
 _ERRORS = {
     "v1": {
@@ -85,7 +95,18 @@ _ERRORS = {
         "content": {
             wire.JSON: {"schema": {"$ref": f"#/components/schemas/{OpenAIErrorRead.__name__}"}}
         },
-    }
+    },
+    **{
+        segment: {
+            "description": "TGI's error.",
+            "content": {wire.JSON: {"schema": tgi_errors.SCHEMA}},
+        }
+        for segment in tgi_errors.SEGMENTS
+    },
+    tenstorrent_errors.SEGMENT: {
+        "description": "Tenstorrent's error.",
+        "content": {wire.JSON: {"schema": tenstorrent_errors.SCHEMA}},
+    },
 }
 
 
@@ -155,7 +176,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
     for routes in _RAW:
         app.include_router(routes.raw)
-    for routes in (*_RAW, models, webhooks, openai_files, openai_batches):
+    for routes in _ROUTED:
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
@@ -164,7 +185,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
 
 def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
-    """The OpenAPI document, with the schemas that raw routes refer to and our problems."""
+    """The OpenAPI document, with the schemas that raw routes refer to and each dialect's errors."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -179,7 +200,7 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
             for operation in operations.values():
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
-                operation["responses"]["default"] = _ERRORS.get(path.split("/")[1], _PROBLEM)
+                operation["responses"]["default"] = _ERRORS.get(refusals.dialect_of(path), _PROBLEM)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         if needs_token:

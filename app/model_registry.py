@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database import Database, is_passing
-from app.errors import ServiceError, UnknownModelError
+from app.errors import (
+    FieldError,
+    InvalidRequestError,
+    ModelNotReadyError,
+    ServiceError,
+    UnknownModelError,
+)
 from app.prompt import PromptFormat, PromptFormats
 from app.settings import Settings
 from app.triton_client import IndexEntry, TritonClient
@@ -20,6 +26,8 @@ from app.triton_client import IndexEntry, TritonClient
 logger = logging.getLogger(__name__)
 
 _MISS_REFRESH_SECONDS = 0.5
+# What the clients of TGI send where a name must stand: text_generation, and huggingface_hub.
+_PLACEHOLDERS = {"tgi", "dummy"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,6 +51,13 @@ class Model:
         """Whether messages can be rendered for it."""
         return self.format is not None and self.format.has_chat
 
+    async def tokens_left(self, prompt: str) -> int | None:
+        """Most tokens that can follow a prompt, where its length and the model's are known."""
+        if self.format is None or self.max_model_len is None:
+            return None
+        tokens = await self.format.count_tokens(prompt)
+        return None if tokens is None else self.max_model_len - tokens
+
 
 class ModelRegistry:
     """The models of one process; `run` keeps it fresh."""
@@ -51,6 +66,7 @@ class ModelRegistry:
         self._database = database
         self._triton = triton
         self._period = settings.triton_refresh_seconds
+        self._default = settings.default_model
         self._formats = PromptFormats(settings.model_repository)
         self._models: dict[str, Model] = {}
         self._stored: dict[str, int | None] = {}
@@ -86,6 +102,36 @@ class ModelRegistry:
         if model is None:
             raise _unknown(name, sorted(self._models))
         return model
+
+    async def default(self) -> Model:
+        """The model of a request that names none.
+
+        Raises InvalidRequestError where several might be meant, ModelNotReadyError where none is
+        ready, UnknownModelError where the setting names none that is known.
+        """
+        if self._default is not None:
+            return await self.find(self._default)
+        ready = sorted(self.ready())
+        if len(ready) == 1:
+            return await self.find(ready[0])
+        if ready:
+            message = (
+                f"must be given: {', '.join(ready)} are ready, and LLM_DEFAULT_MODEL names none"
+            )
+            raise InvalidRequestError(f"model: {message}.", [FieldError("model", message)])
+        raise ModelNotReadyError(
+            "No model is ready, and LLM_DEFAULT_MODEL names none. Try again later.",
+            headers={"Retry-After": "5"},
+        )
+
+    async def choose(self, name: str | None) -> Model:
+        """The model of that name; the default one for none, or a name that stands for none.
+
+        Raises what `find` and `default` raise.
+        """
+        if name is None or (name in _PLACEHOLDERS and name not in self._models):
+            return await self.default()
+        return await self.find(name)
 
     async def load(self, name: str) -> None:
         """Have Triton load a model of its repository, known or new.

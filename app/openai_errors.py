@@ -45,10 +45,15 @@ def error_body(error: ServiceError) -> dict[str, Any]:
         "error": {
             "message": _message(error),
             "type": _type(error),
-            "param": _PLACE.sub(r"[\1]", error.errors[0].field) if error.errors else None,
+            "param": _param(error.errors[0].field) if error.errors else None,
             "code": code,
         }
     }
+
+
+def _param(field: str) -> str:
+    """`messages.0.content` is `messages[0].content` there."""
+    return _PLACE.sub(r"[\1]", field.removeprefix("body."))
 
 
 def _message(error: ServiceError) -> str:

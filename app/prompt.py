@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from app.errors import FieldError, InvalidRequestError
 from app.model_repository import model_length
@@ -61,6 +62,8 @@ class PromptFormat:
     uses_tools: bool = False
     tool_format: ToolFormat | None = None
     knows_developer: bool = False
+    special_ids: frozenset[int] = frozenset()  # of tokens that are no text, as far as known
+    end_ids: frozenset[int] = frozenset()  # of tokens that may end an answer; empty: unknown
 
     @property
     def has_chat(self) -> bool:
@@ -98,15 +101,17 @@ class PromptFormat:
 
     async def count_tokens(self, prompt: str) -> int | None:
         """Tokens of a prompt as the engine counts them, or None without a tokenizer."""
+        encoding = await self.encode(prompt)
+        return None if encoding is None else len(encoding.ids)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding | None:
+        """A text's tokens, with those the engine puts around it, or None without a tokenizer."""
         if self.tokenizer is None:
             return None
-        if len(prompt) < 2_000:
-            return self._count(prompt)
-        return await asyncio.get_running_loop().run_in_executor(_READING, self._count, prompt)
-
-    def _count(self, prompt: str) -> int:
-        assert self.tokenizer is not None
-        return len(self.tokenizer.encode(prompt).ids)
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if len(text) < 2_000:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(_READING, encode)
 
     def _text_of(self, tokens: Sequence[int]) -> str | None:
         if self.tokenizer is None or max(tokens) >= self.tokenizer.get_vocab_size():
@@ -214,6 +219,8 @@ def read_format(repository: Path, model: str) -> PromptFormat | None:
         uses_tools="tools" in meta.find_undeclared_variables(_ENVIRONMENT.parse(with_tools)),
         tool_format=ToolFormat(declared) if declared else detect_format(with_tools),
         knows_developer="developer" in with_tools,
+        special_ids=_special_ids(tokenizer),
+        end_ids=_end_ids(tokenizer, special_tokens.get("eos_token"), weights),
     )
 
 
@@ -244,6 +251,23 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(token, str):
             tokens[name] = token
     return tokens
+
+
+def _special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    if tokenizer is None:
+        return frozenset()
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(identifier for identifier, token in added.items() if token.special)
+
+
+def _end_ids(tokenizer: Tokenizer | None, name: str | None, weights: Path) -> frozenset[int]:
+    """The ids that the model's files name as ends: the engine stops at some of them."""
+    named = tokenizer.token_to_id(name) if tokenizer is not None and name else None
+    found = {named} - {None}
+    for file in ("config.json", "generation_config.json"):
+        given = _read_json(weights / file).get("eos_token_id")
+        found |= set(given if isinstance(given, list) else [given]) - {None}
+    return frozenset(identifier for identifier in found if isinstance(identifier, int))
 
 
 def _leading_token(tokenizer: Tokenizer | None, special_tokens: dict[str, str]) -> str:

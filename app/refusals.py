@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import openai_errors
+from app import openai_errors, tenstorrent_errors, tgi_errors
 from app.errors import (
     HttpError,
     InternalError,
@@ -24,13 +24,21 @@ from app.wire import problem_response, to_field_errors
 
 Shape = Callable[[ServiceError], Response]
 
-_SHAPES: dict[str, Shape] = {"v1": openai_errors.error_response}
+_SHAPES: dict[str, Shape] = {
+    "v1": openai_errors.error_response,
+    **dict.fromkeys(tgi_errors.SEGMENTS, tgi_errors.respond),
+    tenstorrent_errors.SEGMENT: tenstorrent_errors.respond,
+}
 
 
 def refusal(path: str, error: ServiceError) -> Response:
     """An error as the clients of this path read it."""
-    segment = path.split("/", 2)[1] if path.startswith("/") else ""
-    return _SHAPES.get(segment, problem_response)(error)
+    return _SHAPES.get(dialect_of(path), problem_response)(error)
+
+
+def dialect_of(path: str) -> str:
+    """The first segment, which tells the dialect."""
+    return path.split("/", 2)[1] if path.startswith("/") else path
 
 
 async def on_service_error(request: Request, error: Exception) -> Response:

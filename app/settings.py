@@ -97,6 +97,13 @@ class Settings(BaseSettings):
         description="Triton model repository from which tokenizers and chat templates are read.",
     )
 
+    default_model: _Optional[Annotated[str, Field(max_length=256)]] = Field(
+        None,
+        alias="LLM_DEFAULT_MODEL",
+        description="Model of the routes that name none (TGI's, and `/inference`). Unset: the only "
+        "model that is ready.",
+    )
+
     # --- HTTP -----------------------------------------------------------------------------------
     host: str = Field("127.0.0.1", alias="LLM_HOST", description="Address the API binds.")
     port: int = Field(8887, alias="LLM_PORT", ge=0, le=65535, description="Port the API binds.")
@@ -195,7 +202,7 @@ class Settings(BaseSettings):
         alias="LLM_DEFAULT_MAX_TOKENS",
         ge=1,
         description="`max_tokens` of a request that names none (less where the model's length "
-        "leaves less).",
+        "leaves less). Not of `/v1/completions`, which has OpenAI's 16.",
     )
     max_queued: int = Field(
         1_000_000,

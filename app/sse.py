@@ -33,6 +33,12 @@ def encode_event(name: str, identifier: str, data: bytes, *, retry: bool = False
     )  # fmt: skip
 
 
+class CutOffError(Exception):
+    """Raised by frames that cannot be ended well: the connection is closed without the end of the
+    body, so that the client sees that something is missing.
+    """
+
+
 class EventStreamResponse(Response):
     """Sends frames as they come, until there are no more or the client leaves.
 
@@ -52,8 +58,8 @@ class EventStreamResponse(Response):
         self._frames = frames
         self._on_left = on_left
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send_all(send))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_all(scope, receive, send))
         leaving = asyncio.create_task(until_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -67,17 +73,25 @@ class EventStreamResponse(Response):
             await asyncio.gather(sending, leaving, return_exceptions=True)
             await self._frames.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await self._start(send)
+        await self._send_frames(send)
+
+    async def _start(self, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        async for frame in self._frames:
-            await send(_body(frame))
+
+    async def _send_frames(self, send: Send) -> None:
+        try:
+            async for frame in self._frames:
+                await self._send_frame(send, frame)
+        except CutOffError:
+            return  # the server closes a connection whose body has no end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-def _body(frame: bytes) -> dict[str, object]:
-    return {"type": "http.response.body", "body": frame, "more_body": True}
+    async def _send_frame(self, send: Send, frame: bytes) -> None:
+        await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
 async def until_disconnect(receive: Receive) -> None:

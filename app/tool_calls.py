@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 _SPACE = " \t\r\n"
+_SLICE = 4096  # characters
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _NAME = r"[A-Za-z0-9_.-]{1,256}"
 # Of Mistral's newer models: the name, and what may stand between it and the arguments.
@@ -81,7 +82,9 @@ def call_id(tool_format: ToolFormat | None, result_id: UUID, place: int) -> str:
 
 def read_all(reader: Reader, text: str) -> tuple[str, list[ToolCall]]:
     """A whole text, as its words and its calls."""
-    pieces = reader.feed(text) + reader.finish()
+    # In pieces: what is given up again and again would otherwise be copied with all behind it.
+    slices = (text[at : at + _SLICE] for at in range(0, len(text), _SLICE))
+    pieces = [piece for one in slices for piece in reader.feed(one)] + reader.finish()
     words = "".join(piece for piece in pieces if isinstance(piece, str))
     return words, [piece for piece in pieces if isinstance(piece, ToolCall)]
 

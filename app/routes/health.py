@@ -9,8 +9,8 @@ from app.wire import json_response
 router = APIRouter(tags=["health"])
 
 
-@router.get("/health")
-@router.get("/health/live")
+@router.get("/health", response_class=Response)
+@router.get("/health/live", response_class=Response)
 async def read_liveness() -> Response:
     """200 as long as the process answers."""
     return Response()

@@ -18,7 +18,7 @@ from app.routes.common import (
     reference,
     services_of,
 )
-from app.routes.synchronous import answer_live, answer_whole
+from app.routes.synchronous import ON_DISCONNECT_HEADER, answer_live, answer_whole
 from app.schemas.openai_chat import ChatRequest
 from app.schemas.openai_completions import CompletionRequest
 from app.wire import json_response, parse
@@ -29,12 +29,7 @@ router = APIRouter(tags=["openai"])
 _CHAT = TypeAdapter(ChatRequest)
 _COMPLETION = TypeAdapter(CompletionRequest)
 
-_HEADERS: dict[str, Any] = KEY_HEADER | {
-    "X-On-Disconnect": {
-        "schema": {"enum": ["cancel", "continue"], "default": "cancel"},
-        "description": "What becomes of the results when the client leaves before their end.",
-    }
-}
+_HEADERS: dict[str, Any] = KEY_HEADER | ON_DISCONNECT_HEADER
 _CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Say hello."}]}
 _TEXT_EXAMPLE = {"model": "demo", "prompt": "import os\n", "max_tokens": 16}
 

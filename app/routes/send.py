@@ -43,6 +43,7 @@ from app.routes.common import (
 from app.routes.streams import event_frames
 from app.schemas.native import (
     MAX_BULK,
+    ProblemRead,
     ResultCreate,
     ResultRead,
     SendOptions,
@@ -140,7 +141,10 @@ async def send_context(request: Request) -> Response:
 @raw.post(
     "/results/",
     status_code=202,
-    responses={202: {"model": ResultRead | list[ResultRead]}, 200: {"model": ResultRead}},
+    responses={
+        202: {"model": ResultRead | list[ResultRead | ProblemRead]},
+        200: {"model": ResultRead},
+    },
     openapi_extra=describe(
         header=_WISHES | KEY_HEADER,
         body={

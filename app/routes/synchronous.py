@@ -23,6 +23,13 @@ from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Answer, GroupRequest, Replayed, submit_group
 
 RESULT_ID_HEADER = "X-Result-Id"
+_MAX_IDS = 200
+ON_DISCONNECT_HEADER = {
+    "X-On-Disconnect": {
+        "schema": {"type": "string", "enum": ["cancel", "continue"], "default": "cancel"},
+        "description": "What becomes of the result when the client leaves before its end.",
+    }
+}
 _CLIENT_LEFT = 499  # seen by nobody but a log
 
 Events = AsyncGenerator[GroupEvent, None]
@@ -76,10 +83,12 @@ async def answer_live(
     *,
     with_tokens: bool = False,
     media_type: str = f"{MEDIA_TYPE}; charset=utf-8",
+    response_type: type[EventStreamResponse] = EventStreamResponse,
 ) -> Response:
     """Send a group, and answer with the frames that `encode` makes of its ids and events.
 
-    `encode` turns a ServiceError of the events into the dialect's error frame.
+    `encode` turns a ServiceError of the events into the dialect's error frame, or raises what
+    `response_type` knows.
     """
     services, principal = services_of(request), principal_of(request)
     group = as_asked_for(request, group)
@@ -101,9 +110,13 @@ async def answer_live(
         is_complete = True
 
     async def frames() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(encode(ids, events())) as encoded:
-            async for frame in encoded:
-                yield frame
+        try:
+            async with contextlib.aclosing(encode(ids, events())) as encoded:
+                async for frame in encoded:
+                    yield frame
+        except Exception:
+            await leave()
+            raise
         await leave()  # the stream ended with an error: what still runs has no reader
         if is_complete and not group.store:
             await erase_delivered(services, ids)
@@ -112,7 +125,7 @@ async def answer_live(
         if not is_complete and group.on_disconnect == "cancel":
             await cancel_all(services, principal.team_id, ids)
 
-    return EventStreamResponse(
+    return response_type(
         frames(), {RESULT_ID_HEADER: to_header(ids)}, on_left=leave, media_type=media_type
     )
 
@@ -131,8 +144,8 @@ def ids_of(answers: Sequence[Answer]) -> list[UUID]:
 
 
 def to_header(ids: Sequence[UUID]) -> str:
-    """The ids as a header's list."""
-    return ", ".join(str(one) for one in ids)
+    """The ids as a header's list: the first of very many, for clients take 8 KiB of a header."""
+    return ", ".join(str(one) for one in ids[:_MAX_IDS])
 
 
 def as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:

@@ -294,7 +294,7 @@ class ChatRequest(OpenAIRequest):
     def _agrees(self) -> Self:
         if self.modalities and set(self.modalities) != {"text"}:
             raise _error("modalities can only be text")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise _error("top_logprobs needs logprobs to be true")
         return self
 

@@ -14,8 +14,10 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from app import tenstorrent_errors, tgi_errors
 from app.embedded.triton import EmbeddedTriton
 from app.main import create_app
+from app.refusals import dialect_of
 from app.services import Services
 from app.settings import Settings
 from tests.conftest import Service, connect, make_settings
@@ -67,6 +69,26 @@ def assert_openai_error(
     assert code is None or error["code"] == code, error
     assert param is None or error["param"] == param, error
     return error
+
+
+def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | None = None) -> None:
+    """The answer is an error in the shape of the path's dialect."""
+    dialect = dialect_of(path.split("?")[0])
+    if dialect in tgi_errors.SEGMENTS and status == 401:
+        assert (answer.status_code, answer.content) == (401, b"")
+    elif dialect in tgi_errors.SEGMENTS:
+        assert answer.status_code == status
+        assert set(answer.json()) == {"error", "error_type"}
+        assert code in (None, answer.json()["error_type"])
+    elif dialect == tenstorrent_errors.SEGMENT:
+        status = 400 if code == "invalid_token" else status
+        assert answer.status_code == status
+        assert set(answer.json()) == {"status_code", "message"}
+        assert answer.json()["status_code"] == status
+    elif dialect == "v1":
+        assert_openai_error(answer, status, "invalid_api_key" if status == 401 else code)
+    else:
+        assert_problem(answer, status, code or answer.json()["code"])
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 30.0) -> Any:
@@ -209,6 +231,7 @@ __all__ = [
     "UNKNOWN_ID",
     "assert_openai_error",
     "assert_problem",
+    "assert_refusal",
     "connect",
     "count_rows",
     "finish",

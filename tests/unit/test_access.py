@@ -17,7 +17,7 @@ def test_open_paths_are_open_to_readers_only(method: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "", "/results/", "/contexts/", "/models/", "/models/x", "/webhooks/secret", "/nothing",
+    ["", "/results/", "/contexts/", "/models/", "/models/x", "/webhooks/secret", "/nothing",
      "/health/", "/health/ready/", "/Health", "//health", "/health/../results/", "/docs/x",
      "/openapi.json/", "/static-offline-docs", "/v1/models", "/health%2f", "health"],
 )  # fmt: skip

@@ -1,11 +1,12 @@
 """OpenAI's wire shapes: pure functions, whatever texts and names go through them."""
 
+import json
 from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from app.errors import (
     FieldError,
@@ -30,7 +31,7 @@ CHAT = TypeAdapter(ChatRequest)
 TEXT = TypeAdapter(CompletionRequest)
 MESSAGES = [{"role": "user", "content": "hi"}]
 # What UTF-8 can carry.
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 
 
 def chat(**members: Any) -> ChatRequest:
@@ -252,7 +253,7 @@ def test_the_newer_role_is_given_to_templates_that_know_it() -> None:
             {"type": "server_error", "param": None, "code": "model_not_ready"},
         ),
         (
-            InvalidRequestError("d", [FieldError("messages.10.content", "d")]),
+            InvalidRequestError("d", [FieldError("body.messages.10.content", "d")]),
             400,
             {
                 "type": "invalid_request_error",
@@ -275,13 +276,73 @@ def test_a_message_names_its_fields() -> None:
     assert error_body(error)["error"]["message"] == "a: is wrong; b: too"
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["json", "type", "properties", "items", "anyOf", "$defs"]), inner, max_size=3)))  # fmt: skip
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | TEXTS
+    | st.sampled_from(["function", "auto", "required", "user", "json_schema", "f", "{}"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "function", "name", "parameters", "schema", "json_schema", "role"]
+            )
+            | TEXTS,
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.data())
+def test_any_member_is_taken_or_refused(data: st.DataObject) -> None:
+    """Whatever JSON a member has: a request that can be sent, or a refusal; never another error."""
+    cases: list[tuple[TypeAdapter[Any], type[BaseModel], dict[str, Any]]] = [
+        (CHAT, ChatRequest, {"model": "m", "messages": MESSAGES, "tools": [tool("f")]}),
+        (TEXT, CompletionRequest, {"model": "m", "prompt": "p"}),
+    ]
+    for adapter, request, base in cases:
+        names = st.sampled_from(sorted(request.model_fields))
+        members = data.draw(st.dictionaries(names, JSON, max_size=3))
+        try:
+            taken: Any = parse(adapter, json.dumps(base | members).encode())
+            if isinstance(taken, ChatRequest):
+                use = tool_use_of(taken, FORMAT)
+                orjson.dumps(taken.to_messages(FORMAT))
+                orjson.dumps(taken.to_template_arguments())
+                options = taken.to_send_options(use)
+            else:
+                options = taken.to_send_options()
+        except InvalidRequestError as error:
+            orjson.dumps(error_body(error))
+            continue
+        orjson.dumps(options.parameters.to_stored(1))
+
+
+LIKE_SCHEMAS = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["json", "type", "properties", "items", "anyOf", "$defs"]),
+            inner,
+            max_size=3,
+        )
+    ),
+)
+
+
+@given(LIKE_SCHEMAS)
 def test_any_constraint_is_taken_or_refused(value: Any) -> None:
     """Whatever JSON: a constraint that can be written again, or a refusal; never another error."""
     adapter: TypeAdapter[Any] = TypeAdapter(StructuredOutputs)
     for one in (value, {"json": value}):
         try:
-            taken = parse(adapter, orjson.dumps(one, option=orjson.OPT_PASSTHROUGH_DATACLASS))
-        except (InvalidRequestError, orjson.JSONEncodeError):
+            taken = parse(adapter, json.dumps(one).encode())
+        except InvalidRequestError:
             continue
         assert orjson.dumps(taken)

@@ -3,8 +3,9 @@
 The text is a pure function of the prompt, `seed` and the length: one word per chunk, one chunk
 per token, the words unlike those of any other prompt, some of them outside ASCII. A longer
 script begins with the shorter one. `max_tokens` (default 16) is the number of chunks, `stop`,
-`include_stop_str_in_output`, `ignore_eos`, `logprobs` and `seed` mean what they mean to vLLM;
-other sampling parameters are accepted and change nothing.
+`include_stop_str_in_output`, `ignore_eos`, `logprobs` and `seed` mean what they mean to vLLM
+(a chunk's id and log probability are made of its text; some are the second likeliest); other
+sampling parameters are accepted and change nothing.
 
 One directive anywhere in the prompt changes the script, for tests and demonstrations:
 
@@ -47,7 +48,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from script import RefusedError, read_sampling, write_script
+from script import RefusedError, read_sampling, write_logprobs, write_script
 
 SPEAKERS = 4  # threads that send chunks; more bring nothing on 2 cores
 # A script without delays gives way to the others after this many chunks.
@@ -79,7 +80,7 @@ class Generation:
         self.echo = "" if exclude_input else prompt
         self.wanted = frozenset(name for name, value in inputs.items() if value is np.True_)
         self.input_tokens = len(prompt.split())
-        self.has_logprobs = sampling.get("logprobs") is not None
+        self.logprobs_wanted = sampling.get("logprobs")
         self.sent = 0  # chunks told so far
         self.due = time.monotonic() + self.script.first_delay + self.script.delay
         self.next_poll = time.monotonic() + POLL_INTERVAL
@@ -107,11 +108,9 @@ class Generation:
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
     def logprobs(self, chunks: list[str]) -> str:
-        if not self.has_logprobs:
+        if self.logprobs_wanted is None:
             return "null"
-        return json.dumps(
-            [{len(chunk): {"logprob": -0.5, "rank": 1, "decoded_token": chunk}} for chunk in chunks]
-        )
+        return json.dumps([write_logprobs(chunk, self.logprobs_wanted) for chunk in chunks])
 
     def advance(self) -> bool:
         """Tell the next chunk; True when the request is over."""

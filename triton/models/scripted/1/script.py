@@ -121,6 +121,22 @@ def invent_words(key: str, count: int) -> list[str]:
     ]
 
 
+def write_logprobs(chunk: str, wanted: int) -> dict[int, dict[str, Any]]:
+    """A chunk's entry as vLLM has it: the chosen token first, then the `wanted` likeliest."""
+    digest = hashlib.sha256(chunk.encode("utf-8", "surrogatepass")).digest()
+    chosen = int.from_bytes(digest[:3], "big")
+    rank = 1 + digest[3] % 2
+    # -0.25 and less, so that texts differ in their sum.
+    entries = {
+        chosen: {"logprob": -(rank + digest[4] / 256) / 4, "rank": rank, "decoded_token": chunk}
+    }
+    for other in range(1, wanted + 1):
+        if other != rank:
+            entry = {"logprob": -other / 4, "rank": other, "decoded_token": f" other{other}"}
+            entries[chosen + other] = entry
+    return entries
+
+
 def cut_at_stop(script: Script, sampling: dict[str, Any]) -> None:
     stops = sampling.get("stop") or []
     stops = [stops] if isinstance(stops, str) else stops
