@@ -62,6 +62,12 @@ PATH = "/v1/responses"
 _CREATE = TypeAdapter(ResponseCreate)
 _CANCEL_WAIT_SECONDS = 2.0
 _EXAMPLE = {"model": "demo", "input": "What does os.path.join do?", "max_output_tokens": 40}
+_ON_DISCONNECT = {
+    "X-On-Disconnect": {
+        "schema": {"enum": ["cancel", "continue"], "default": "cancel"},
+        "description": "What becomes of it when the client leaves; in the background it goes on.",
+    }
+}
 _STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
 
 
@@ -70,7 +76,8 @@ _STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
     response_model=None,
     responses={200: {"model": ResponseRead, "content": _STREAM}},
     openapi_extra=describe(
-        header=KEY_HEADER, body={"schema": reference(ResponseCreate), "example": _EXAMPLE}
+        header=KEY_HEADER | _ON_DISCONNECT,
+        body={"schema": reference(ResponseCreate), "example": _EXAMPLE},
     ),
 )
 async def create_response(request: Request) -> Response:

@@ -155,9 +155,20 @@ async def test_what_is_wrong_with_a_file_is_told_line_by_line(
     assert empty.errors
     assert empty.errors.data
     assert [one.code for one in empty.errors.data] == ["empty_file"]
-    # What was not validated yet when the file went.
-    batch = await begin(client, [line("a")])
-    assert (await end_of(client, batch)).status == "completed"
+
+
+async def test_a_file_that_goes_before_it_is_read(settings: Settings) -> None:
+    async with serve(settings) as service, client_of(service) as client:
+        batch = await begin(client, [line("a")])
+        await client.files.delete(batch.input_file_id)
+        feeding = asyncio.create_task(Feeder(service.services, ENDPOINTS).run())
+        ended = await end_of(client, batch)
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+    assert ended.status == "failed"
+    assert ended.errors
+    assert ended.errors.data
+    assert [one.code for one in ended.errors.data] == ["file_not_found"]
 
 
 async def test_too_many_and_too_long_lines_are_refused(settings: Settings) -> None:
