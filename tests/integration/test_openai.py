@@ -227,7 +227,9 @@ async def test_log_probabilities(client: AsyncOpenAI) -> None:
     assert content is not None
     assert [token.token for token in content] == ["a", " é", " 🙂"]
     assert [token.bytes for token in content] == [list(t.encode()) for t in ("a", " é", " 🙂")]
-    assert [token.top_logprobs[0].token for token in content] == ["a", " é", " 🙂"]
+    # The scripted model's second token is the second likeliest at its place.
+    assert [token.top_logprobs[0].token for token in content] == ["a", " other1", " 🙂"]
+    assert content[1].logprob < content[1].top_logprobs[0].logprob
     stream = await client.chat.completions.create(**asked, top_logprobs=1, stream=True)
     streamed = [
         token
@@ -244,7 +246,11 @@ async def test_log_probabilities(client: AsyncOpenAI) -> None:
     assert old is not None
     assert old.tokens == ["a", " é"]
     assert old.text_offset == [0, 1]
-    assert old.top_logprobs == [{"a": -0.5}, {" é": -0.5}]
+    assert old.top_logprobs is not None
+    first, second = old.top_logprobs
+    assert first.keys() == {"a"}
+    assert second.keys() == {" é", " other1"}
+    assert old.token_logprobs == [first["a"], second[" é"]]
 
 
 # --- Tools ----------------------------------------------------------------------------------------
