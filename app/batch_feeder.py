@@ -37,6 +37,7 @@ _GATHER_SECONDS = 0.05  # results that end within this time are looked at togeth
 _REFUSED_SECONDS = 1.0  # until a queue without room is asked again
 _BATCHES = 64  # that one process feeds at once
 _PAGE = 100  # lines that one step reads, sends or writes
+_PAGE_BYTES = 4_000_000  # or that are stored at once
 _PRIORITY = -1  # a batch has a day: who waits for an answer goes first
 _FULL = (429, 503)  # statuses of refusals that pass
 
@@ -254,7 +255,7 @@ class _Feed:
                     lines.append(line)
                 if reader.is_full or reader.total > settings.max_batch_lines:
                     break
-                if len(lines) == _PAGE:
+                if len(lines) == _PAGE or sum(len(line.body) for line in lines) > _PAGE_BYTES:
                     await self._add_lines(lines, is_wanted=not reader.errors)
                     lines = []
         except NotFoundError:
@@ -363,7 +364,7 @@ class _Feed:
         outcomes, sent, waiting = [], [], []
         for line in lines:
             answer = refused.get(line.line)
-            if isinstance(answer, ServiceError) and answer.status in _FULL:
+            if isinstance(answer, ServiceError) and _passes(answer, requests.get(line.line)):
                 waiting.append(line.line)
             elif isinstance(answer, ServiceError):
                 outcomes.append(self._refusal(line, answer))
@@ -521,6 +522,13 @@ _NOT_DONE = {
     "cancelled": "This request was not finished when the batch was cancelled.",
     "expired": "This request could not be executed before the completion window expired.",
 }
+
+
+def _passes(error: ServiceError, request: LineRequest | None) -> bool:
+    """Whether a refusal is over some time: not if the request alone is more than may ever wait."""
+    allowed = error.extra.get("allowed") if error.extra.get("limit") == "max_queued" else None
+    is_too_much = allowed is not None and request is not None and request.group.size > allowed
+    return error.status in _FULL and not is_too_much
 
 
 def _principal(batch: Batch) -> Principal:

@@ -26,6 +26,8 @@ from app.triton_client import IndexEntry, TritonClient
 logger = logging.getLogger(__name__)
 
 _MISS_REFRESH_SECONDS = 0.5
+# What the clients of TGI send where a name must stand: text_generation, and huggingface_hub.
+_PLACEHOLDERS = {"tgi", "dummy"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,6 +123,15 @@ class ModelRegistry:
             "No model is ready, and LLM_DEFAULT_MODEL names none. Try again later.",
             headers={"Retry-After": "5"},
         )
+
+    async def choose(self, name: str | None) -> Model:
+        """The model of that name; the default one for none, or a name that stands for none.
+
+        Raises what `find` and `default` raise.
+        """
+        if name is None or (name in _PLACEHOLDERS and name not in self._models):
+            return await self.default()
+        return await self.find(name)
 
     async def load(self, name: str) -> None:
         """Have Triton load a model of its repository, known or new.

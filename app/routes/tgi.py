@@ -55,7 +55,6 @@ from app.schemas.tgi_answers import (
     info_to_wire,
     tokens_to_wire,
 )
-from app.services import Services
 from app.sse import KEEP_ALIVE, MEDIA_TYPE
 from app.submission import GroupRequest, Prompt
 from app.tgi_errors import to_error
@@ -129,7 +128,7 @@ async def generate_at_root(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """The tokens of `inputs`, with those that the model puts around a prompt."""
     wanted = parse(_GENERATE, await body_of(request))
-    model = await _find(services_of(request), wanted.model)
+    model = await services_of(request).registry.choose(wanted.model)
     encoding = await _encode(model, wanted.inputs)
     return json_response(tokens_to_wire(wanted.inputs, encoding.ids, encoding.offsets))
 
@@ -144,7 +143,7 @@ async def tokenize(request: Request) -> Response:
 async def tokenize_chat(request: Request) -> Response:
     """The prompt that the model's chat template makes of messages, and its tokens."""
     wanted = parse(_CHAT, await body_of(request))
-    model = await _find(services_of(request), wanted.model)
+    model = await services_of(request).registry.choose(wanted.model)
     if model.format is None or not model.has_chat:
         raise InvalidRequestError(f"{model.name} has no chat template")
     arguments = {"tools": wanted.tools} if wanted.tools else {}
@@ -160,7 +159,7 @@ async def read_info(
     model: Annotated[Name, Query(description="Default: LLM_DEFAULT_MODEL.")] = None,
 ) -> Response:
     """What is known of the model behind TGI's routes."""
-    found = await _find(services, model)
+    found = await services.registry.choose(model)
     return json_response(info_to_wire(found.name, found.max_model_len, __version__))
 
 
@@ -222,7 +221,7 @@ async def _answer_live(request: Request, wanted: GenerateRequest) -> Response:
 async def _prepare(request: Request, wanted: GenerateRequest, *, is_stream: bool) -> _Work:
     """Check a request against its bounds and the model's. Raises InvalidRequestError and others."""
     given = check(wanted, is_stream=is_stream)
-    model = await _find(services_of(request), wanted.model)
+    model = await services_of(request).registry.choose(wanted.model)
     most, known = model.max_model_len, model.format
     prompt, encoding = wanted.inputs, None
     if given.truncate is not None:
@@ -249,10 +248,6 @@ async def _prepare(request: Request, wanted: GenerateRequest, *, is_stream: bool
         model.name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
     )
     return _Work(generation, group, max_tokens)
-
-
-async def _find(services: Services, name: str | None) -> Model:
-    return await (services.registry.find(name) if name else services.registry.default())
 
 
 async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> Encoding:

@@ -40,7 +40,7 @@ class ResponseEvents:
         self.is_over = False
         self._base = 0
         self._reader: Reader | None = None
-        self._said = ""  # in deltas
+        self._said = 0  # code points that were told in deltas
         self._has_calls = False
         self._tail = 0  # the number of the last event
         self._new_reader()
@@ -107,16 +107,15 @@ class ResponseEvents:
     def _new_reader(self) -> None:
         use = self._stored.use
         self._reader = use.new_reader() if use else None
-        self._said, self._has_calls = "", False
+        self._said, self._has_calls = 0, False
 
     def _say(self, text: str) -> bytes:
         if not text:
             return b""
         frames = b"" if self._said else self._open_message()
-        begins = len(self._said)
-        self._said += text
-        known = self._after - self._base - PRELUDE - begins
-        return frames + self._delta(self._base + PRELUDE + len(self._said), text[max(0, known) :])
+        known = self._after - self._base - PRELUDE - self._said
+        self._said += len(text)
+        return frames + self._delta(self._base + PRELUDE + self._said, text[max(0, known) :])
 
     def _delta(self, number: int, text: str) -> bytes:
         return self._emit(
@@ -137,7 +136,7 @@ class ResponseEvents:
     def _close_message(self, item: dict[str, Any]) -> bytes:
         (part,) = item["content"]
         frames = b"" if self._said else self._open_message()
-        if rest := part["text"][len(self._said) :]:
+        if rest := part["text"][self._said :]:
             frames += self._delta(self._next(), rest)
         place, done = self._place(), {"text": part["text"], "logprobs": part["logprobs"]}
         frames += self._emit(self._next(), "response.output_text.done", **place, **done)

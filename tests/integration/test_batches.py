@@ -9,13 +9,17 @@ import asyncpg
 import openai
 import pytest
 from openai.types import Batch
+from pydantic import SecretStr
 
 from app.batch_feeder import Feeder
 from app.ids import new_id
 from app.routes.openai_batches import ENDPOINTS
 from app.settings import Settings
+from app.team_limits import ANY_MODEL
 from tests.conftest import Service
-from tests.integration.support import serve, until
+from tests.integration.support import assert_openai_error, serve, until
+from tests.unit.test_exposure import STRONG
+from tests.unit.test_jwt import sign
 
 MODEL = "scripted"
 
@@ -360,3 +364,48 @@ async def test_batches_are_listed_newest_first(client: openai.AsyncOpenAI) -> No
     assert [one.id async for one in page] == [one.id for one in reversed(made)]
     for one in made:
         await end_of(client, one)
+
+
+async def test_teams_have_their_own_batches_within_their_limits(settings: Settings) -> None:
+    guarded = settings.model_copy(
+        update={"jwt_secret": SecretStr(STRONG), "worker_slots": 4, "batch_in_flight": 40}
+    )
+    async with (
+        serve(guarded, with_worker=True) as service,
+        client_of(service) as red,
+        client_of(service) as blue,
+    ):
+        unnamed = await service.client.post("/v1/files", files={"file": b"x"})
+        assert_openai_error(unnamed, 401, "invalid_api_key")
+        red.api_key = sign({"team_id": "red", "token_id": "r"})
+        blue.api_key = sign({"team_id": "blue", "token_id": "b"})
+        limits = service.services.limits
+        await limits.set("red", ANY_MODEL, {"max_queued": 10})
+
+        async def is_known() -> bool:
+            return limits.of("red", MODEL).max_queued == 10
+
+        await until(is_known)
+        # Its choices are more than may ever wait at once: that one fails.
+        batch = await begin(red, [*(line(str(n)) for n in range(60)), line("many", n=11)])
+        for call in (
+            blue.batches.retrieve(batch.id),
+            blue.batches.cancel(batch.id),
+            blue.files.content(batch.input_file_id),
+            blue.batches.create(
+                input_file_id=batch.input_file_id,
+                endpoint="/v1/completions",
+                completion_window="24h",
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call
+        ended = await end_of(red, batch)
+        assert ended.status == "completed"
+        assert ended.request_counts
+        assert (ended.request_counts.completed, ended.request_counts.failed) == (60, 1)
+        (refused,) = await read(red, ended.error_file_id)
+        assert (refused["custom_id"], refused["response"]["status_code"]) == ("many", 429)
+        with pytest.raises(openai.NotFoundError):
+            await blue.files.content(ended.output_file_id or "")
+        assert len(await read(red, ended.output_file_id)) == 60

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from openai import AsyncOpenAI
 from app.embedded.triton import EmbeddedTriton
 from app.schemas.response_events import ATTEMPT_STEP, PRELUDE
 from app.settings import Settings
-from tests.conftest import Service, make_settings
+from tests.conftest import ROOT, Service, make_settings
 from tests.integration.support import serve, until, write_model
 from tests.postgres import PostgresServer
 
@@ -598,6 +601,19 @@ async def test_a_background_response_waits_for_its_model(
     finally:
         await served.client.post("/models/scripted/load")
     assert (await end_of(client, made.id)).status == "completed"
+
+
+@pytest.mark.parametrize("document", ["responses.md", "batches.md"])
+async def test_the_documents_programs_run(served: Service, document: str) -> None:
+    text = (ROOT / "docs" / document).read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    program = program.replace("http://127.0.0.1:8887", str(served.client.base_url).rstrip("/"))
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program.replace('"demo"', '"scripted"'), stdout=subprocess.PIPE
+    )
+    output, _ = await run.communicate()
+    assert run.returncode == 0
+    assert len(output.split()) > 10
 
 
 async def test_a_starting_point_that_never_was_is_refused(client: AsyncOpenAI) -> None:

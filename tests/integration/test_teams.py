@@ -11,11 +11,12 @@ from typing import Any
 
 import asyncpg
 import httpx
+import orjson
 import pytest
 
 from app.settings import Settings
 from tests.conftest import Service, run_service
-from tests.integration.support import assert_problem
+from tests.integration.support import assert_openai_error, assert_problem
 from tests.integration.test_auth import bearer, guarded
 from tests.unit.test_jwt import sign
 
@@ -24,9 +25,17 @@ __all__ = ["guarded"]
 RED = bearer(sign({"team_id": "red", "token_id": "r", "scopes": ["use", "operate"]}))
 BLUE = bearer(sign({"team_id": "blue", "token_id": "b", "scopes": ["use", "operate"]}))
 MARK = "red-and-nobody-elses"
+ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 
 # Path parameters that name a row of a team: the field of `Rows` that holds red's.
-ROWS = {"context_id": "context", "result_id": "pending", "delivery_id": "delivery"}
+ROWS = {
+    "context_id": "context",
+    "result_id": "pending",
+    "delivery_id": "delivery",
+    "response_id": "response",
+    "file_id": "file",
+    "batch_id": "batch",
+}
 # Those that name nothing of anybody's, with a value that exists.
 PUBLIC = {"name": "scripted", "model_name": "scripted", "model": "scripted"}
 # Bodies for routes with path parameters, by method and path; {} is sent to the others.
@@ -54,6 +63,11 @@ WITHOUT_IDS = {
     "post /results/cancel": OWN,
     "post /v1/completions": OWN,
     "post /v1/chat/completions": OWN,
+    "post /v1/responses": OWN,
+    "post /v1/files": OWN,
+    "post /v1/batches": OWN,
+    "get /v1/files": EMPTY_LIST,
+    "get /v1/batches": EMPTY_LIST,
     "post /": OWN,
     "post /generate": OWN,
     "post /generate_stream": OWN,
@@ -72,6 +86,8 @@ UNION ALL SELECT to_jsonb(d)::text FROM webhook_deliveries d WHERE team_id = 're
 UNION ALL SELECT to_jsonb(s)::text FROM webhook_secrets s WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(k)::text FROM idempotency_keys k WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(t)::text FROM stream_tickets t WHERE team_id = 'red'
+UNION ALL SELECT to_jsonb(f)::text FROM files f WHERE team_id = 'red'
+UNION ALL SELECT to_jsonb(b)::text FROM batches b WHERE team_id = 'red'
 ORDER BY 1
 """
 
@@ -85,6 +101,9 @@ class Rows:
     delivery: str
     secret: str
     ticket: str
+    response: str
+    file: str
+    batch: str
     marks: list[str] = field(default_factory=list)
 
     def assert_unseen(self, answer: httpx.Response, told: str = "") -> None:
@@ -124,17 +143,45 @@ async def red(both: Service) -> Rows:
     await post(f"/results/{ended['id']}/cancel", status=200)
     secret = await both.client.get("/webhooks/secret", headers=RED)
     ticket = await post(f"/results/{pending['id']}/stream-ticket", status=201)
-    rows = Rows(
-        context["id"], pending["id"], ended["id"], secret.json()["secret"], ticket["ticket"]
+    response = await post(
+        "/v1/responses", {"model": "scripted", "input": MARK, "background": True}, 200
     )
+    line = orjson.dumps({"custom_id": MARK, "method": "POST", "url": "/v1/completions", "body": {}})
+    uploaded = await both.client.post(
+        "/v1/files", files={"file": (MARK, line)}, data={"purpose": "batch"}, headers=RED
+    )
+    assert uploaded.status_code == 200, uploaded.text
+    file = uploaded.json()["id"]
+    batch = await post(
+        "/v1/batches",
+        {
+            "input_file_id": file,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+            "metadata": {"x": MARK},
+        },
+        200,
+    )
+    rows = Rows(
+        context["id"], pending["id"], ended["id"], secret.json()["secret"], ticket["ticket"],
+        response["id"], file, batch["id"],
+    )  # fmt: skip
     rows.marks = [
-        MARK, rows.context, rows.pending, rows.delivery, ended["context_id"], rows.secret, rows.ticket,
+        MARK, rows.context, rows.pending, rows.delivery, ended["context_id"], rows.secret,
+        rows.ticket, rows.response, rows.file, rows.batch,
     ]  # fmt: skip
     # They are there, for red.
-    for path in ("/contexts/", "/results/", "/webhooks/deliveries"):
+    for path in ("/contexts/", "/results/", "/webhooks/deliveries", "/v1/files", "/v1/batches"):
         listed = await both.client.get(path, headers=RED)
         assert MARK in listed.text, path
     return rows
+
+
+def not_found(answer: httpx.Response) -> str:
+    """What a 404 says, in the shape of its path's dialect."""
+    if answer.request.url.path.startswith("/v1/"):
+        return str(assert_openai_error(answer, 404)["message"])
+    return str(assert_problem(answer, 404, "not_found")["detail"])
 
 
 async def operations(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
@@ -150,7 +197,7 @@ async def test_every_route_with_another_teams_ids(
     both: Service, red: Rows, connection: asyncpg.Connection
 ) -> None:
     before = [row[0] for row in await connection.fetch(SNAPSHOT)]
-    assert len(before) == 8
+    assert len(before) == 12
     walked = 0
     for method, path, operation in await operations(both):
         names = re.findall(r"{(\w+)}", path)
@@ -165,15 +212,12 @@ async def test_every_route_with_another_teams_ids(
         body = BODIES.get(f"{method} {path}", {}) if "requestBody" in operation else None
         for query in ("", "?force=true", "?wait=1", "?partial=true&wait=0.1", "?full=true"):
             answer = await both.client.request(method, url + query, json=body, headers=BLUE)
-            problem = assert_problem(answer, 404, "not_found")
+            detail = not_found(answer)
             red.assert_unseen(answer, told=url)
             # The same words as for what does not exist.
-            nowhere = re.sub(
-                r"[0-9a-f]{8}-[0-9a-f-]{27}", "01890000-0000-7000-8000-000000000000", url
-            )
+            nowhere = ID.sub("01890000-0000-7000-8000-000000000000", url)
             absent = await both.client.request(method, nowhere + query, json=body, headers=BLUE)
-            told = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", problem["detail"])
-            assert told == re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", absent.json()["detail"])
+            assert ID.sub("ID", detail) == ID.sub("ID", not_found(absent))
             assert set(absent.headers) == set(answer.headers)
         walked += 1
     assert walked >= 10
@@ -199,7 +243,8 @@ async def test_every_route_without_ids(
         assert answer.status_code == 200, (method, url, answer.text)
         red.assert_unseen(answer)
         if kind == EMPTY_LIST:
-            assert answer.json() == []
+            listed = answer.json()
+            assert (listed["data"] if path.startswith("/v1/") else listed) == []
     assert [row[0] for row in await connection.fetch(SNAPSHOT)] == before
 
 
@@ -267,6 +312,58 @@ async def test_what_other_dialects_make_is_a_teams_own(
             assert seen.json()["state"] == "completed"
             unseen = await service.client.get(f"/results/{other}", headers=headers)
             assert_problem(unseen, 404, "not_found")
+
+
+async def test_bodies_that_name_another_teams_response_or_file(both: Service, red: Rows) -> None:
+    for path, body in (
+        (
+            "/v1/responses",
+            {"model": "scripted", "input": "x", "previous_response_id": red.response},
+        ),
+        (
+            "/v1/batches",
+            {
+                "input_file_id": red.file,
+                "endpoint": "/v1/completions",
+                "completion_window": "24h",
+            },
+        ),
+    ):
+        answer = await both.client.post(path, json=body, headers=BLUE)
+        assert answer.status_code in (400, 404), answer.text
+        red.assert_unseen(answer, told=str(body))
+
+
+# What blue sends to each dialect whose client waits for the answer.
+SYNCHRONOUS: dict[str, Any] = {
+    "/v1/completions": {"model": "scripted", "prompt": "{{chunks=1}}"},
+    "/v1/chat/completions": {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "{{chunks=1}}"}],
+    },
+    "/v1/responses": {"model": "scripted", "input": "{{chunks=1}}"},
+    "/generate": {"inputs": "{{chunks=1}}"},
+    "/generate_stream": {"inputs": "{{chunks=1}}"},
+    "/": {"inputs": "{{chunks=1}}"},
+    "/inference": {"text": "{{chunks=1}}"},
+    "/inference/scripted": {"text": "{{chunks=1}}"},
+}
+
+
+async def test_what_a_dialect_makes_is_its_callers(
+    guarded: Settings, connection: asyncpg.Connection
+) -> None:
+    async with run_service(guarded, with_worker=True) as service:
+        for count, (path, body) in enumerate(SYNCHRONOUS.items(), 1):
+            answer = await service.client.post(path, json=body, headers=BLUE)
+            assert answer.status_code == 200, (path, answer.text)
+            made = await connection.fetch("SELECT team_id, state FROM results")
+            assert [tuple(row) for row in made] == [("blue", "completed")] * count, path
+            for one in ("/results/", "/contexts/"):
+                assert len((await service.client.get(one, headers=BLUE)).json()) == count
+                assert (await service.client.get(one, headers=RED)).json() == []
+    sent = {f"post {path}".replace("/scripted", "/{model}") for path in SYNCHRONOUS}
+    assert sent <= WITHOUT_IDS.keys()
 
 
 async def test_cancelling_by_filter_reaches_no_other_team(both: Service, red: Rows) -> None:

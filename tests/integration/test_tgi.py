@@ -560,6 +560,9 @@ async def test_the_default_model(settings: Settings) -> None:
         async with run_service(named, with_worker=True) as running:
             answer = await running.client.post("/generate", json=body(HELLO))
             assert answer.status_code == status, answer.text
+            placeholder = body(HELLO) | {"model": "tgi"}
+            answer = await running.client.post("/generate", json=placeholder)
+            assert answer.status_code == status, answer.text
             chosen = body(HELLO) | {"model": "scripted"}
             assert (await running.client.post("/generate", json=chosen)).status_code == 200
 

@@ -4,7 +4,8 @@ The text is a pure function of the prompt, `seed` and the length: one word per c
 per token, the words unlike those of any other prompt, some of them outside ASCII. A longer
 script begins with the shorter one. `max_tokens` (default 16) is the number of chunks, `stop`,
 `include_stop_str_in_output`, `ignore_eos`, `logprobs` and `seed` mean what they mean to vLLM
-(a chunk's id and log probability are made of its text; some are the second likeliest); other sampling parameters are accepted and change nothing.
+(a chunk's id and log probability are made of its text; some are the second likeliest); other
+sampling parameters are accepted and change nothing.
 
 One directive anywhere in the prompt changes the script, for tests and demonstrations:
 
