@@ -308,6 +308,30 @@ async def test_calls_and_their_answers_are_rendered(served: Service, client: Asy
     )
 
 
+async def test_what_a_template_is_given(openai_settings: Settings) -> None:
+    """vLLM's further members reach the template, and a final message can be gone on with."""
+    template = openai_settings.model_repository / "scripted/1/chat_template.jinja"
+    template.write_text(
+        "{{ documents | tojson }} {{ mode }} {{ reasoning_effort }} "
+        "{% for message in messages %}<{{ message.role }}> {{ message.content }} </s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    body = {
+        "model": "scripted",
+        "messages": [*HELLO, {"role": "assistant", "content": "It is"}],
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"mode": "é"},
+        "documents": [{"title": "<t>"}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    async with serve(openai_settings, with_worker=True) as service:
+        answer = await service.client.post("/v1/chat/completions", json=body)
+        identifier = UUID(answer.headers["x-result-id"])
+        request = await service.services.results.request("default", identifier)
+    assert request["prompt"] == '[{"title": "<t>"}] é low <user> hello </s><assistant> It is'
+
+
 async def test_what_looks_like_a_call_is_text_without_tools(client: AsyncOpenAI) -> None:
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         asked: Any = {"model": "scripted", "messages": say(CALLING), **more}
