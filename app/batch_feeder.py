@@ -22,11 +22,12 @@ from app.files import FileWriter
 from app.group import failure_of
 from app.ids import new_id
 from app.listener import BATCHES, ENDED, split_ids
+from app.preparation import GroupRequest, erased
 from app.principal import Principal
 from app.refusals import refusal
 from app.schemas.batches import LineReader, line_to_wire
 from app.services import Services
-from app.submission import GroupRequest, erased, submit_once
+from app.submission import submit_once
 from app.waiting import is_set_within
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from app.errors import ServiceError
 from app.follow import Silence, TextDelta
 from app.group import GroupEvent
 from app.model_registry import Model
+from app.preparation import GroupRequest, Prompt
 from app.schemas.openai import DONE, Frames, error_frame, invalid
 from app.schemas.openai_chat import ChatFrames, ChatRequest, chat_completion, tool_use_of
 from app.schemas.openai_completions import (
@@ -25,7 +26,6 @@ from app.schemas.openai_completions import (
 )
 from app.services import Services
 from app.sse import KEEP_ALIVE
-from app.submission import GroupRequest, Prompt
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,6 +13,7 @@ import orjson
 
 from app.errors import FieldError, InvalidRequestError, NotFoundError
 from app.follow import AttemptStarted, Ended, Follower, Position, Silence, TextDelta
+from app.preparation import GroupRequest, Prompt
 from app.principal import Principal
 from app.schemas.native import MAX_PROMPT_CHARACTERS
 from app.schemas.openai_chat import MAX_MESSAGES, tool_use_of
@@ -26,7 +27,6 @@ from app.schemas.responses import (
 )
 from app.services import Services
 from app.sse import KEEP_ALIVE
-from app.submission import GroupRequest, Prompt
 
 
 @dataclass(slots=True, frozen=True)

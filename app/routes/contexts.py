@@ -5,6 +5,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.preparation import to_new_context
 from app.routes.common import (
     After,
     Force,
@@ -20,7 +21,6 @@ from app.routes.common import (
     to_id,
 )
 from app.schemas.native import ContextCreate, ContextRead, context_to_wire
-from app.submission import to_new_context
 from app.wire import json_response, parse
 
 router = APIRouter(tags=["contexts"])

@@ -17,10 +17,11 @@ from starlette.responses import Response
 from app.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
 from app.group import GroupEvent, cancel_all, follow_all, wait_for_all
 from app.ids import new_id
+from app.preparation import GroupRequest
 from app.routes.common import idempotency_key, on_disconnect_of, principal_of, services_of, watching
 from app.services import Services
 from app.sse import MEDIA_TYPE, EventStreamResponse
-from app.submission import Answer, GroupRequest, Replayed, submit_group
+from app.submission import Answer, Replayed, submit_group
 
 RESULT_ID_HEADER = "X-Result-Id"
 _MAX_IDS = 200

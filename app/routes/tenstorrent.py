@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from app.errors import ServiceError
 from app.follow import TextDelta
 from app.model_registry import Model
+from app.preparation import GroupRequest, Prompt
 from app.refusals import refusal
 from app.routes.common import KEY_HEADER, body_of, describe, reference, services_of
 from app.routes.synchronous import (
@@ -32,7 +33,6 @@ from app.schemas.tenstorrent import (
     parse_inference,
 )
 from app.sse import MEDIA_TYPE, CutOffError, EventStreamResponse
-from app.submission import GroupRequest, Prompt
 
 raw = APIRouter(tags=["Tenstorrent"])
 

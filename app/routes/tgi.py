@@ -21,6 +21,7 @@ from app import __version__
 from app.errors import InvalidRequestError, NotFoundError, ServiceError
 from app.follow import Ended, TextDelta
 from app.model_registry import Model
+from app.preparation import GroupRequest, Prompt
 from app.prompt import PromptFormat
 from app.routes.common import (
     KEY_HEADER,
@@ -56,7 +57,6 @@ from app.schemas.tgi_answers import (
     tokens_to_wire,
 )
 from app.sse import KEEP_ALIVE, MEDIA_TYPE
-from app.submission import GroupRequest, Prompt
 from app.tgi_errors import to_error
 from app.wire import JSON, json_response, parse
 
