@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -208,8 +209,14 @@ async def test_a_deleted_result_frees_its_key(api: Service, connection: asyncpg.
 
 
 async def test_a_request_that_is_refused_leaves_its_key_free(
-    api: Service, connection: asyncpg.Connection
+    settings: Settings, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
+    text_only = settings.model_copy(update={"model_repository": tmp_path})
+    async with run_service(text_only, with_worker=False) as api:
+        await refuse_in_turn(api, connection)
+
+
+async def refuse_in_turn(api: Service, connection: asyncpg.Connection) -> None:
     missing = await post(api, {"model": "scripted", "context_id": UNKNOWN_ID}, "k")
     assert_problem(missing, 404, "not_found")
     chat = {"messages": [{"role": "user", "content": "x"}]}
