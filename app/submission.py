@@ -14,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.errors import IdempotencyConflictError, NotFoundError, ServiceError
+from app.errors import IdempotencyConflictError, InternalError, NotFoundError, ServiceError
 from app.idempotency import NewKey, hash_request
 from app.ids import new_id
 from app.job_queue import NewResult
@@ -301,6 +301,8 @@ async def _why_not_stored(services: Services, prepared: Prepared) -> Answer | Se
             return error
         if result.key is None or (context.messages is not None and result.prompt is None):
             return no_chat(prepared.model)
+    if result.key is None:
+        raise InternalError(f"Result {result.id} was not stored, and nothing tells why.")
     # The key was another's and is free again: its result was deleted, or it expired just now.
     (answer,) = await _commit(services, [prepared])
     return answer
