@@ -9,6 +9,7 @@ import pytest
 
 from app.embedded.postgres import DATABASE, HOST, USER
 from app.embedded.triton import EmbeddedTriton
+from app.triton_client import GenerationError, TritonClient
 from tests.chaos.stack import MortalPostgres, MortalTriton, Stack, open_stack
 from tests.conftest import make_settings, migrate, run_triton
 from tests.postgres import PostgresServer
@@ -41,8 +42,23 @@ async def stack(
     postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
 ) -> AsyncIterator[Stack]:
     """An API on the session's servers; tests start the workers."""
+    await _revive(triton)
     async with open_stack(tmp_path, postgres_server, database_name, triton) as running:
         yield running
+
+
+async def _revive(triton: EmbeddedTriton) -> None:
+    """Start Triton anew if it does not answer.
+
+    It crashes now and then when many streams break at once, as they do with a killed worker.
+    """
+    try:
+        async with TritonClient(triton.address("grpc")) as client, asyncio.timeout(20):
+            async for _ in client.generate("scripted", "{{chunks=1}}", {"max_tokens": 1}):
+                pass
+    except (GenerationError, TimeoutError):
+        await triton.stop()
+        await triton.start()
 
 
 @pytest.fixture
