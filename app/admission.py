@@ -63,8 +63,9 @@ class Admission:
             database, _count, max_items=_MAX_BATCH, retry_seconds=settings.database_timeout_seconds
         )
 
-    def limits_of(self, team_id: str, model: str) -> Limits:
-        """What a team may use of a model."""
+    async def limits_of(self, team_id: str, model: str) -> Limits:
+        """What a team may use of a model. Raises DatabaseUnavailableError."""
+        await self._limits.load()
         return self._limits.of(team_id, model)
 
     @contextlib.asynccontextmanager

@@ -20,6 +20,7 @@ from app.errors import (
     StoppingError,
 )
 from app.follow import AttemptStarted, Ended, Event, Follower, Position, Silence, TextDelta
+from app.preparation import erased
 from app.services import Services
 from app.stream_hub import News
 
@@ -52,6 +53,8 @@ async def wait_for_all(
             is_new=is_new,
             has_left=has_left,
         )
+        if row["erased_at"] is not None:  # told to another, who sent the same
+            raise erased(row)
         if row["state"] == "failed":
             raise failure_of(row)
         if row["state"] == "pending" and not has_left():
@@ -114,6 +117,8 @@ async def _follow(
                     )
                 continue
             has_text = has_text or isinstance(event, TextDelta)
+            if isinstance(event, Ended) and event.row["erased_at"] is not None and not has_text:
+                raise erased(event.row)
             if isinstance(event, Ended) and event.row["state"] == "failed":
                 raise failure_of(event.row)
             yield event

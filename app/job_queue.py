@@ -16,7 +16,7 @@ import orjson
 from asyncpg import Record
 
 from app import job_queue_sql as sql
-from app.database import Connection, Database
+from app.database import Connection, Database, is_passing
 from app.errors import Failure
 from app.group_commit import Lane
 from app.idempotency import NewKey
@@ -62,6 +62,7 @@ class NewResult:
     new_context: NewContext | None = None
     webhook_url: str | None = None
     key: NewKey | None = None
+    goes_with_key: bool = False  # the key of its group's first result
     on_disconnect: OnDisconnect = "continue"
     request: str | None = None  # what its dialect answers with later, as JSON text
     store: bool = True  # or its texts are erased once it is delivered
@@ -237,8 +238,22 @@ class JobQueue:
                     sql.CLAIM, worker_id, list(open_to_all), list(open_to_all.values())
                 )
         for model, limits in limited.items():
-            rows += await self._claim_within_limits(worker_id, model, free[model], limits)
+            try:
+                rows += await self._claim_within_limits(worker_id, model, free[model], limits)
+            except Exception as error:
+                if not rows or not is_passing(error):
+                    raise
+                break  # what is claimed must run
         return [_to_claim(row) for row in rows]
+
+    @property
+    def has_running_limits(self) -> bool:
+        """Whether the end of one result may let another of its team run."""
+        return self._limits.has_running
+
+    async def load_limits(self) -> None:
+        """Know what teams may use, before anything is claimed."""
+        await self._limits.load()
 
     async def _claim_within_limits(
         self, worker_id: UUID, model: str, free: int, limits: RunningLimits
@@ -455,7 +470,7 @@ def _to_key_columns(keyed: Sequence[tuple[NewKey, NewResult]]) -> list[Sequence[
 def _is_new(result: NewResult) -> bool:
     """Whether it is surely nobody's repetition, and its prompt at hand."""
     has_prompt = result.prompt is not None or result.new_context is not None
-    return has_prompt and result.key is None
+    return has_prompt and result.key is None and not result.goes_with_key
 
 
 def _to_first_claim(result: NewResult, prompt: str | None = None) -> Claim:

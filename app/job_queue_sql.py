@@ -94,11 +94,6 @@ def _enqueue_sql(keys: str, is_context_kept: str, is_result_kept: str) -> str:
 WITH {keys} context_input AS (
   SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
     AS i(id, team_id, content, messages, metadata)
-), new_contexts AS (
-  INSERT INTO contexts (id, team_id, content, messages, metadata)
-  SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
-  WHERE {is_context_kept}
-  ON CONFLICT (id) DO NOTHING
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
@@ -106,6 +101,11 @@ WITH {keys} context_input AS (
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
          deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect, step,
          has_new_context, request, store, may_start)
+), new_contexts AS (
+  INSERT INTO contexts (id, team_id, content, messages, metadata)
+  SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
+  WHERE {is_context_kept}
+  ON CONFLICT (id) DO NOTHING
 ), flows AS MATERIALIZED (
   -- Where the new results of a team begin in a queue: behind those it has there, and not before
   -- the head. Two probes of an index each; nothing is remembered of what is gone.
@@ -154,11 +154,14 @@ FROM inserted
 
 
 ENQUEUE = _enqueue_sql("", "true", "true")
-# A statement of its own: most batches have no key, and need not open the table and its indexes.
+# A group's key is its first result's, after which the group is called: all of it goes with that one.
+_IS_REFUSED = (
+    "i.id IN (SELECT id FROM refused) OR coalesce(i.group_id IN (SELECT id FROM refused), false)"
+)
 ENQUEUE_WITH_KEYS = _enqueue_sql(
     take_keys_sql(26, _has_context("i.is_rendered")),
-    "id NOT IN (SELECT context_id FROM refused)",
-    "i.id NOT IN (SELECT id FROM refused)",
+    f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})",
+    f"NOT ({_IS_REFUSED})",
 )
 
 ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"

@@ -117,7 +117,7 @@ async def prepare_saved(
     """A saved prompt, to be sent to a model."""
     model = await services.registry.find(model_name)
     prompt, text = None, ""
-    limits = services.admission.limits_of(principal.team_id, model.name)
+    limits = await services.admission.limits_of(principal.team_id, model.name)
     # Else there is nothing to render with, and nothing to be counted.
     if model.format is not None or limits.tokens_per_minute is not None:
         context = await services.contexts.get(principal.team_id, context_id)
@@ -139,6 +139,13 @@ async def prepare_retry(
     if row["erased_at"] is not None:
         raise erased(row)
     model = await services.registry.find(row["model_name"])
+    limits = await services.admission.limits_of(principal.team_id, model.name)
+    tokens = orjson.loads(row["parameters"])["max_tokens"]
+    if limits.tokens_per_minute is not None:
+        text = row["prompt"]
+        if text is None:
+            text = (await services.contexts.get(principal.team_id, row["context_id"])).content or ""
+        tokens += await _count_tokens(model, text)
     result = NewResult(
         id=result_id,
         team_id=principal.team_id,
@@ -147,14 +154,14 @@ async def prepare_retry(
         model_version=model.version,
         prompt=row["prompt"],
         parameters=row["parameters"],
-        priority=row["priority"],
+        priority=min(row["priority"], principal.max_priority),
         deadline_seconds=row["deadline_seconds"] or services.settings.default_deadline_seconds,
         metadata=row["metadata"],
         webhook_url=row["webhook_url"],
         retry_of=retry_of,
         store=row["store"],
-        tokens=orjson.loads(row["parameters"])["max_tokens"],
-        limits=services.admission.limits_of(principal.team_id, model.name),
+        tokens=tokens,
+        limits=limits,
     )
     return Prepared(model, result)
 
@@ -246,7 +253,7 @@ async def _new_result(
             raise _invalid("webhook_url", wrong)
     parameters = options.parameters
     max_tokens = await _max_tokens(model, text, parameters.max_tokens, settings.default_max_tokens)
-    limits = services.admission.limits_of(principal.team_id, model.name)
+    limits = await services.admission.limits_of(principal.team_id, model.name)
     tokens = max_tokens
     if limits.tokens_per_minute is not None:
         tokens += await _count_tokens(model, text)

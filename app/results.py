@@ -30,6 +30,7 @@ _SHORT_COLUMNS = ", ".join(
     for column in _LIST_COLUMNS
 )
 
+_BY_GROUP = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE group_id = $1 AND team_id = $2 ORDER BY id"
 _BY_IDS = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = ANY($1::uuid[])"
 
 _REQUEST = """
@@ -124,6 +125,10 @@ class ResultStore:
         if row is None or row["team_id"] != team_id:
             raise result_not_found(result_id)
         return row
+
+    async def group(self, team_id: str, group_id: UUID) -> Sequence[asyncpg.Record]:
+        """The results of one request, in their order; a group is called after its first."""
+        return await self._database.fetch(_BY_GROUP, group_id, team_id)
 
     async def text_since(self, result_id: UUID, attempt: int, offset: int) -> StoredText:
         """The stored text of a pending result, of its present attempt.

@@ -8,7 +8,6 @@ them decides, and the one it refuses is looked up again.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -126,18 +125,59 @@ async def submit_group(
 ) -> list[Answer]:
     """Send the results of one request in one commit, as `ids`; all of them or none.
 
-    Raises ModelNotReadyError, of a request that does not wait for its model; else as above.
+    Its key is the first result's. Raises ModelNotReadyError, of a request that does not wait for its
+    model; else as above.
     """
     prepared = await prepare_group(services, principal, request, ids)
-    asked = [
-        _Asked(partial(_immediately, item), _key_in_group(services, request, place))
-        for place, item in enumerate(prepared)
-    ]
-    answers = await _submit(services, principal, asked)
-    refused = next((answer for answer in answers if isinstance(answer, ServiceError)), None)
-    if refused is not None:
-        raise refused
-    return [answer for answer in answers if not isinstance(answer, ServiceError)]
+    results = [item.result for item in prepared]
+    key = _key_of_group(services, request)
+    if key is not None:
+        known = await _replay_group(services, principal.team_id, key, request.size)
+        if known is not None:
+            return known
+        results = [replace(result, goes_with_key=True) for result in results]
+        results[0] = replace(results[0], key=key)
+    async with services.admission.admitted(results):
+        stored = await services.queue.enqueue(results)
+    if all(stored):
+        return [
+            Accepted(result, item.model.ready)
+            for result, item in zip(results, prepared, strict=True)
+        ]
+    known = None
+    if key is not None:
+        known = await _replay_group(services, principal.team_id, key, request.size)
+    if known is None:
+        raise InternalError(f"Result {ids[0]} was not stored, and nothing tells why.")
+    return known
+
+
+async def _replay_group(
+    services: Services, team_id: str, key: NewKey, size: int
+) -> list[Answer] | None:
+    """The results that the same request had before, under its key; None while the key is free.
+
+    Raises IdempotencyConflictError, also where some of them were deleted, and ErasedError.
+    """
+    first = await _replay(services, team_id, key)
+    if first is None:
+        return None
+    if isinstance(first, ServiceError):
+        raise first
+    assert isinstance(first, Replayed)
+    if size == 1:
+        return [first]
+    rows = await services.results.group(team_id, first.row["id"])
+    if len(rows) != size:
+        raise IdempotencyConflictError(
+            f"Of the {size} results under this idempotency key {size - len(rows)} were deleted. "
+            "Take a new key.",
+            extra={"result_id": str(first.row["id"])},
+        )
+    for row in rows:
+        if row["erased_at"] is not None:
+            raise erased(row)
+    return [Replayed(row) for row in rows]
 
 
 async def submit_once(
@@ -161,11 +201,7 @@ def _in_context(result: NewResult, context_id: UUID) -> NewResult:
     return replace(result, context_id=context_id, new_context=context)
 
 
-def _key_in_group(services: Services, request: GroupRequest, place: int) -> NewKey | None:
-    """The key of one result of a group. The results take theirs together, or none does.
-
-    The group's own key cannot be told from another's: keys hold no control characters.
-    """
+def _key_of_group(services: Services, request: GroupRequest) -> NewKey | None:
     key = request.options.idempotency_key
     if key is None:
         return None
@@ -175,13 +211,12 @@ def _key_in_group(services: Services, request: GroupRequest, place: int) -> NewK
             [one.content, one.messages, dict(one.template_arguments)] for one in request.prompts
         ],
         "n": request.n,
+        # Not what is in there: it has ids of its own each time.
+        "is_response": request.request is not None,
+        "is_background": request.waits_for_model,
+        "store": request.store,
     }
-    name = key if request.size == 1 else f"{key}\x1f{place}"
-    return services.keys.new(name, hash_request(content | _members(request.options)))
-
-
-async def _immediately(prepared: Prepared) -> Prepared:
-    return prepared
+    return services.keys.new(key, hash_request(content | _members(request.options)))
 
 
 def _to_asked(

@@ -77,6 +77,8 @@ class TeamLimits:
         self._limits: dict[
             tuple[str, str], Limits
         ] = {}  # as asked for; bounded by teams and models
+        self._is_loaded = False
+        self.has_running = settings.team_max_running is not None
         self._changed = asyncio.Event()
         self._changed.set()
 
@@ -106,6 +108,18 @@ class TeamLimits:
             for row in rows
         }
         self._limits = {}
+        self._is_loaded = True
+        self.has_running = self._default["max_running"] is not None or any(
+            "max_running" in row for row in self._rows.values()
+        )
+
+    async def load(self) -> None:
+        """Read the table unless it was read: nobody is let in by limits that are not known yet.
+
+        Raises DatabaseUnavailableError.
+        """
+        if not self._is_loaded:
+            await self.refresh()
 
     def of(self, team_id: str, model: str) -> Limits:
         """What a team may use of a model: by its row for the model, its row for any, the default."""

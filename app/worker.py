@@ -15,7 +15,7 @@ from app.database import Database, is_passing
 from app.errors import DatabaseUnavailableError
 from app.job_queue import Claim, JobQueue
 from app.lease import FencedError, Lease
-from app.listener import CANCELLED, ENQUEUED, Listener, split_ids
+from app.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
 from app.model_registry import ModelRegistry
 from app.model_trust import ModelTrust
 from app.settings import Settings
@@ -60,6 +60,7 @@ class Worker:
         self._suspects_at = 0.0  # the loop's time for looking at them
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
+        listener.subscribe(ENDED, self._on_ended)
         registry.on_change(self._wake.set)
 
     def stop(self) -> None:
@@ -109,6 +110,7 @@ class Worker:
         self._lease = Lease(self._database, self._settings.lease_seconds)
         while not self._stopping.is_set():
             try:
+                await self._queue.load_limits()
                 await self._lease.register()
             except DatabaseUnavailableError as error:
                 logger.warning("waiting for the database: %s", error, extra=self._extra("wait"))
@@ -226,7 +228,12 @@ class Worker:
         """A slot is free: claim if that is what claims lacked."""
         if claim.is_suspect:  # the next one may run now
             self._suspects_at = 0.0
-        if self._is_short or claim.is_suspect:
+        if self._is_short or claim.is_suspect or self._queue.has_running_limits:
+            self._wake.set()
+
+    def _on_ended(self, _: str) -> None:
+        """A result ended somewhere: another of its team may run now."""
+        if self._queue.has_running_limits:
             self._wake.set()
 
     # --- what others tell -----------------------------------------------------------------------

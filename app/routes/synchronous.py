@@ -51,7 +51,7 @@ async def answer_whole(
     with contextlib.ExitStack() as stack:
         woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
         answers = await submit_group(services, principal, group, ids)
-        is_new = not isinstance(answers[0], Replayed)
+        is_new = not any(isinstance(answer, Replayed) for answer in answers)
         if not is_new:
             ids = ids_of(answers)
             woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
@@ -152,8 +152,10 @@ def to_header(ids: Sequence[UUID]) -> str:
 def as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
     """The group, with what the headers say."""
     key = idempotency_key(request, group.options.idempotency_key)
+    # Who gives a key means to come back for the answer.
+    default = group.on_disconnect if key is None else "continue"
     return replace(
         group,
-        on_disconnect=on_disconnect_of(request, group.on_disconnect),
+        on_disconnect=on_disconnect_of(request, default),
         options=group.options.model_copy(update={"idempotency_key": key}),
     )

@@ -39,7 +39,8 @@ async def add(bench: Bench, team: str, count: int, **members: object) -> list[UU
         results.append(
             make_result(team_id=team, context_id=context.id, new_context=context, **members)
         )
-    assert all(await bench.queue.enqueue(results))
+    for start in range(0, count, 1000):
+        assert all(await bench.queue.enqueue(results[start : start + 1000]))
     return [result.id for result in results]
 
 

@@ -138,7 +138,7 @@ async def test_other_teams_have_their_own(two: tuple[Service, Service]) -> None:
     assert ok(await send(two[0]))
     assert not ok(await send(two[0]))
     admission = two[0].services.admission
-    assert admission.limits_of("other", "scripted").max_queued is None
+    assert (await admission.limits_of("other", "scripted")).max_queued is None
 
 
 async def test_limits_change_and_go_while_the_service_runs(two: tuple[Service, Service]) -> None:
@@ -147,6 +147,35 @@ async def test_limits_change_and_go_while_the_service_runs(two: tuple[Service, S
     assert not ok(await send(two[1]))
     assert await two[0].services.limits.remove("default", ANY_MODEL)
     await until(lambda: is_accepted(two[1]))
+
+
+async def test_a_place_that_is_free_again_is_filled_at_once(settings: Settings) -> None:
+    """Not by the poll, which is a minute here: by the end of what ran, in any worker."""
+    settings = settings.model_copy(update={"poll_seconds": 60.0})
+    async with (
+        run_service(settings, with_worker=True) as one,
+        run_service(settings, with_worker=True) as other,
+    ):
+        await set_limits((one, other), max_running=1)
+        body = BODY | {"content": "{{chunks=2 delay_ms=5}}"}
+        sent = (await send(one, [body] * 20)).json()
+
+        async def are_completed() -> bool:
+            listed = (await one.client.get("/results/?state=completed")).json()
+            return len(listed) == len(sent)
+
+        await until(are_completed, 30)
+
+
+async def test_limits_hold_from_the_first_claim(settings: Settings) -> None:
+    """A process that has not read the limits yet lets nobody in without them."""
+    async with run_service(settings, with_worker=False) as api:
+        await api.services.limits.set("default", ANY_MODEL, {"max_queued": 2})
+    async with run_service(settings, with_worker=False) as api:
+        api.services.limits._is_loaded = False
+        api.services.limits._rows, api.services.limits._limits = {}, {}
+        answers = [await send(api) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]
 
 
 async def test_synchronous_waits_obey_the_running_limit(settings: Settings) -> None:
