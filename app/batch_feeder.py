@@ -39,6 +39,7 @@ _REFUSED_SECONDS = 1.0  # until a queue without room is asked again
 _BATCHES = 64  # that one process feeds at once
 _PAGE = 100  # lines that one step reads, sends or writes
 _PAGE_BYTES = 4_000_000  # or that are stored at once
+_LINES_A_TURN = 2_000  # that are split before others have their turn
 _PRIORITY = -1  # a batch has a day: who waits for an answer goes first
 _FULL = (429, 503)  # statuses of refusals that pass
 
@@ -252,7 +253,7 @@ class _Feed:
                 if content is None:
                     message = f"A line may have at most {settings.max_body_bytes} bytes."
                     reader.refuse("line_too_long", message, number)
-                elif line := reader.read(number, content):
+                elif line := self._read_line(reader, number, content):
                     lines.append(line)
                 if reader.is_full or reader.total > settings.max_batch_lines:
                     break
@@ -268,6 +269,13 @@ class _Feed:
             await self._work.refuse(self.batch_id, reader.errors)
         else:
             await self._work.begin(self.batch_id, reader.total)
+
+    def _read_line(self, reader: LineReader, number: int, content: bytes) -> NewLine | None:
+        try:
+            return reader.read(number, content)
+        except Exception as error:  # noqa: BLE001 # told as what is wrong with the line
+            reader.refuse("invalid_request", str(self._to_refusal(error)), number)
+            return None
 
     async def _add_lines(self, lines: Sequence[NewLine], *, is_wanted: bool) -> None:
         if is_wanted and lines:
@@ -557,7 +565,9 @@ async def split_lines(parts: AsyncIterator[bytes], max_bytes: int) -> AsyncItera
             part = part.removeprefix(b"\xef\xbb\xbf")  # editors' mark of UTF-8
             is_first = False
         *lines, last = part.split(b"\n")
-        for line in lines:
+        for place, line in enumerate(lines, 1):
+            if not place % _LINES_A_TURN:
+                await asyncio.sleep(0)  # the lines of one part may be a million
             whole = bytes(rest) + line
             yield None if is_too_long or len(whole) > max_bytes else whole
             rest.clear()

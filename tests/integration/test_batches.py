@@ -128,6 +128,7 @@ async def test_what_is_wrong_with_a_file_is_told_line_by_line(
         line("e", stream=True),
         line("f") | {"custom_id": "nul\x00"},
         b"\xff\n",
+        line("g", deep=json.loads("[" * 300 + "]" * 300)),
     ]
     batch = await begin(client, wrong)
     failed = await end_of(client, batch)
@@ -146,6 +147,7 @@ async def test_what_is_wrong_with_a_file_is_told_line_by_line(
         (9, "invalid_request", "body.stream"),
         (10, "invalid_request", "custom_id"),
         (11, "invalid_json_line", None),
+        (12, "invalid_json_line", "body"),
     ]
     assert all(one.message for one in failed.errors.data)
     assert failed.output_file_id is None
