@@ -44,12 +44,15 @@ _PRIORITY = -1  # a batch has a day: who waits for an answer goes first
 _FULL = (429, 503)  # statuses of refusals that pass
 
 
+Render = Callable[[Sequence[asyncpg.Record]], object]
+
+
 @dataclass(slots=True, frozen=True)
 class LineRequest:
     """A line as its endpoint understands it: what to send, and the body that answers it."""
 
     group: GroupRequest
-    render: Callable[[Sequence[asyncpg.Record]], object]
+    render: Render
 
 
 # Reads the body of one line. Raises ServiceError.
@@ -60,7 +63,7 @@ Endpoint = Callable[[Services, Principal, bytes], Awaitable[LineRequest]]
 class _UnderWay:
     line: Line
     open_ids: set[UUID]
-    request: LineRequest | None = None  # of those that this process has sent
+    render: Render | None = None  # of those that this process has sent
     is_stored: bool = True
 
 
@@ -393,7 +396,9 @@ class _Feed:
             self._after = lines[-1].line
 
     def _add(self, line: Line, request: LineRequest | None) -> None:
-        self._under_way[line.line] = _UnderWay(line, set(line.result_ids), request)
+        known = replace(line, body="")  # a batch's bodies would fill the memory
+        render = request.render if request else None
+        self._under_way[line.line] = _UnderWay(known, set(line.result_ids), render)
         for result_id in line.result_ids:
             self._lines[result_id] = line.line
 
@@ -463,19 +468,27 @@ class _Feed:
         self, batch: Batch, one: _UnderWay, rows: Sequence[asyncpg.Record]
     ) -> Outcome:
         line = one.line
+        render = one.render or await self._render_of(batch, line)
+        if isinstance(render, ServiceError):
+            return self._refusal(line, render)
         try:
-            request = one.request or await self._read(batch, line)
-            if isinstance(request, ServiceError):
-                return self._refusal(line, request)
             response = {
                 "status_code": 200,
                 "request_id": str(line.result_ids[0]),
-                "body": request.render(rows),
+                "body": render(rows),
             }
             wire = line_to_wire(self.batch_id, line.line, line.custom_id, response=response)
         except Exception as error:  # noqa: BLE001 # told in the line
             return self._refusal(line, self._to_refusal(error))
         return Outcome(line.line, True, wire)
+
+    async def _render_of(self, batch: Batch, line: Line) -> Render | ServiceError:
+        """How a line is answered that another process has sent."""
+        body = await self._work.body(self.batch_id, line.line)
+        request = await self._read(batch, replace(line, body=body))
+        if isinstance(request, DatabaseUnavailableError):
+            raise request  # the line's result stands
+        return request if isinstance(request, ServiceError) else request.render
 
     def _refusal(self, line: Line, error: ServiceError) -> Outcome:
         """The outcome of a line that its endpoint would refuse."""
