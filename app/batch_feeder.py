@@ -39,8 +39,12 @@ _REFUSED_SECONDS = 1.0  # until a queue without room is asked again
 _BATCHES = 64  # that one process feeds at once
 _PAGE = 100  # lines that one step reads, sends or writes
 _PAGE_BYTES = 4_000_000  # or that are stored at once
+_LINES_A_TURN = 2_000  # that are split before others have their turn
 _PRIORITY = -1  # a batch has a day: who waits for an answer goes first
 _FULL = (429, 503)  # statuses of refusals that pass
+
+
+Render = Callable[[Sequence[asyncpg.Record]], object]
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +52,7 @@ class LineRequest:
     """A line as its endpoint understands it: what to send, and the body that answers it."""
 
     group: GroupRequest
-    render: Callable[[Sequence[asyncpg.Record]], object]
+    render: Render
 
 
 # Reads the body of one line. Raises ServiceError.
@@ -59,7 +63,7 @@ Endpoint = Callable[[Services, Principal, bytes], Awaitable[LineRequest]]
 class _UnderWay:
     line: Line
     open_ids: set[UUID]
-    request: LineRequest | None = None  # of those that this process has sent
+    render: Render | None = None  # of those that this process has sent
     is_stored: bool = True
 
 
@@ -252,7 +256,7 @@ class _Feed:
                 if content is None:
                     message = f"A line may have at most {settings.max_body_bytes} bytes."
                     reader.refuse("line_too_long", message, number)
-                elif line := reader.read(number, content):
+                elif line := self._read_line(reader, number, content):
                     lines.append(line)
                 if reader.is_full or reader.total > settings.max_batch_lines:
                     break
@@ -268,6 +272,13 @@ class _Feed:
             await self._work.refuse(self.batch_id, reader.errors)
         else:
             await self._work.begin(self.batch_id, reader.total)
+
+    def _read_line(self, reader: LineReader, number: int, content: bytes) -> NewLine | None:
+        try:
+            return reader.read(number, content)
+        except Exception as error:  # noqa: BLE001 # told as what is wrong with the line
+            reader.refuse("invalid_request", str(self._to_refusal(error)), number)
+            return None
 
     async def _add_lines(self, lines: Sequence[NewLine], *, is_wanted: bool) -> None:
         if is_wanted and lines:
@@ -385,7 +396,9 @@ class _Feed:
             self._after = lines[-1].line
 
     def _add(self, line: Line, request: LineRequest | None) -> None:
-        self._under_way[line.line] = _UnderWay(line, set(line.result_ids), request)
+        known = replace(line, body="")  # a batch's bodies would fill the memory
+        render = request.render if request else None
+        self._under_way[line.line] = _UnderWay(known, set(line.result_ids), render)
         for result_id in line.result_ids:
             self._lines[result_id] = line.line
 
@@ -455,19 +468,27 @@ class _Feed:
         self, batch: Batch, one: _UnderWay, rows: Sequence[asyncpg.Record]
     ) -> Outcome:
         line = one.line
+        render = one.render or await self._render_of(batch, line)
+        if isinstance(render, ServiceError):
+            return self._refusal(line, render)
         try:
-            request = one.request or await self._read(batch, line)
-            if isinstance(request, ServiceError):
-                return self._refusal(line, request)
             response = {
                 "status_code": 200,
                 "request_id": str(line.result_ids[0]),
-                "body": request.render(rows),
+                "body": render(rows),
             }
             wire = line_to_wire(self.batch_id, line.line, line.custom_id, response=response)
         except Exception as error:  # noqa: BLE001 # told in the line
             return self._refusal(line, self._to_refusal(error))
         return Outcome(line.line, True, wire)
+
+    async def _render_of(self, batch: Batch, line: Line) -> Render | ServiceError:
+        """How a line is answered that another process has sent."""
+        body = await self._work.body(self.batch_id, line.line)
+        request = await self._read(batch, replace(line, body=body))
+        if isinstance(request, DatabaseUnavailableError):
+            raise request  # the line's result stands
+        return request if isinstance(request, ServiceError) else request.render
 
     def _refusal(self, line: Line, error: ServiceError) -> Outcome:
         """The outcome of a line that its endpoint would refuse."""
@@ -557,7 +578,9 @@ async def split_lines(parts: AsyncIterator[bytes], max_bytes: int) -> AsyncItera
             part = part.removeprefix(b"\xef\xbb\xbf")  # editors' mark of UTF-8
             is_first = False
         *lines, last = part.split(b"\n")
-        for line in lines:
+        for place, line in enumerate(lines, 1):
+            if not place % _LINES_A_TURN:
+                await asyncio.sleep(0)  # the lines of one part may be a million
             whole = bytes(rest) + line
             yield None if is_too_long or len(whole) > max_bytes else whole
             rest.clear()

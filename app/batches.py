@@ -25,6 +25,7 @@ State = Literal[
 ]  # fmt: skip
 End = Literal["completed", "expired", "cancelled"]
 
+_PAGE_BYTES = 8_000_000  # of bodies that are read at once
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 _ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
@@ -101,14 +102,20 @@ WITH refused AS (
 DELETE FROM batch_lines WHERE batch_id IN (SELECT id FROM refused)
 """
 
+# A page ends once its bodies have so many bytes: there is always one line.
 _WAITING = """
-SELECT line, custom_id, body, result_ids FROM batch_lines
-WHERE batch_id = $1 AND line > $2 AND state = 'waiting' ORDER BY line LIMIT $3
+SELECT line, custom_id, body, result_ids FROM (
+  SELECT *, sum(octet_length(body)) OVER (ORDER BY line) - octet_length(body) AS before FROM (
+    SELECT line, custom_id, body, result_ids FROM batch_lines
+    WHERE batch_id = $1 AND line > $2 AND state = 'waiting' ORDER BY line LIMIT $3
+  ) page
+) measured WHERE before < $4 ORDER BY line
 """
 _SENT = """
-SELECT line, custom_id, body, result_ids FROM batch_lines
+SELECT line, custom_id, result_ids FROM batch_lines
 WHERE batch_id = $1 AND state = 'sent' ORDER BY line
 """
+_BODY = "SELECT body FROM batch_lines WHERE batch_id = $1 AND line = $2"
 # The first feeder's ids stay: the answer has those of all lines asked for.
 _ASSIGN = """
 WITH assigned AS (
@@ -209,7 +216,7 @@ class Batch:
 
 @dataclass(slots=True, frozen=True)
 class NewLine:
-    """One request of a batch's file; `body` is JSON text."""
+    """One request of a batch's file; `body` is JSON text, empty where it is not at hand."""
 
     line: int
     custom_id: str
@@ -365,13 +372,27 @@ class BatchWork:
             [line.body for line in lines],
         )
 
-    async def waiting(self, batch_id: UUID, after: int, limit: int) -> list[Line]:
-        """The next lines to be sent, behind a line."""
-        return _to_lines(await self._database.fetch(_WAITING, batch_id, after, limit))
+    async def waiting(
+        self, batch_id: UUID, after: int, limit: int, max_bytes: int = _PAGE_BYTES
+    ) -> list[Line]:
+        """The next lines to be sent, behind a line; none past `max_bytes` of bodies is begun."""
+        rows = await self._database.fetch(_WAITING, batch_id, after, limit, max_bytes)
+        return [
+            Line(row["line"], row["custom_id"], row["body"], row["result_ids"] or ())
+            for row in rows
+        ]
 
     async def sent(self, batch_id: UUID) -> list[Line]:
-        """Lines that are under way."""
-        return _to_lines(await self._database.fetch(_SENT, batch_id))
+        """Lines that are under way, without their bodies."""
+        rows = await self._database.fetch(_SENT, batch_id)
+        return [Line(row["line"], row["custom_id"], "", row["result_ids"] or ()) for row in rows]
+
+    async def body(self, batch_id: UUID, line: int) -> str:
+        """The body of a line that is not done. Raises NotFoundError."""
+        row = await self._database.fetchrow(_BODY, batch_id, line)
+        if row is None or row["body"] is None:
+            raise NotFoundError(f"Line {line} of batch {batch_id} is done.")
+        return str(row["body"])
 
     async def assign(self, batch_id: UUID, ids: dict[int, list[UUID]]) -> dict[int, list[UUID]]:
         """Give lines the ids of their results; returns those that they have from now on."""
@@ -410,9 +431,3 @@ class BatchWork:
 
 def _to_batch(row: asyncpg.Record) -> Batch:
     return Batch(**row)
-
-
-def _to_lines(rows: Sequence[asyncpg.Record]) -> list[Line]:
-    return [
-        Line(row["line"], row["custom_id"], row["body"], row["result_ids"] or ()) for row in rows
-    ]

@@ -312,6 +312,11 @@ class LineReader:
             self.errors.append({"code": code, "message": message, "line": line, "param": param})
 
     def _check(self, number: int, request: _LineRequest) -> NewLine | None:
+        try:
+            body = orjson.dumps(request.body).decode()
+        except (TypeError, ValueError):  # it reads deeper nesting than it writes
+            self.refuse("invalid_json_line", "The body is nested too deep.", number, "body")
+            return None
         if request.custom_id in self._custom_ids:
             self.refuse(
                 "duplicate_custom_id",
@@ -330,7 +335,7 @@ class LineReader:
             if request.body.get(name):
                 self.refuse("invalid_request", "Has no meaning in a batch.", number, f"body.{name}")
                 return None
-        return NewLine(number, request.custom_id, orjson.dumps(request.body).decode())
+        return NewLine(number, request.custom_id, body)
 
 
 def _wrong(error: ValidationError) -> Iterable[FieldError]:

@@ -5,6 +5,9 @@ chat completion, which knows messages, tools and parameters; what a response tel
 kept with the result.
 """
 
+import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,15 +15,25 @@ from uuid import UUID
 
 import asyncpg
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from app.errors import FailureCode, InvalidRequestError, NotFoundError
 from app.ids import new_id
 from app.schemas.batches import OpenAIMetadata, from_wire_id, to_wire_id
+from app.schemas.bounded_json import check_json
 from app.schemas.openai import OpenAIRequest, Refused, created
 from app.schemas.openai_chat import ChatRequest, ToolUse, chat_message, token_logprobs
 from app.schemas.sampling import MAX_TOKENS
+from app.schemas.structured_outputs import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from app.tool_calls import (
     NamedReader,
     Reader,
@@ -135,12 +148,26 @@ class ResponseFunction(BaseModel):
     strict: bool | None = None
 
 
+# Both are told again as they were given. A schema in the format has bounds of its own as well.
+_Format = Annotated[
+    dict[str, JsonValue],
+    AfterValidator(
+        lambda value: check_json(
+            value, max_bytes=2 * MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH + 2
+        )
+    ),
+]
+_Choice = Annotated[
+    JsonValue, AfterValidator(lambda value: check_json(value, max_bytes=16_384, max_depth=16))
+]
+
+
 class TextOptions(BaseModel):
     """What the text is to be."""
 
     model_config = _STRICT
 
-    format: dict[str, JsonValue] | None = Field(
+    format: _Format | None = Field(
         None, description="`text`, `json_object`, or `json_schema` with `name` and `schema`."
     )
     verbosity: str | None = Field(None, description="Ignored.")
@@ -189,7 +216,7 @@ class ResponseCreate(OpenAIRequest):
     )
     text: TextOptions | None = None
     tools: Annotated[list[ResponseFunction], Field(max_length=128)] | None = None
-    tool_choice: JsonValue = None
+    tool_choice: _Choice = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(max_length=16)] | None = Field(
         None, description=f"`{_LOGPROBS}`; others name what is never there."
@@ -199,7 +226,9 @@ class ResponseCreate(OpenAIRequest):
     service_tier: str | None = Field(None, description="Ignored: there is one.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored.")
-    max_tool_calls: int | None = Field(None, description="Ignored: there are no built-in tools.")
+    max_tool_calls: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="Ignored: there are no built-in tools."
+    )
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment] # another one
     truncation: Literal["disabled"] | None = Field(
         None, description="What does not fit the model is refused."
@@ -486,12 +515,12 @@ def _usage(row: asyncpg.Record) -> dict[str, Any] | None:
     prompt, completion = row["prompt_tokens"], row["completion_tokens"]
     if prompt is None or completion is None:
         return None
-    # The dialect has no response without the details; the engine does not tell them.
+    # The dialect has no response without the details, and no null in them; the engine tells none.
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": None},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": None},
+        "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + completion,
     }
 
@@ -509,12 +538,18 @@ def output_of(stored: Stored, row: asyncpg.Record, status: Status) -> list[dict[
             )
         state = "completed" if is_whole else "incomplete"
         items.append(message_item(row["id"], state, [part]))
-    for place, call in enumerate(message.get("tool_calls", ())):
+    calls = message.get("tool_calls", ())
+    for place, call in enumerate(calls):
+        is_cut = (
+            not is_whole
+            and place == len(calls) - 1
+            and _read_arguments(call["function"]["arguments"]) is None
+        )
         items.append(
             {
                 "id": f"fc_{row['id'].hex}{place}",
                 "type": "function_call",
-                "status": "completed",
+                "status": "incomplete" if is_cut else "completed",
                 "call_id": call["id"],
                 "name": call["function"]["name"],
                 "arguments": call["function"]["arguments"],
@@ -524,11 +559,58 @@ def output_of(stored: Stored, row: asyncpg.Record, status: Status) -> list[dict[
 
 
 def answer_message(stored: Stored, row: asyncpg.Record) -> dict[str, Any]:
-    """What a completed response said, as its model's template takes it."""
+    """What a completed response said, as its model's template takes it.
+
+    A model keeps to no bounds of requests, and may be cut in mid-call: what its arguments are is
+    taken as none then.
+    """
     message, _ = chat_message(stored.use, row)
-    chat = {"model": stored.echo["model"], "messages": [message]}
-    (read,) = ChatRequest.model_validate(chat).messages
-    return read.to_template(knows_developer=False)
+    answer: dict[str, Any] = {"role": "assistant", "content": _sound(message["content"] or "")}
+    if calls := message.get("tool_calls"):
+        answer["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {
+                    "name": _sound(call["function"]["name"]),
+                    "arguments": _read_arguments(call["function"]["arguments"]) or {},
+                },
+            }
+            for call in calls
+        ]
+    return answer
+
+
+_MAX_DEPTH = 64  # of arguments
+_UNSOUND = re.compile("[\x00\ud800-\udfff]")
+
+
+def _read_arguments(text: str) -> dict[str, Any] | None:
+    """Arguments that a model wrote, as what can be stored; None for what is no JSON object."""
+    try:
+        value = _sound(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _sound(value: Any, depth_left: int = _MAX_DEPTH) -> Any:
+    """JSON that can be stored and sent: no NUL, no half of a character, no number beyond JSON's
+    or 64 bits. Raises ValueError where it is nested too deep."""
+    if isinstance(value, str):
+        return _UNSOUND.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, dict | list) and not depth_left:
+        raise ValueError("nested too deep")
+    if isinstance(value, dict):
+        return {_sound(key): _sound(member, depth_left - 1) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_sound(member, depth_left - 1) for member in value]
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if (isinstance(value, float) and not math.isfinite(value)) or (
+        is_int and not -(2**63) <= value < 2**63
+    ):
+        return str(value)
+    return value
 
 
 def message_item(result_id: UUID, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:

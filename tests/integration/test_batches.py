@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import openai
@@ -12,6 +13,8 @@ from openai.types import Batch
 from pydantic import SecretStr
 
 from app.batch_feeder import Feeder
+from app.batches import NewLine
+from app.errors import NotFoundError
 from app.ids import new_id
 from app.routes.openai_batches import ENDPOINTS
 from app.settings import Settings
@@ -128,6 +131,7 @@ async def test_what_is_wrong_with_a_file_is_told_line_by_line(
         line("e", stream=True),
         line("f") | {"custom_id": "nul\x00"},
         b"\xff\n",
+        line("g", deep=json.loads("[" * 300 + "]" * 300)),
     ]
     batch = await begin(client, wrong)
     failed = await end_of(client, batch)
@@ -146,6 +150,7 @@ async def test_what_is_wrong_with_a_file_is_told_line_by_line(
         (9, "invalid_request", "body.stream"),
         (10, "invalid_request", "custom_id"),
         (11, "invalid_json_line", None),
+        (12, "invalid_json_line", "body"),
     ]
     assert all(one.message for one in failed.errors.data)
     assert failed.output_file_id is None
@@ -210,6 +215,20 @@ async def test_a_batch_takes_no_more_than_the_queue_has_room_for(
         counts = (await client.batches.retrieve(batch.id)).request_counts
         assert counts
         assert (counts.total, counts.completed, counts.failed) == (60, 60, 0)
+
+
+async def test_a_page_of_lines_is_bounded_by_its_bytes(settings: Settings) -> None:
+    async with serve(settings) as service, client_of(service) as client:
+        batch = UUID((await begin(client, [line("a")])).id.removeprefix("batch_"))
+        work = service.services.batch_work
+        await work.add_lines(batch, [NewLine(n, str(n), '"' + "x" * 98 + '"') for n in (1, 2, 3)])
+        for max_bytes, numbers in ((1, [1]), (100, [1]), (101, [1, 2]), (1_000, [1, 2, 3])):
+            found = await work.waiting(batch, 0, 100, max_bytes)
+            assert [one.line for one in found] == numbers
+        assert [one.line for one in await work.waiting(batch, 2, 100, 1)] == [3]
+        assert len(await work.body(batch, 3)) == 100
+        with pytest.raises(NotFoundError):
+            await work.body(batch, 4)
 
 
 async def test_a_cancelled_batch_keeps_what_is_done(

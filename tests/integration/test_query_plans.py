@@ -579,6 +579,7 @@ async def test_lines_of_a_batch(table: Table) -> None:
     waiting = work.waiting(table.batch, SENT.stop, 100)
     await check(table, waiting, "ix_batch_lines_batch_id_line_waiting")
     await check(table, work.sent(table.batch), "ix_batch_lines_batch_id_line_sent")
+    await check(table, work.body(table.batch, SENT.start), "pk_batch_lines")
     numbers = [line.line for line in await work.waiting(table.batch, SENT.stop, 100)]
     given = work.assign(table.batch, {number: [new_id()] for number in numbers})
     await check(table, given, "ix_batch_lines_batch_id_line_waiting")

@@ -117,6 +117,11 @@ async def test_a_response(served: Service, client: AsyncOpenAI) -> None:
     assert made.usage.input_tokens == result["usage"]["prompt_tokens"]
     assert made.usage.output_tokens == 5
     assert made.usage.total_tokens == made.usage.input_tokens + 5
+    assert made.usage.input_tokens_details.to_dict() == {
+        "cached_tokens": 0,
+        "cache_write_tokens": 0,
+    }
+    assert made.usage.output_tokens_details.to_dict() == {"reasoning_tokens": 0}
     assert (made.instructions, made.metadata, made.temperature) == ("be brief", {"a": "b"}, 0.5)
     assert (made.error, made.incomplete_details, made.previous_response_id) == (None, None, None)
     assert (made.tools, made.tool_choice, made.parallel_tool_calls) == ([], "auto", True)
@@ -534,6 +539,40 @@ async def test_tools(client: AsyncOpenAI, connection: asyncpg.Connection) -> Non
     assert await rendered(connection, whole.id) == prompt
 
 
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [
+        ('{"town": "Bo', "{}"),
+        (r'{"town": "a\u0000b\ud800c"}', '{"town": "a\ufffdb\ufffdc"}'),
+        ('{"town": 1e400}', '{"town": "inf"}'),
+        (f'{{"town": {10**30}}}', f'{{"town": "{10**30}"}}'),
+        ('{"town": %s}' % ("[" * 300 + "]" * 300), "{}"),
+    ],
+)
+async def test_a_conversation_goes_on_from_any_call(
+    client: AsyncOpenAI, connection: asyncpg.Connection, arguments: str, taken: str
+) -> None:
+    tools: Any = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
+    made = await ask(client, f"{{{{text={arguments} }}}}", **tools)
+    (call,) = made.output
+    assert (call.status, call.arguments) == ("completed", arguments)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    after = await ask(client, [output], previous_response_id=made.id, tools=[WEATHER])
+    prompt = await rendered(connection, after.id)
+    assert f'"arguments": {taken}' in prompt
+
+
+async def test_a_call_that_the_length_cut_is_incomplete(client: AsyncOpenAI) -> None:
+    tools: Any = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
+    asked = '{{text={"town": "a town by the river"} }}'
+    made = await ask(client, asked, max_output_tokens=2, **tools)
+    assert made.status == "incomplete"
+    (call,) = made.output
+    assert (call.type, call.status) == ("function_call", "incomplete")
+    after = await ask(client, "go on", previous_response_id=made.id)
+    assert after.status == "completed"
+
+
 async def test_a_format_and_probabilities(served: Service, client: AsyncOpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     made = await ask(
@@ -568,7 +607,11 @@ async def test_a_format_and_probabilities(served: Service, client: AsyncOpenAI) 
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"text": {"format": {"type": "nonsense"}}}, "response_format"),
+        ({"text": {"format": {"type": "text", "more": 10**30}}}, "text.format"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "weather", "more": 10**30}}, "tool_choice"),
+        ({"max_tool_calls": 10**30}, "max_tool_calls"),
+        ({"max_tool_calls": -1}, "max_tool_calls"),
         ({"n": 2}, "n"),
     ],
 )

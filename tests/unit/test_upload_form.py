@@ -1,5 +1,6 @@
 """Uploads and their lines are the same however they are cut into pieces."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
@@ -91,3 +92,18 @@ async def test_lines_in_pieces(lines: list[bytes], cuts: list[int]) -> None:
     # The mark of UTF-8 is looked for in the first part alone, which is never so short.
     parts = [first, *rest] if len(first) >= 3 else [content]
     assert await lines_of(parts, 8) == expected
+
+
+async def test_splitting_many_lines_lets_others_run() -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    assert await lines_of([b"\n" * 100_000], 8) == [b""] * 100_000
+    other.cancel()
+    assert turns >= 40
