@@ -26,6 +26,7 @@ from app.prompt import PromptFormat
 from app.schemas.bounded_json import check_json
 from app.schemas.native import SendOptions
 from app.schemas.openai import (
+    SYSTEM_FINGERPRINT,
     OpenAIRequest,
     Refused,
     created,
@@ -201,7 +202,8 @@ def _read_choice(value: Any) -> Any:
     """`none`, `auto`, `required`, or the function's name in a list of one."""
     if value is None or (isinstance(value, str) and value in ("none", "auto", "required")):
         return value
-    if isinstance(value, dict) and value.get("type") == "function":
+    # TGI's clients leave the type out.
+    if isinstance(value, dict) and value.get("type", "function") == "function":
         function = value.get("function")
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             return [function["name"]]
@@ -441,6 +443,7 @@ def chat_completion(
         "object": "chat.completion",
         "created": created(rows[0]["id"]),
         "model": request.model,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": [_choice(request, use, place, row) for place, row in enumerate(rows)],
     }
     usage = usage_of(rows, len(rows))
@@ -516,8 +519,9 @@ class ChatFrames:
         self._ids = ids
         self._use = use
         self._top = (request.top_logprobs or 0) if request.logprobs else None
-        self._head = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"model":%b,' % (
+        self._head = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"model":%b,"system_fingerprint":%b,' % (
             str(ids[0]).encode(), created(ids[0]), orjson.dumps(request.model),
+            orjson.dumps(SYSTEM_FINGERPRINT),
         )  # fmt: skip
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         text = b'"choices":[{"index":%d,"delta":{"content":'

@@ -16,6 +16,7 @@ from app.schemas.native import MAX_PROMPT_CHARACTERS, SendOptions
 from app.schemas.openai import (
     MAX_CHOICES,
     MAX_ROWS,
+    SYSTEM_FINGERPRINT,
     OpenAIRequest,
     Refused,
     created,
@@ -110,6 +111,7 @@ def completion(
         "object": "text_completion",
         "created": created(rows[0]["id"]),
         "model": request.model,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": [
             _choice(request, prompt, place, row)
             for place, (prompt, row) in enumerate(_chosen(request, prompts, rows))
@@ -187,8 +189,9 @@ class CompletionFrames:
     ) -> None:
         self._n = request.rows_per_prompt
         self._echoed = [one for one in prompts for _ in range(self._n)] if request.echo else []
-        self._head = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,' % (
+        self._head = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,"system_fingerprint":%b,' % (
             str(ids[0]).encode(), created(ids[0]), orjson.dumps(request.model),
+            orjson.dumps(SYSTEM_FINGERPRINT),
         )  # fmt: skip
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         text = b'"choices":[{"index":%d,"text":'

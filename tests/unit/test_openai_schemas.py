@@ -227,6 +227,14 @@ def test_markers_that_are_special_tokens_are_asked_for() -> None:
     assert "tools" not in chat(tools=[tool("f")], tool_choice="none").to_template_arguments()
 
 
+def test_a_named_tool_needs_no_type() -> None:
+    """TGI's clients send the function alone."""
+    request = chat(tools=[tool("f")], tool_choice={"function": {"name": "f"}})
+    use = tool_use_of(request, FORMAT)
+    assert use is not None
+    assert use.is_named
+
+
 def test_the_newer_role_is_given_to_templates_that_know_it() -> None:
     request = chat(messages=[{"role": "developer", "content": "x"}])
     knowing = PromptFormat(None, None, {}, None, knows_developer=True)
