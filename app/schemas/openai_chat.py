@@ -36,7 +36,7 @@ from app.schemas.openai import (
     usage_of,
 )
 from app.schemas.sampling import MAX_TOKENS
-from app.schemas.structured_outputs import MAX_SCHEMA_BYTES, check_schema
+from app.schemas.structured_outputs import MAX_SCHEMA_BYTES, check_schema, read_schema_text
 from app.tool_calls import (
     NamedReader,
     Piece,
@@ -224,8 +224,20 @@ def _read_format(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if value is None or kind == "text":
         return None
-    if kind == "json_object":
+    given = value.get("value") if isinstance(value, dict) else None  # TGI's member
+    if kind == "json_object" and given is None:
         return {"json_object": True}
+    if kind in ("json", "json_object"):
+        given = read_schema_text(given)
+        if not isinstance(given, dict):
+            raise _error("value must be a JSON schema")
+        return {"json": check_schema(given)}
+    if kind == "regex":
+        if not isinstance(given, str) or not 0 < len(given) <= MAX_SCHEMA_BYTES:
+            raise _error(
+                f"value must be a regular expression of 1 to {MAX_SCHEMA_BYTES} characters"
+            )
+        return {"regex": given}
     if kind != "json_schema":
         raise _error("must be of type `text`, `json_object` or `json_schema`")
     described = value.get("json_schema")

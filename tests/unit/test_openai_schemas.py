@@ -227,6 +227,21 @@ def test_markers_that_are_special_tokens_are_asked_for() -> None:
     assert "tools" not in chat(tools=[tool("f")], tool_choice="none").to_template_arguments()
 
 
+@pytest.mark.parametrize(
+    ("given", "constraint"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_object", "value": {"type": "object"}}, {"json": {"type": "object"}}),
+        ({"type": "json", "value": {"type": "object"}}, {"json": {"type": "object"}}),
+        ({"type": "json", "value": '{"type": "object"}'}, {"json": {"type": "object"}}),
+        ({"type": "regex", "value": "a+"}, {"regex": "a+"}),
+    ],
+)
+def test_formats_as_the_clients_of_tgi_send_them(given: Any, constraint: Any) -> None:
+    parameters = chat(response_format=given).to_send_options(None).parameters
+    assert parameters.structured_outputs == constraint
+
+
 def test_a_named_tool_needs_no_type() -> None:
     """TGI's clients send the function alone."""
     request = chat(tools=[tool("f")], tool_choice={"function": {"name": "f"}})
