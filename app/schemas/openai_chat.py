@@ -3,6 +3,7 @@
 https://platform.openai.com/docs/api-reference/chat
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from app.prompt import PromptFormat
 from app.schemas.bounded_json import check_json
-from app.schemas.native import SendOptions
+from app.schemas.native import MAX_PROMPT_CHARACTERS, SendOptions
 from app.schemas.openai import (
     SYSTEM_FINGERPRINT,
     OpenAIRequest,
@@ -56,6 +57,9 @@ _OWN_VARIABLES = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "chat_template",
 }  # fmt: skip
+
+_ARGUMENTS_DEPTH = 64
+_ESCAPE = re.compile(r"\\(?:u0000|.)", re.DOTALL)  # in JSON; `\\u0000` after a backslash is none
 
 _STRICT = ConfigDict(strict=True, extra="ignore")
 
@@ -96,12 +100,16 @@ Content = Annotated[
 
 
 def _read_arguments(text: str) -> str:
+    """The text, if it is an object's JSON. A model may have written NUL, which cannot be stored;
+    the conversation goes on with U+FFFD in its place."""
+    text = _ESCAPE.sub(lambda found: "\\ufffd" if found[0] == "\\u0000" else found[0], text)
     try:
         value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError as error:
         raise _error(f"must be the JSON text of an object: {error}") from None
     if not isinstance(value, dict):
         raise _error("must be the JSON text of an object")
+    check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_ARGUMENTS_DEPTH)
     return text
 
 

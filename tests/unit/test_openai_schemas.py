@@ -242,6 +242,16 @@ def test_formats_as_the_clients_of_tgi_send_them(given: Any, constraint: Any) ->
     assert parameters.structured_outputs == constraint
 
 
+def test_nul_in_earlier_arguments_is_replaced() -> None:
+    """Only where it is one: a backslash before `u0000` may be text itself."""
+    arguments = r'{"a\u0000": ["\u0000", "\\u0000", "\\\u0000"]}'
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    request = chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    (message,) = request.to_messages(FORMAT)
+    told = message["tool_calls"][0]["function"]["arguments"]
+    assert told == {"a\ufffd": ["\ufffd", "\\u0000", "\\\ufffd"]}
+
+
 def test_a_named_tool_needs_no_type() -> None:
     """TGI's clients send the function alone."""
     request = chat(tools=[tool("f")], tool_choice={"function": {"name": "f"}})
