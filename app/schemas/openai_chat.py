@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from app.prompt import PromptFormat
 from app.schemas.bounded_json import check_json
+from app.schemas.logprobs import logprob_of
 from app.schemas.native import MAX_PROMPT_CHARACTERS, SendOptions
 from app.schemas.openai import (
     SYSTEM_FINGERPRINT,
@@ -529,7 +530,7 @@ def _token(entry: dict[str, Any]) -> dict[str, Any]:
     text = entry["decoded_token"] or ""
     # A token may be a part of a character, whose bytes the engine does not tell.
     encoded = None if "\ufffd" in text else list(text.encode())
-    return {"token": text, "logprob": entry["logprob"], "bytes": encoded}
+    return {"token": text, "logprob": logprob_of(entry), "bytes": encoded}
 
 
 class ChatFrames:

@@ -12,6 +12,7 @@ import orjson
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.schemas.logprobs import logprob_of
 from app.schemas.native import MAX_PROMPT_CHARACTERS, SendOptions
 from app.schemas.openai import (
     MAX_CHOICES,
@@ -137,7 +138,7 @@ def _chosen(
 
 def _likelihood(row: asyncpg.Record) -> float:
     tokens = orjson.loads(row["logprobs"] or "[]")
-    return float(sum(sampled_of(token)["logprob"] for token in tokens if token))
+    return float(sum(logprob_of(sampled_of(token)) for token in tokens if token))
 
 
 def _choice(
@@ -174,8 +175,8 @@ class _Logprobs:
             text = sampled["decoded_token"] or ""
             entries = [*likeliest(token, self._count), sampled]
             told["tokens"].append(text)
-            told["token_logprobs"].append(sampled["logprob"])
-            told["top_logprobs"].append({e["decoded_token"]: e["logprob"] for e in entries})
+            told["token_logprobs"].append(logprob_of(sampled))
+            told["top_logprobs"].append({e["decoded_token"]: logprob_of(e) for e in entries})
             told["text_offset"].append(self._offset)
             self._offset += len(text)
         return told

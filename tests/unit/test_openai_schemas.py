@@ -24,6 +24,7 @@ from app.schemas.openai import likeliest, sampled_of, usage_of
 from app.schemas.openai_chat import ChatFrames, ChatRequest, chat_completion, tool_use_of
 from app.schemas.openai_completions import CompletionFrames, CompletionRequest, completion
 from app.schemas.structured_outputs import StructuredOutputs
+from app.schemas.tgi_answers import best_first
 from app.tool_calls import ToolFormat
 from app.wire import parse
 
@@ -105,6 +106,21 @@ def test_the_sampled_token_is_known_among_the_likely_ones() -> None:
     assert [one["bytes"] for one in told["top_logprobs"]] == [[97], [98]]
     old = completion(text(logprobs=2), ["p"], [row(logprobs=logprobs)])["choices"][0]["logprobs"]
     assert old["top_logprobs"] == [{"a": -0.1, "b": -1.0, "\ufffd": -5.0}]
+
+
+def test_an_impossible_token_has_a_number() -> None:
+    """The engine's minus infinity is stored as null."""
+    entry = {"logprob": None, "rank": 1, "decoded_token": "a", "sampled": True}
+    told = row(logprobs=orjson.dumps([{"5": entry}]).decode())
+    (choice,) = chat_completion(chat(logprobs=True), None, [told])["choices"]
+    assert choice["logprobs"]["content"][0]["logprob"] == -9999.0
+    (old,) = completion(text(logprobs=1), ["p"], [told])["choices"]
+    assert old["logprobs"]["token_logprobs"] == [-9999.0]
+    assert old["logprobs"]["top_logprobs"] == [{"a": -9999.0}]
+    likely = row("likely", logprobs=orjson.dumps([{"5": entry | {"logprob": -9.0}}]).decode())
+    (best,) = completion(text(best_of=2), ["p"], [told, likely])["choices"]
+    assert best["text"] == "likely"
+    assert best_first([told, likely]) == [likely, told]
 
 
 def test_the_best_of_several_come_first() -> None:
