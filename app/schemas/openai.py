@@ -111,6 +111,12 @@ class OpenAIRequest(BaseModel):
     return_tokens_as_token_ids: Refused = Field(None, description="Not supported.")
     return_token_ids: Refused = Field(None, description="Not supported.")
     add_special_tokens: Refused = Field(None, description="Not supported: the model's own are.")
+    allowed_token_ids: Refused = Field(None, description="Not supported.")
+    logprob_token_ids: Refused = Field(None, description="Not supported.")
+    thinking_token_budget: Refused = Field(None, description="Not supported.")
+    prompt_embeds: Refused = Field(None, description="Not supported.")
+    vllm_xargs: Refused = Field(None, description="Not supported.")
+    repetition_detection: Refused = Field(None, description="Not supported.")
 
     @property
     def include_usage(self) -> bool:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 import orjson
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.schemas.logprobs import logprob_of
@@ -33,6 +33,12 @@ TokenIds = list[int]
 
 def _error(message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{message}", {"message": message})
+
+
+def _refuse_false(value: bool) -> bool:
+    if not value:
+        raise _error("false is not supported: the engine adds the model's special tokens")
+    return value
 
 
 def _read_prompts(value: Any) -> list[str | TokenIds]:
@@ -72,6 +78,9 @@ class CompletionRequest(OpenAIRequest):
     )
     echo: bool | None = Field(None, description="The prompt before its text; not with logprobs.")
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    add_special_tokens: Annotated[bool, AfterValidator(_refuse_false)] | None = Field(
+        None, description="vLLM's; only true, its default."
+    )
     suffix: Refused = Field(None, description="Not supported.")
     response_format: Refused = Field(None, description="Not supported: use structured_outputs.")
 

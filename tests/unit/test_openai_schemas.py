@@ -108,6 +108,24 @@ def test_the_sampled_token_is_known_among_the_likely_ones() -> None:
     assert old["top_logprobs"] == [{"a": -0.1, "b": -1.0, "\ufffd": -5.0}]
 
 
+def test_what_vllm_takes_and_the_backend_cannot_is_refused_by_name() -> None:
+    assert text(add_special_tokens=True).add_special_tokens
+    chat(add_special_tokens=False)
+    for make, name, value in (
+        (text, "add_special_tokens", False),
+        (chat, "add_special_tokens", True),
+        (chat, "allowed_token_ids", [0]),
+        (text, "logprob_token_ids", [0]),
+        (chat, "thinking_token_budget", 9),
+        (text, "prompt_embeds", "x"),
+        (chat, "vllm_xargs", {"x": 1}),
+        (text, "repetition_detection", {"max_pattern_size": 2}),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            make(**{name: value})
+        assert [error.field for error in caught.value.errors] == [name]
+
+
 def test_an_impossible_token_has_a_number() -> None:
     """The engine's minus infinity is stored as null."""
     entry = {"logprob": None, "rank": 1, "decoded_token": "a", "sampled": True}
