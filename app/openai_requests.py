@@ -76,8 +76,9 @@ class Prepared:
 
 
 async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
-    """A chat completion. Raises UnknownModelError, InvalidRequestError."""
-    model = await services.registry.find(request.model)
+    """A chat completion. Raises what `choose` raises, and InvalidRequestError."""
+    model = await services.registry.choose(request.model)
+    request = request.model_copy(update={"model": model.name})  # which the answer names
     if not model.has_chat:
         raise invalid(
             "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
@@ -102,8 +103,9 @@ async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
 
 
 async def prepare_completion(services: Services, request: CompletionRequest) -> Prepared:
-    """A text completion. Raises UnknownModelError, InvalidRequestError."""
-    model = await services.registry.find(request.model)
+    """A text completion. Raises what `choose` raises, and InvalidRequestError."""
+    model = await services.registry.choose(request.model)
+    request = request.model_copy(update={"model": model.name})  # which the answer names
     options = request.to_send_options()
     texts = [await _text_of(model, one) for one in request.prompt]
     return Prepared(

@@ -43,7 +43,8 @@ async def prepare_response(
     """Put a conversation together, and how it is sent. Raises InvalidRequestError, UnknownModelError."""
     if create.background and create.store is False:
         raise _invalid("store", "must be true in the background: it is read again later")
-    model = await services.registry.find(create.model)
+    model = await services.registry.choose(create.model)
+    create = create.model_copy(update={"model": model.name})  # which the answer names
     chat = create.to_chat()
     use = tool_use_of(chat, model.format)
     messages = chat.to_messages(model.format)
@@ -54,7 +55,7 @@ async def prepare_response(
     stored = Stored.of(request)
     assert stored is not None
     group = GroupRequest(
-        model=create.model,
+        model=model.name,
         prompts=[Prompt(messages=messages, template_arguments=chat.to_template_arguments())],
         options=chat.to_send_options(use),
         on_disconnect="continue" if create.background else "cancel",

@@ -352,11 +352,11 @@ def _to_call(text: str, name: str | None) -> ToolCall | None:
 
 
 def _to_text(arguments: dict[str, Any]) -> str:
-    text = json.dumps(arguments, ensure_ascii=False)
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair can only be told escaped
-        return json.dumps(arguments)
+        return json.dumps(arguments, allow_nan=False)
     return text
 
 

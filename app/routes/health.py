@@ -9,6 +9,8 @@ from app.wire import json_response
 router = APIRouter(tags=["health"])
 
 
+@router.head("/health", include_in_schema=False)
+@router.head("/health/live", include_in_schema=False)
 @router.get("/health", response_class=Response)
 @router.get("/health/live", response_class=Response)
 async def read_liveness() -> Response:
@@ -16,6 +18,7 @@ async def read_liveness() -> Response:
     return Response()
 
 
+@router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
 async def read_readiness(services: ServicesOf) -> Response:
     """200 when results are accepted; else 503. Triton's state is told, but is not needed."""

@@ -81,6 +81,7 @@ def _member(field: str, prompt: str) -> str:
     return prompt if field == "content" else field.removeprefix("parameters.")
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_openai_models(services: ServicesOf) -> Response:
     """List the models that are ready."""

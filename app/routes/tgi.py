@@ -163,6 +163,8 @@ async def read_info(
     return json_response(info_to_wire(found.name, found.max_model_len, __version__))
 
 
+@router.head("/ping", include_in_schema=False)
+@router.head("/", include_in_schema=False)
 @router.get("/ping", response_class=Response)
 @router.get("/", operation_id="read_root_health", response_class=Response)
 async def read_health() -> Response:

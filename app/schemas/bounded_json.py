@@ -11,7 +11,8 @@ _INT64 = 2**63
 def check_json(value: Any, *, max_bytes: int, max_depth: int) -> Any:
     """The value itself. Raises a validation error where it is too large or deep, or no JSON.
 
-    JSON has no infinities, and the parts behind us read integers of 64 bits only.
+    JSON has no infinities, and the parts behind us read integers of 64 bits only. PostgreSQL's
+    texts have no NUL, and UTF-8 no half of a surrogate pair.
     """
     _check(value, max_depth, max_depth)
     if len(orjson.dumps(value)) > max_bytes:
@@ -23,10 +24,24 @@ def _check(value: Any, depth_left: int, max_depth: int) -> None:
     if isinstance(value, dict | list):
         if not depth_left:
             raise PydanticCustomError("too_deep", f"must not be nested deeper than {max_depth}")
+        if isinstance(value, dict):
+            for name in value:
+                _check_text(name)
         for member in value.values() if isinstance(value, dict) else value:
             _check(member, depth_left - 1, max_depth)
+    elif isinstance(value, str):
+        _check_text(value)
     elif isinstance(value, float):
         if value - value != 0:  # infinite, or no number
             raise PydanticCustomError("not_finite", "numbers must be finite")
     elif isinstance(value, int) and not -_INT64 <= value < _INT64:
         raise PydanticCustomError("too_large", "integers must fit 64 bits")
+
+
+def _check_text(text: str) -> None:
+    if "\x00" in text:
+        raise PydanticCustomError("nul", "must not hold the character NUL (U+0000)")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("surrogate", "must not hold half a surrogate pair") from None

@@ -13,6 +13,7 @@ import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import PydanticCustomError
 
+from app import __version__
 from app.errors import FieldError, InvalidRequestError, ServiceError
 from app.ids import created_at
 from app.openai_errors import error_body
@@ -21,6 +22,7 @@ from app.schemas.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTe
 from app.schemas.structured_outputs import StructuredOutputs
 from app.wire import to_field_errors
 
+SYSTEM_FINGERPRINT = f"llm-api-service-{__version__}"
 MAX_CHOICES = 128
 MAX_ROWS = 1000  # results of one request
 DONE = b"data: [DONE]\n\n"
@@ -52,7 +54,11 @@ class OpenAIRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None,
+        description="A model's name; default: the setting LLM_DEFAULT_MODEL, or the only one that "
+        "is ready.",
+    )
     temperature: Annotated[float, _Float, Field(ge=0, le=2)] | None = Field(
         None, description="0 is greedy; the default is 1."
     )
@@ -105,6 +111,12 @@ class OpenAIRequest(BaseModel):
     return_tokens_as_token_ids: Refused = Field(None, description="Not supported.")
     return_token_ids: Refused = Field(None, description="Not supported.")
     add_special_tokens: Refused = Field(None, description="Not supported: the model's own are.")
+    allowed_token_ids: Refused = Field(None, description="Not supported.")
+    logprob_token_ids: Refused = Field(None, description="Not supported.")
+    thinking_token_budget: Refused = Field(None, description="Not supported.")
+    prompt_embeds: Refused = Field(None, description="Not supported.")
+    vllm_xargs: Refused = Field(None, description="Not supported.")
+    repetition_detection: Refused = Field(None, description="Not supported.")
 
     @property
     def include_usage(self) -> bool:

@@ -3,6 +3,7 @@
 https://platform.openai.com/docs/api-reference/chat
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -24,8 +25,10 @@ from pydantic_core import PydanticCustomError
 
 from app.prompt import PromptFormat
 from app.schemas.bounded_json import check_json
-from app.schemas.native import SendOptions
+from app.schemas.logprobs import logprob_of
+from app.schemas.native import MAX_PROMPT_CHARACTERS, SendOptions
 from app.schemas.openai import (
+    SYSTEM_FINGERPRINT,
     OpenAIRequest,
     Refused,
     created,
@@ -35,7 +38,7 @@ from app.schemas.openai import (
     usage_of,
 )
 from app.schemas.sampling import MAX_TOKENS
-from app.schemas.structured_outputs import MAX_SCHEMA_BYTES, check_schema
+from app.schemas.structured_outputs import MAX_SCHEMA_BYTES, check_schema, read_schema_text
 from app.tool_calls import (
     NamedReader,
     Piece,
@@ -55,6 +58,9 @@ _OWN_VARIABLES = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "chat_template",
 }  # fmt: skip
+
+_ARGUMENTS_DEPTH = 64
+_ESCAPE = re.compile(r"\\(?:u0000|.)", re.DOTALL)  # in JSON; `\\u0000` after a backslash is none
 
 _STRICT = ConfigDict(strict=True, extra="ignore")
 
@@ -95,12 +101,16 @@ Content = Annotated[
 
 
 def _read_arguments(text: str) -> str:
+    """The text, if it is an object's JSON. A model may have written NUL, which cannot be stored;
+    the conversation goes on with U+FFFD in its place."""
+    text = _ESCAPE.sub(lambda found: "\\ufffd" if found[0] == "\\u0000" else found[0], text)
     try:
         value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError as error:
         raise _error(f"must be the JSON text of an object: {error}") from None
     if not isinstance(value, dict):
         raise _error("must be the JSON text of an object")
+    check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_ARGUMENTS_DEPTH)
     return text
 
 
@@ -201,7 +211,8 @@ def _read_choice(value: Any) -> Any:
     """`none`, `auto`, `required`, or the function's name in a list of one."""
     if value is None or (isinstance(value, str) and value in ("none", "auto", "required")):
         return value
-    if isinstance(value, dict) and value.get("type") == "function":
+    # TGI's clients leave the type out.
+    if isinstance(value, dict) and value.get("type", "function") == "function":
         function = value.get("function")
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             return [function["name"]]
@@ -222,8 +233,20 @@ def _read_format(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if value is None or kind == "text":
         return None
-    if kind == "json_object":
+    given = value.get("value") if isinstance(value, dict) else None  # TGI's member
+    if kind == "json_object" and given is None:
         return {"json_object": True}
+    if kind in ("json", "json_object"):
+        given = read_schema_text(given)
+        if not isinstance(given, dict):
+            raise _error("value must be a JSON schema")
+        return {"json": check_schema(given)}
+    if kind == "regex":
+        if not isinstance(given, str) or not 0 < len(given) <= MAX_SCHEMA_BYTES:
+            raise _error(
+                f"value must be a regular expression of 1 to {MAX_SCHEMA_BYTES} characters"
+            )
+        return {"regex": given}
     if kind != "json_schema":
         raise _error("must be of type `text`, `json_object` or `json_schema`")
     described = value.get("json_schema")
@@ -441,6 +464,7 @@ def chat_completion(
         "object": "chat.completion",
         "created": created(rows[0]["id"]),
         "model": request.model,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": [_choice(request, use, place, row) for place, row in enumerate(rows)],
     }
     usage = usage_of(rows, len(rows))
@@ -506,7 +530,7 @@ def _token(entry: dict[str, Any]) -> dict[str, Any]:
     text = entry["decoded_token"] or ""
     # A token may be a part of a character, whose bytes the engine does not tell.
     encoded = None if "\ufffd" in text else list(text.encode())
-    return {"token": text, "logprob": entry["logprob"], "bytes": encoded}
+    return {"token": text, "logprob": logprob_of(entry), "bytes": encoded}
 
 
 class ChatFrames:
@@ -516,8 +540,9 @@ class ChatFrames:
         self._ids = ids
         self._use = use
         self._top = (request.top_logprobs or 0) if request.logprobs else None
-        self._head = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"model":%b,' % (
+        self._head = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"model":%b,"system_fingerprint":%b,' % (
             str(ids[0]).encode(), created(ids[0]), orjson.dumps(request.model),
+            orjson.dumps(SYSTEM_FINGERPRINT),
         )  # fmt: skip
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         text = b'"choices":[{"index":%d,"delta":{"content":'

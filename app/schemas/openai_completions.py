@@ -9,13 +9,15 @@ from uuid import UUID
 
 import asyncpg
 import orjson
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.schemas.logprobs import logprob_of
 from app.schemas.native import MAX_PROMPT_CHARACTERS, SendOptions
 from app.schemas.openai import (
     MAX_CHOICES,
     MAX_ROWS,
+    SYSTEM_FINGERPRINT,
     OpenAIRequest,
     Refused,
     created,
@@ -31,6 +33,12 @@ TokenIds = list[int]
 
 def _error(message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{message}", {"message": message})
+
+
+def _refuse_false(value: bool) -> bool:
+    if not value:
+        raise _error("false is not supported: the engine adds the model's special tokens")
+    return value
 
 
 def _read_prompts(value: Any) -> list[str | TokenIds]:
@@ -70,6 +78,9 @@ class CompletionRequest(OpenAIRequest):
     )
     echo: bool | None = Field(None, description="The prompt before its text; not with logprobs.")
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    add_special_tokens: Annotated[bool, AfterValidator(_refuse_false)] | None = Field(
+        None, description="vLLM's; only true, its default."
+    )
     suffix: Refused = Field(None, description="Not supported.")
     response_format: Refused = Field(None, description="Not supported: use structured_outputs.")
 
@@ -110,6 +121,7 @@ def completion(
         "object": "text_completion",
         "created": created(rows[0]["id"]),
         "model": request.model,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": [
             _choice(request, prompt, place, row)
             for place, (prompt, row) in enumerate(_chosen(request, prompts, rows))
@@ -135,7 +147,7 @@ def _chosen(
 
 def _likelihood(row: asyncpg.Record) -> float:
     tokens = orjson.loads(row["logprobs"] or "[]")
-    return float(sum(sampled_of(token)["logprob"] for token in tokens if token))
+    return float(sum(logprob_of(sampled_of(token)) for token in tokens if token))
 
 
 def _choice(
@@ -172,8 +184,8 @@ class _Logprobs:
             text = sampled["decoded_token"] or ""
             entries = [*likeliest(token, self._count), sampled]
             told["tokens"].append(text)
-            told["token_logprobs"].append(sampled["logprob"])
-            told["top_logprobs"].append({e["decoded_token"]: e["logprob"] for e in entries})
+            told["token_logprobs"].append(logprob_of(sampled))
+            told["top_logprobs"].append({e["decoded_token"]: logprob_of(e) for e in entries})
             told["text_offset"].append(self._offset)
             self._offset += len(text)
         return told
@@ -187,8 +199,9 @@ class CompletionFrames:
     ) -> None:
         self._n = request.rows_per_prompt
         self._echoed = [one for one in prompts for _ in range(self._n)] if request.echo else []
-        self._head = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,' % (
+        self._head = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,"system_fingerprint":%b,' % (
             str(ids[0]).encode(), created(ids[0]), orjson.dumps(request.model),
+            orjson.dumps(SYSTEM_FINGERPRINT),
         )  # fmt: skip
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         text = b'"choices":[{"index":%d,"text":'

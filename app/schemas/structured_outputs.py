@@ -74,7 +74,7 @@ def _wrong(message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong_schema", "{message}", {"message": message})
 
 
-def _read_text(value: Any) -> Any:
+def read_schema_text(value: Any) -> Any:
     """A schema may come as JSON text, as in vLLM."""
     if not isinstance(value, str):
         return value
@@ -87,7 +87,7 @@ def _read_text(value: Any) -> Any:
 JsonSchema = Annotated[
     JsonValue,
     AfterValidator(check_schema),
-    BeforeValidator(_read_text),
+    BeforeValidator(read_schema_text),
     WithJsonSchema({"type": "object", "description": "A JSON schema, or its JSON text."}),
 ]
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_BYTES)]

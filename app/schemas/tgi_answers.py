@@ -11,6 +11,7 @@ import asyncpg
 import orjson
 
 from app.ids import created_at
+from app.schemas.logprobs import logprob_of
 from app.schemas.tgi import (
     MAX_BEST_OF,
     MAX_STOP_SEQUENCES,
@@ -73,7 +74,7 @@ def best_first(rows: Sequence[asyncpg.Record]) -> list[asyncpg.Record]:
 
 def _total(row: asyncpg.Record) -> float:
     positions = orjson.loads(row["logprobs"] or "[]")
-    return sum(sampled(position)[1]["logprob"] or 0.0 for position in positions)
+    return sum(logprob_of(sampled(position)[1]) for position in positions)
 
 
 def finish_reason(row: asyncpg.Record, stops: Sequence[str] | None) -> str:

@@ -7,8 +7,9 @@ import pytest
 
 from app import tenstorrent_errors, tgi_errors
 from app.errors import ResultFailedError, ServiceError
+from app.settings import Settings
 from tests.conftest import Service, make_settings, run_service
-from tests.integration.support import assert_problem
+from tests.integration.support import assert_problem, serve
 from tests.postgres import PostgresServer
 
 ROUTES = {
@@ -77,6 +78,17 @@ async def test_health(api: Service) -> None:
     ready = await api.client.get("/health/ready")
     assert ready.status_code == 200
     assert ready.json() == {"database": "ok", "triton": "ok", "models_ready": ["scripted"]}
+
+
+async def test_head_answers_as_get_without_the_body(settings: Settings) -> None:
+    """As monitors and load balancers ask."""
+    async with serve(settings, with_worker=False) as service:
+        for path in ("/health", "/health/live", "/health/ready", "/", "/ping", "/v1/models"):
+            answer = await service.client.head(path)
+            got = await service.client.get(path)
+            assert (answer.status_code, answer.content) == (200, b""), path
+            for name in ("content-length", "content-type"):
+                assert answer.headers.get(name) == got.headers.get(name), path
 
 
 async def test_without_a_database_everything_says_so(

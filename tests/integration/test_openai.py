@@ -9,10 +9,13 @@ from uuid import UUID
 import asyncpg
 import openai
 import pytest
+import text_generation
+from huggingface_hub import InferenceClient
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from app.embedded.triton import EmbeddedTriton
+from app.schemas.openai import SYSTEM_FINGERPRINT
 from app.settings import Settings
 from app.team_limits import ANY_MODEL
 from tests.conftest import Service, make_settings
@@ -148,6 +151,27 @@ async def test_an_unknown_model(client: AsyncOpenAI) -> None:
         await client.chat.completions.create(model="gpt-5", messages=HELLO)
     assert caught.value.code == "model_not_found"
     assert caught.value.type == "invalid_request_error"
+
+
+# text_generation itself calls pydantic by older names.
+@pytest.mark.filterwarnings("ignore:The `dict` method is deprecated")
+async def test_tgi_clients_name_no_model(served: Service, client: AsyncOpenAI) -> None:
+    """huggingface_hub sends `dummy`, text_generation `tgi`, others nothing."""
+    url = str(served.client.base_url).rstrip("/")
+    hub = InferenceClient(model=url)
+    told = await asyncio.to_thread(hub.chat_completion, messages=say("hi"))
+    assert told.choices[0].message.content == "hi"
+    assert (told.model, told.system_fingerprint) == ("scripted", SYSTEM_FINGERPRINT)
+    tgi = text_generation.Client(url)
+    messages = [text_generation.types.Message(**one) for one in say("hi")]
+    whole: Any = await asyncio.to_thread(tgi.chat, messages)
+    assert (whole.choices[0].message.content, whole.model) == ("hi", "scripted")
+    body = {"messages": HELLO, "stream": True, "max_tokens": 1}
+    chunks = await served.client.post("/v1/chat/completions", json=body)
+    assert f'"system_fingerprint":"{SYSTEM_FINGERPRINT}"' in chunks.text
+    text = await served.client.post("/v1/completions", json={"prompt": "p"})
+    assert text.json()["model"] == "scripted"
+    assert text.json()["system_fingerprint"] == SYSTEM_FINGERPRINT
 
 
 async def test_choices_and_prompts_are_rows_of_one_group(
@@ -586,6 +610,13 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat", {"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]}, "messages[0]"),
     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]}, "messages[0].tool_calls[0].function.arguments"),
     ("chat", {"messages": [{"role": "assistant", "audio": {"id": "x"}, "content": "x"}]}, "messages[0].audio"),
+    ("chat", {"response_format": {"type": "json"}}, "response_format"),
+    ("chat", {"response_format": {"type": "json_object", "value": "{"}}, "response_format"),
+    ("chat", {"response_format": {"type": "regex", "value": {}}}, "response_format"),
+    ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": ' + "[" * 400 + "]" * 400 + "}"}}]}]}, "messages[0].tool_calls[0].function.arguments"),
+    ("chat", {"guided_json": r'{"const": "\u0000"}'}, None),
+    ("chat", {"guided_json": {"const": "\x00"}}, None),
+    ("chat", {"response_format": {"type": "json", "value": r'{"const": "\u0000"}'}}, "response_format"),
     ("chat", {"model": 5}, "model"),
     ("chat", {"temperature": 2.1}, "temperature"),
     ("chat", {"temperature": "0.5"}, "temperature"),

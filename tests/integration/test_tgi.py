@@ -262,6 +262,12 @@ async def test_grammars(service: Service, grammar: Any, structure: Any) -> None:
     assert result["parameters"]["structured_outputs"] == structure
 
 
+async def test_a_grammar_with_nul_inside_is_refused(service: Service) -> None:
+    grammar = {"type": "json", "value": r'{"properties": {"a": {"const": "\u0000"}}}'}
+    answer = await service.client.post("/generate", json=body(HELLO, grammar=grammar))
+    assert_error(answer, 422, "validation")
+
+
 async def test_the_best_of_several(service: Service) -> None:
     content = body(HELLO, best_of=4, details=True, top_n_tokens=1, **SAMPLING)
     answer = await service.client.post("/generate", json=content)

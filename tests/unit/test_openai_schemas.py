@@ -24,6 +24,7 @@ from app.schemas.openai import likeliest, sampled_of, usage_of
 from app.schemas.openai_chat import ChatFrames, ChatRequest, chat_completion, tool_use_of
 from app.schemas.openai_completions import CompletionFrames, CompletionRequest, completion
 from app.schemas.structured_outputs import StructuredOutputs
+from app.schemas.tgi_answers import best_first
 from app.tool_calls import ToolFormat
 from app.wire import parse
 
@@ -105,6 +106,39 @@ def test_the_sampled_token_is_known_among_the_likely_ones() -> None:
     assert [one["bytes"] for one in told["top_logprobs"]] == [[97], [98]]
     old = completion(text(logprobs=2), ["p"], [row(logprobs=logprobs)])["choices"][0]["logprobs"]
     assert old["top_logprobs"] == [{"a": -0.1, "b": -1.0, "\ufffd": -5.0}]
+
+
+def test_what_vllm_takes_and_the_backend_cannot_is_refused_by_name() -> None:
+    assert text(add_special_tokens=True).add_special_tokens
+    chat(add_special_tokens=False)
+    for make, name, value in (
+        (text, "add_special_tokens", False),
+        (chat, "add_special_tokens", True),
+        (chat, "allowed_token_ids", [0]),
+        (text, "logprob_token_ids", [0]),
+        (chat, "thinking_token_budget", 9),
+        (text, "prompt_embeds", "x"),
+        (chat, "vllm_xargs", {"x": 1}),
+        (text, "repetition_detection", {"max_pattern_size": 2}),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            make(**{name: value})
+        assert [error.field for error in caught.value.errors] == [name]
+
+
+def test_an_impossible_token_has_a_number() -> None:
+    """The engine's minus infinity is stored as null."""
+    entry = {"logprob": None, "rank": 1, "decoded_token": "a", "sampled": True}
+    told = row(logprobs=orjson.dumps([{"5": entry}]).decode())
+    (choice,) = chat_completion(chat(logprobs=True), None, [told])["choices"]
+    assert choice["logprobs"]["content"][0]["logprob"] == -9999.0
+    (old,) = completion(text(logprobs=1), ["p"], [told])["choices"]
+    assert old["logprobs"]["token_logprobs"] == [-9999.0]
+    assert old["logprobs"]["top_logprobs"] == [{"a": -9999.0}]
+    likely = row("likely", logprobs=orjson.dumps([{"5": entry | {"logprob": -9.0}}]).decode())
+    (best,) = completion(text(best_of=2), ["p"], [told, likely])["choices"]
+    assert best["text"] == "likely"
+    assert best_first([told, likely]) == [likely, told]
 
 
 def test_the_best_of_several_come_first() -> None:
@@ -225,6 +259,39 @@ def test_markers_that_are_special_tokens_are_asked_for() -> None:
     assert request.to_send_options(use).parameters.skip_special_tokens is False
     assert request.to_template_arguments()["tools"] == [tool("f")]
     assert "tools" not in chat(tools=[tool("f")], tool_choice="none").to_template_arguments()
+
+
+@pytest.mark.parametrize(
+    ("given", "constraint"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_object", "value": {"type": "object"}}, {"json": {"type": "object"}}),
+        ({"type": "json", "value": {"type": "object"}}, {"json": {"type": "object"}}),
+        ({"type": "json", "value": '{"type": "object"}'}, {"json": {"type": "object"}}),
+        ({"type": "regex", "value": "a+"}, {"regex": "a+"}),
+    ],
+)
+def test_formats_as_the_clients_of_tgi_send_them(given: Any, constraint: Any) -> None:
+    parameters = chat(response_format=given).to_send_options(None).parameters
+    assert parameters.structured_outputs == constraint
+
+
+def test_nul_in_earlier_arguments_is_replaced() -> None:
+    """Only where it is one: a backslash before `u0000` may be text itself."""
+    arguments = r'{"a\u0000": ["\u0000", "\\u0000", "\\\u0000"]}'
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    request = chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    (message,) = request.to_messages(FORMAT)
+    told = message["tool_calls"][0]["function"]["arguments"]
+    assert told == {"a\ufffd": ["\ufffd", "\\u0000", "\\\ufffd"]}
+
+
+def test_a_named_tool_needs_no_type() -> None:
+    """TGI's clients send the function alone."""
+    request = chat(tools=[tool("f")], tool_choice={"function": {"name": "f"}})
+    use = tool_use_of(request, FORMAT)
+    assert use is not None
+    assert use.is_named
 
 
 def test_the_newer_role_is_given_to_templates_that_know_it() -> None:

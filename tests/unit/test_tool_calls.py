@@ -64,6 +64,7 @@ def test_calls_are_found(
         (HERMES, '<tool_call>{"name": 1}</tool_call>'),
         (HERMES, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"x": 1e999}}</tool_call>'),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"x": '),
         (HERMES, '<tool_call>{"name": "f"}</tool_call'.replace("_call<", "<") + "x"),
         (HERMES, "<tool_call>" + '{"a":' * 5000 + "1" + "}" * 5000 + "</tool_call>"),
