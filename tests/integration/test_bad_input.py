@@ -125,7 +125,13 @@ CASES = [
     *(
         _missing(method, path.format(bad), "unknown_model")
         for method, path in MODEL_ROUTES
-        for bad in ("nobody", "%00", "%F0%9F%99%82", "9" * 300, "%ED%A0%80")
+        for bad in ("nobody", "%F0%9F%99%82", "9" * 300, "%ED%A0%80")
+    ),
+    # No path at all: see `auth`.
+    *(
+        _missing(method, path.format(bad))
+        for method, path in MODEL_ROUTES
+        for bad in ("%00", "a%0A")
     ),
     # --- paths, methods ---
     _missing("GET", "/nowhere"),
