@@ -114,7 +114,8 @@ async def _store(arm: _Arm) -> None:
         *(contexts, teams, all_of("a prompt"), all_of(None), all_of("{}")),
         *(ids, teams, contexts, all_of("m"), all_of(1), all_of(None), all_of('{"max_tokens": 9}')),
         *(all_of(0), all_of(3600.0), all_of("{}"), all_of(None), all_of(None), all_of(None)),
-        *(all_of("continue"), all_of(1.0), all_of(True), all_of(False), None),
+        *(all_of("continue"), all_of(1.0), all_of(True), all_of(None), all_of(True)),
+        *(all_of(False), None),
     )
 
 
