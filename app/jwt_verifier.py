@@ -21,6 +21,7 @@ from app.signing_keys import SigningKeys
 LEEWAY_SECONDS = 5.0  # clocks of issuers differ from ours
 MIN_SECRET_BYTES = 32  # RFC 7518, 3.2
 MAX_TOKEN_BYTES = 8192
+_NEVER = 2**53  # seconds: larger integers are no floats
 
 _SECRET_ALGORITHM = "HS256"  # noqa: S105 - a name, not a secret
 
@@ -108,4 +109,4 @@ def _reason(error: jwt.PyJWTError) -> str:
 def _seconds_left(claims: dict[str, Any]) -> float | None:
     if "exp" not in claims:
         return None
-    return float(int(claims["exp"])) + LEEWAY_SECONDS - time.time()
+    return float(min(int(claims["exp"]), _NEVER)) + LEEWAY_SECONDS - time.time()

@@ -128,13 +128,14 @@ async def submit_group(
     Its key is the first result's. Raises ModelNotReadyError, of a request that does not wait for its
     model; else as above.
     """
-    prepared = await prepare_group(services, principal, request, ids)
-    results = [item.result for item in prepared]
     key = _key_of_group(services, request)
     if key is not None:
         known = await _replay_group(services, principal.team_id, key, request.size)
         if known is not None:
             return known
+    prepared = await prepare_group(services, principal, request, ids)
+    results = [item.result for item in prepared]
+    if key is not None:
         results = [replace(result, goes_with_key=True) for result in results]
         results[0] = replace(results[0], key=key)
     async with services.admission.admitted(results):
@@ -144,12 +145,10 @@ async def submit_group(
             Accepted(result, item.model.ready)
             for result, item in zip(results, prepared, strict=True)
         ]
-    known = None
-    if key is not None:
-        known = await _replay_group(services, principal.team_id, key, request.size)
-    if known is None:
+    if key is None:
         raise InternalError(f"Result {ids[0]} was not stored, and nothing tells why.")
-    return known
+    # The key was another's; should it be free again by now, it is ours.
+    return await submit_group(services, principal, request, ids)
 
 
 async def _replay_group(

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from tokenizers import Encoding
 
 from app import __version__
-from app.errors import InvalidRequestError, NotFoundError, ServiceError
+from app.errors import InvalidRequestError, NotFoundError, ServiceError, UnknownModelError
 from app.follow import Ended, TextDelta
 from app.model_registry import Model
 from app.preparation import GroupRequest, Prompt
@@ -159,7 +159,10 @@ async def read_info(
     model: Annotated[Name, Query(description="Default: LLM_DEFAULT_MODEL.")] = None,
 ) -> Response:
     """What is known of the model behind TGI's routes."""
-    found = await services.registry.choose(model)
+    try:
+        found = await services.registry.choose(model)
+    except UnknownModelError:  # without the names of those there are: this route is open to all
+        raise UnknownModelError("There is no such model.") from None
     return json_response(info_to_wire(found.name, found.max_model_len, __version__))
 
 

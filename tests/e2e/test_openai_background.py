@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from app.settings import Settings
 from tests.conftest import Service
-from tests.integration.support import serve, until
+from tests.integration.support import openai_client, serve, until
 
 pytestmark = pytest.mark.vllm
 
@@ -25,14 +25,8 @@ async def served(vllm_settings: Settings) -> AsyncIterator[Service]:
 
 @pytest.fixture
 async def client(served: Service) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(served) as one:
+    async with openai_client(served) as one:
         yield one
-
-
-def client_of(served: Service) -> AsyncOpenAI:
-    return AsyncOpenAI(
-        base_url=f"{str(served.client.base_url).rstrip('/')}/v1", api_key="none", max_retries=0
-    )
 
 
 def texts(events: list[Any]) -> str:
@@ -50,7 +44,7 @@ async def test_a_background_response_is_followed_left_and_taken_up_again(
             break
     await stream.close()
     response_id = events[0].response.id
-    async with serve(vllm_settings) as far, client_of(far) as other:
+    async with serve(vllm_settings) as far, openai_client(far) as other:
         resumed = await other.responses.retrieve(
             response_id, stream=True, starting_after=events[-1].sequence_number
         )

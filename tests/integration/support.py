@@ -12,6 +12,7 @@ import httpx
 import orjson
 import uvicorn
 from fastapi import FastAPI
+from openai import AsyncOpenAI
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from app import tenstorrent_errors, tgi_errors
@@ -243,3 +244,10 @@ __all__ = [
     "until_running",
     "write_model",
 ]
+
+
+def openai_client(service: Service) -> AsyncOpenAI:
+    """The official client; it does not try again, so that each answer is seen."""
+    return AsyncOpenAI(
+        base_url=f"{str(service.client.base_url).rstrip('/')}/v1", api_key="none", max_retries=0
+    )

@@ -496,3 +496,13 @@ async def test_revoking_what_is_not_there(closed: Service) -> None:
     await closed.services.tokens.revoke_token("red", "unseen")
     await closed.services.tokens.revoke_token("red", "unseen")
     assert await is_refused(closed, sign({"team_id": "red", "token_id": "unseen"}))
+
+
+async def test_a_stranger_is_told_no_model_names(closed: Service) -> None:
+    answer = await closed.client.get("/info?model=nobody")
+    assert answer.status_code == 404
+    assert "scripted" not in answer.text
+
+
+async def test_a_token_that_ends_beyond_all_numbers_is_good(closed: Service) -> None:
+    assert await status(closed, sign(CLAIMS | {"exp": 10**400})) == 200

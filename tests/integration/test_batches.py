@@ -20,7 +20,7 @@ from app.routes.openai_batches import ENDPOINTS
 from app.settings import Settings
 from app.team_limits import ANY_MODEL
 from tests.conftest import Service
-from tests.integration.support import assert_openai_error, serve, until
+from tests.integration.support import assert_openai_error, openai_client, serve, until
 from tests.unit.test_exposure import STRONG
 from tests.unit.test_jwt import sign
 
@@ -35,14 +35,8 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
 
 @pytest.fixture
 async def client(running: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with client_of(running) as one:
+    async with openai_client(running) as one:
         yield one
-
-
-def client_of(service: Service) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=f"{service.client.base_url}/v1", api_key="none", max_retries=0
-    )
 
 
 def line(custom_id: str, prompt: str = "a", **members: object) -> dict[str, Any]:
@@ -163,7 +157,7 @@ async def test_what_is_wrong_with_a_file_is_told_line_by_line(
 
 
 async def test_a_file_that_goes_before_it_is_read(settings: Settings) -> None:
-    async with serve(settings) as service, client_of(service) as client:
+    async with serve(settings) as service, openai_client(service) as client:
         batch = await begin(client, [line("a")])
         await client.files.delete(batch.input_file_id)
         feeding = asyncio.create_task(Feeder(service.services, ENDPOINTS).run())
@@ -178,7 +172,7 @@ async def test_a_file_that_goes_before_it_is_read(settings: Settings) -> None:
 
 async def test_too_many_and_too_long_lines_are_refused(settings: Settings) -> None:
     small = settings.model_copy(update={"max_batch_lines": 3, "max_body_bytes": 2_000})
-    async with serve(small, with_worker=True) as service, client_of(service) as client:
+    async with serve(small, with_worker=True) as service, openai_client(service) as client:
         many = await end_of(client, await begin(client, [line(str(n)) for n in range(4)]))
         assert many.errors
         assert many.errors.data
@@ -198,7 +192,7 @@ async def test_a_batch_takes_no_more_than_the_queue_has_room_for(
     narrow = settings.model_copy(
         update={"max_queued": 15, "worker_slots": 4, "batch_in_flight": 40}
     )
-    async with serve(narrow, with_worker=True) as service, client_of(service) as client:
+    async with serve(narrow, with_worker=True) as service, openai_client(service) as client:
         batch = await begin(client, [line(str(n), "{{chunks=4 delay_ms=5}}") for n in range(60)])
         most = 0
 
@@ -218,7 +212,7 @@ async def test_a_batch_takes_no_more_than_the_queue_has_room_for(
 
 
 async def test_a_page_of_lines_is_bounded_by_its_bytes(settings: Settings) -> None:
-    async with serve(settings) as service, client_of(service) as client:
+    async with serve(settings) as service, openai_client(service) as client:
         batch = UUID((await begin(client, [line("a")])).id.removeprefix("batch_"))
         work = service.services.batch_work
         await work.add_lines(batch, [NewLine(n, str(n), '"' + "x" * 98 + '"') for n in (1, 2, 3)])
@@ -239,7 +233,7 @@ async def test_a_cancelled_batch_keeps_what_is_done(
         line("quick"),
         *(line(str(n), "{{chunks=500 delay_ms=20}}", max_tokens=500) for n in range(9)),
     ]
-    async with serve(few, with_worker=True) as service, client_of(service) as client:
+    async with serve(few, with_worker=True) as service, openai_client(service) as client:
         batch = await begin(client, lines)
 
         async def is_one_done() -> bool:
@@ -275,7 +269,7 @@ async def test_a_batch_whose_time_is_over_expires(
         line("quick"),
         *(line(str(n), "{{chunks=500 delay_ms=20}}", max_tokens=500) for n in range(5)),
     ]
-    async with serve(few, with_worker=True) as service, client_of(service) as client:
+    async with serve(few, with_worker=True) as service, openai_client(service) as client:
         batch = await begin(client, lines)
 
         async def is_one_done() -> bool:
@@ -298,7 +292,7 @@ async def test_a_batch_goes_on_where_its_process_died_and_sends_nothing_twice(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
     few = settings.model_copy(update={"batch_in_flight": 10})
-    async with serve(few) as service, client_of(service) as client:
+    async with serve(few) as service, openai_client(service) as client:
         batch = await begin(client, [line(str(n)) for n in range(40)])
         feeding = asyncio.create_task(Feeder(service.services, ENDPOINTS).run())
 
@@ -319,7 +313,7 @@ async def test_a_batch_goes_on_where_its_process_died_and_sends_nothing_twice(
     await connection.execute(
         "UPDATE batches SET feeder_id = gen_random_uuid(), lease_expires_at = now() + interval '1 s'"
     )
-    async with serve(settings, with_worker=True) as service, client_of(service) as client:
+    async with serve(settings, with_worker=True) as service, openai_client(service) as client:
         ended = await end_of(client, batch)
         assert ended.status == "completed"
         output = await read(client, ended.output_file_id)
@@ -334,8 +328,8 @@ async def test_two_processes_share_the_batches(settings: Settings) -> None:
     async with (
         serve(settings, with_worker=True) as near,
         serve(settings, with_worker=True) as far,
-        client_of(near) as client,
-        client_of(far) as other,
+        openai_client(near) as client,
+        openai_client(far) as other,
     ):
         batches = [await begin(client, [line(str(n)) for n in range(30)]) for _ in range(4)]
         ended = [await end_of(other, batch) for batch in batches]
@@ -402,8 +396,8 @@ async def test_teams_have_their_own_batches_within_their_limits(settings: Settin
     )
     async with (
         serve(guarded, with_worker=True) as service,
-        client_of(service) as red,
-        client_of(service) as blue,
+        openai_client(service) as red,
+        openai_client(service) as blue,
     ):
         unnamed = await service.client.post("/v1/files", files={"file": b"x"})
         assert_openai_error(unnamed, 401, "invalid_api_key")

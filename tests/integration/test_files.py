@@ -9,7 +9,7 @@ import pytest
 
 from app.settings import Settings
 from tests.conftest import Service
-from tests.integration.support import serve, until
+from tests.integration.support import openai_client, serve, until
 
 CONTENT = b'{"custom_id": "a"}\n'
 
@@ -22,14 +22,8 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
 
 @pytest.fixture
 async def client(running: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with client_of(running) as one:
+    async with openai_client(running) as one:
         yield one
-
-
-def client_of(service: Service) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=f"{service.client.base_url}/v1", api_key="none", max_retries=0
-    )
 
 
 async def test_a_file_comes_back_as_it_was_sent(
@@ -130,7 +124,7 @@ async def test_a_file_that_is_too_large_is_refused(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
     small = settings.model_copy(update={"max_file_bytes": 2_500_000})
-    async with serve(small) as service, client_of(service) as client:
+    async with serve(small) as service, openai_client(service) as client:
         largest = await client.files.create(file=("f", b"x" * 2_500_000), purpose="batch")
         await client.files.delete(largest.id)
         with pytest.raises(openai.APIStatusError) as refused:

@@ -19,7 +19,7 @@ from app.embedded.triton import EmbeddedTriton
 from app.schemas.response_events import ATTEMPT_STEP, PRELUDE
 from app.settings import Settings
 from tests.conftest import ROOT, Service, make_settings
-from tests.integration.support import serve, until, write_model
+from tests.integration.support import openai_client, serve, until, write_model
 from tests.postgres import PostgresServer
 
 TEMPLATE = (
@@ -55,15 +55,8 @@ async def served(chat_settings: Settings) -> AsyncIterator[Service]:
 
 @pytest.fixture
 async def client(served: Service) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(served) as one:
+    async with openai_client(served) as one:
         yield one
-
-
-def client_of(served: Service) -> AsyncOpenAI:
-    """The official client; it does not try again, so that each answer is seen."""
-    return AsyncOpenAI(
-        base_url=f"{str(served.client.base_url).rstrip('/')}/v1", api_key="none", max_retries=0
-    )
 
 
 async def ask(client: AsyncOpenAI, prompt: Any, /, **members: Any) -> Any:
@@ -206,7 +199,7 @@ async def test_a_background_stream_is_taken_up_again_anywhere(
         "response.in_progress",
     ]
     response_id = events[0].response.id
-    async with serve(chat_settings) as far, client_of(far) as other:
+    async with serve(chat_settings) as far, openai_client(far) as other:
         last = events[-1].sequence_number
         resumed = await other.responses.retrieve(response_id, stream=True, starting_after=last)
         rest = [one async for one in resumed]
