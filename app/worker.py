@@ -228,7 +228,7 @@ class Worker:
         """A slot is free: claim if that is what claims lacked."""
         if claim.is_suspect:  # the next one may run now
             self._suspects_at = 0.0
-        if self._is_short or claim.is_suspect or self._queue.has_running_limits:
+        if self._is_short or claim.is_suspect:
             self._wake.set()
 
     def _on_ended(self, _: str) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import asyncpg
 import httpx
 
-from tests.conftest import Service
+from app.settings import Settings
+from tests.conftest import Service, run_service
 from tests.integration.support import assert_openai_error, assert_problem
 
 BODY: dict[str, Any] = {"model": "scripted", "prompt": "{{chunks=2}}", "max_tokens": 4}
@@ -68,16 +69,23 @@ async def test_a_group_that_is_no_longer_whole_is_told_so(
     assert (await complete(service, n=2)).status_code == 200  # the key went with its result
 
 
-async def test_what_was_erased_meanwhile_is_no_empty_answer(service: Service) -> None:
-    """Two send the same; the one is told, which erases it, before the other looks."""
-    for place in range(10):
-        headers = {"Idempotency-Key": f"k{place}"}
-        answers = await asyncio.gather(*(complete(service, headers, store=False) for _ in range(4)))
-        for answer in answers:
-            if answer.status_code == 200:
-                assert answer.json()["choices"][0]["text"]
-            else:
-                assert_openai_error(answer, 410, "erased")
+async def test_what_was_erased_meanwhile_is_no_empty_answer(settings: Settings) -> None:
+    """The same is sent to two APIs; the one tells it, which erases it, before the other looks."""
+    async with (
+        run_service(settings, with_worker=True) as one,
+        run_service(settings, with_worker=False) as other,
+    ):
+        for place in range(20):
+            headers = {"Idempotency-Key": f"k{place}"}
+            body = {"store": False, "prompt": "{{chunks=2 delay_ms=20}}"}
+            answers = await asyncio.gather(
+                *(complete(api, headers, **body) for api in (one, other, other))
+            )
+            for answer in answers:
+                if answer.status_code == 200:
+                    assert answer.json()["choices"][0]["text"]
+                else:
+                    assert_openai_error(answer, 410, "erased")
 
 
 async def test_a_retry_goes_no_further_ahead_than_its_token_may(
