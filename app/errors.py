@@ -127,6 +127,10 @@ class UnknownModelError(ServiceError):
     status, code, title = 404, "unknown_model", "Unknown model"
 
 
+class UnknownIndexError(ServiceError):
+    status, code, title = 404, "unknown_index", "Unknown index"
+
+
 class ConflictError(ServiceError):
     status, code, title = 409, "conflict", "Conflict with the present state"
 
@@ -210,6 +214,28 @@ class AttemptLostError(ServiceError):
     """An attempt was lost whose text a client has already: it cannot be taken back."""
 
     status, code, title = 503, "attempt_lost", "The attempt was lost in mid-stream"
+
+
+class EngineError(ServiceError):
+    """infini-gram's engine failed, in its own words."""
+
+    status, code, title = 500, "infini_gram_error", "infini-gram error"
+
+
+class EngineInputError(EngineError):
+    """A value that the engine does not take: it would crash, or answer something wrong."""
+
+    status, code, title = 422, "invalid_query", "The query is not valid"
+
+
+class IndexUnavailableError(ServiceError):
+    """The index is declared and was not opened, or was closed; `detail` is the reason."""
+
+    status, code, title = 503, "index_unavailable", "The index cannot be used"
+
+
+class IndexBusyError(ServiceError):
+    status, code, title = 503, "index_busy", "Too many index queries are waiting"
 
 
 class TooManyWaitersError(ServiceError):

@@ -343,6 +343,28 @@ class Settings(BaseSettings):
         "can.",
     )
 
+    # --- infini-gram ----------------------------------------------------------------------------
+    indexes_file: _Optional[Path] = Field(
+        None,
+        alias="INDEXES_FILE",
+        description="TOML file that declares the infini-gram indexes to open "
+        "([infini_gram.md](infini_gram.md)). Unset: none.",
+    )
+    index_threads: int = Field(
+        4,
+        alias="LLM_INDEX_THREADS",
+        ge=1,
+        le=64,
+        description="Index queries that one process runs at the same time, each on a thread.",
+    )
+    index_queue: int = Field(
+        64,
+        alias="LLM_INDEX_QUEUE",
+        ge=0,
+        le=10_000,
+        description="Index queries that wait for a thread; further ones are answered 503.",
+    )
+
     @model_validator(mode="after")
     def _check_issuer(self) -> Self:
         if self.jwks and not (self.jwt_issuer and self.jwt_audience):

@@ -1,0 +1,175 @@
+"""The indexes that a process opens, declared in one TOML file.
+
+    [indexes."pile"]
+    path = "/data/indexes/pile"            # or relative to this file
+    tokenizer = "/data/indexes/pile/tokenizer.json"   # or "bytes"; default: what is in the index
+    description = "The Pile, validation set"
+    delimiters = { "\\n" = 13, "." = 29889 }   # attribution: ids of delimiters, where it matters
+
+A name becomes the first segment of the index's routes, so it is a plain one, and none of ours.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+BYTES = "bytes"  # the tokenizer that makes a token of each byte
+TokenDtype = Literal["u8", "u16"]
+
+# First segments of our own paths, and of some that a proxy or a browser asks for: no index may
+# hide behind them. A test holds it against the routes that there are.
+RESERVED_NAMES = frozenset(
+    {
+        *(
+            "admin",
+            "api",
+            "assets",
+            "chat_tokenize",
+            "contexts",
+            "dashboard",
+            "docs",
+            "favicon.ico",
+        ),
+        *("generate", "generate_stream", "health", "indexes", "inference", "info", "invocations"),
+        *(
+            "launches",
+            "metrics",
+            "models",
+            "openapi.json",
+            "ping",
+            "redoc",
+            "results",
+            "robots.txt",
+        ),
+        *("static", "static-offline-docs", "teams", "tokenize", "tokens", "ui", "v1", "v2"),
+        *("vertex", "webhooks", "workers"),
+    }
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KEYS = {"path", "tokenizer", "description", "delimiters"}
+
+
+class DeclarationError(Exception):
+    """The file or one of its declarations is wrong; the message is one line that says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One index: where it is and what reads its tokens. Its manifest tells the rest.
+
+    `tokenizer` is the path of a tokenizer.json, or "bytes". `delimiters` are token ids of texts
+    that the tokenizer would encode to something else where they stand alone.
+    """
+
+    name: str
+    path: Path
+    tokenizer: str
+    description: str = ""
+    delimiters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def token_dtype(self) -> TokenDtype:
+        """How wide a token is on disk."""
+        return "u8" if self.tokenizer == BYTES else "u16"
+
+
+def check_name(name: str) -> str:
+    """The name, if it may be an index's. Raises DeclarationError."""
+    if not _NAME.fullmatch(name):
+        raise DeclarationError(
+            f"{name!r} is no plain name: letters, digits, '.', '_' and '-', at most 128, and a "
+            "letter or digit first"
+        )
+    if name.lower() in RESERVED_NAMES:
+        raise DeclarationError(f"{name!r} is the beginning of other routes: choose another name")
+    return name
+
+
+def read_declarations(file: Path | None) -> list[Declaration]:
+    """The indexes of the file, in its order; none without a file. Raises DeclarationError."""
+    if file is None:
+        return []
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DeclarationError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DeclarationError(f"{file} is not UTF-8: {error}") from error
+    return parse_declarations(text, file)
+
+
+def parse_declarations(text: str, file: Path) -> list[Declaration]:
+    """The indexes of a file's text. Raises DeclarationError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # Its message ends with the line and column; a name used twice is found here, too.
+        raise DeclarationError(f"{file}: {error}") from error
+    if unknown := sorted(set(document) - {"indexes"}):
+        raise DeclarationError(f'{file}: {unknown[0]!r} is unknown: write [indexes."NAME"]')
+    tables = document.get("indexes", {})
+    if not isinstance(tables, dict):
+        raise DeclarationError(f'{file}: indexes: must be tables such as [indexes."NAME"]')
+    declared = [_declaration(name, table, file) for name, table in tables.items()]
+    seen: dict[str, str] = {}
+    for one in declared:
+        if other := seen.get(one.name.lower()):
+            raise DeclarationError(
+                f"{file}: indexes.{one.name}: differs from {other!r} in its case only"
+            )
+        seen[one.name.lower()] = one.name
+    return declared
+
+
+def _declaration(name: str, table: object, file: Path) -> Declaration:
+    place = f"{file}: indexes.{name}"
+    try:
+        check_name(name)
+    except DeclarationError as error:
+        raise DeclarationError(f"{place}: {error}") from None
+    if not isinstance(table, dict):
+        raise DeclarationError(f'{place}: must be a table: [indexes."{name}"]')
+    if unknown := sorted(set(table) - _KEYS):
+        raise DeclarationError(
+            f"{place}.{unknown[0]}: unknown; there are {', '.join(sorted(_KEYS))}"
+        )
+    path = Path(_text(table, "path", place)).expanduser()
+    if path == Path():
+        raise DeclarationError(f"{place}.path: missing")
+    path = file.absolute().parent / path
+    return Declaration(
+        name=name,
+        path=path,
+        tokenizer=_tokenizer(_text(table, "tokenizer", place), path, file),
+        description=_text(table, "description", place),
+        delimiters=_delimiters(table.get("delimiters", {}), f"{place}.delimiters"),
+    )
+
+
+def _tokenizer(text: str, path: Path, file: Path) -> str:
+    """Absent: the tokenizer that the builder left in the index, if any."""
+    if text == BYTES:
+        return BYTES
+    if text:
+        return str(file.absolute().parent / Path(text).expanduser())
+    inside = path / "tokenizer.json"
+    return str(inside) if inside.is_file() else BYTES
+
+
+def _text(table: Mapping[str, Any], key: str, place: str) -> str:
+    value = table.get(key, "")
+    if not isinstance(value, str) or "\0" in value:
+        raise DeclarationError(f"{place}.{key}: must be a text")
+    return value
+
+
+def _delimiters(value: object, place: str) -> Mapping[str, int]:
+    if not isinstance(value, dict) or not all(
+        type(token) is int and 0 <= token < 65_535 for token in value.values()
+    ):
+        raise DeclarationError(f"{place}: must be a table of token ids (0 to 65534)")
+    return value

@@ -1,0 +1,400 @@
+"""infini-gram's engine, typed and guarded: the only importer of the package `infini_gram`.
+
+The package maps an index's files into memory and answers in C++ (https://infini-gram.io/pkg_doc).
+Its Python part tells some bad input by a dictionary `{"error": ...}` that its caller must look
+for; other bad input crashes the process, or is answered wrongly. Here every value is checked first.
+
+Methods block, and release the interpreter's lock: call them through `Indexes.run`. They may be
+called by several threads at the same time.
+"""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.errors import EngineError, EngineInputError
+from app.infini_gram import manifest as manifests
+from app.infini_gram.declarations import Declaration
+from app.infini_gram.manifest import WIDTH, Manifest
+from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
+
+Ids = Sequence[int]
+Cnf = Sequence[Sequence[Ids]]  # all of: any of: these tokens in a row
+
+# Bounds that keep the engine's 64-bit sums from overflowing, and an answer in memory. A dialect
+# has its own, far below.
+_MOST_TOKENS = 10_000_000
+# Threads that one attribution starts in the engine at a time.
+_ATTRIBUTION_BLOCK = 64
+_VERSION = 4  # of the index's layout: suffix arrays over the tokens in reading order
+
+MISSING_PACKAGE = (
+    "the package infini-gram is not installed; it is supported on Linux on x86-64 alone"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a sequence stands: a range [start, end) of ranks in each shard's suffix array."""
+
+    count: int
+    segment_by_shard: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCnf:
+    """Pointers (byte offsets into a shard's tokens) of places that satisfy all clauses.
+
+    `approx`: there were more than could be looked at, and `count` is an estimate. Without any
+    place the engine may leave out the shards, too.
+    """
+
+    count: int
+    approx: bool
+    ptrs_by_shard: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    count: int
+    approx: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prob:
+    """How often the prompt occurs, and how often the continuation follows it.
+
+    `prob` is -1 where the prompt does not occur: then there is no probability.
+    """
+
+    prompt_count: int
+    continuation_count: int
+    prob: float
+
+
+@dataclass(frozen=True, slots=True)
+class InfgramProb(Prob):
+    """Of the longest suffix of the prompt that occurs, `suffix_length` tokens long."""
+
+    suffix_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What follows the prompt: each token's count and probability."""
+
+    prompt_count: int
+    by_token: dict[int, tuple[int, float]]
+    approx: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InfgramDistribution(Distribution):
+    """Of the longest suffix of the prompt that occurs, `suffix_length` tokens long."""
+
+    suffix_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A part of a document: `display_length` tokens of its `length`.
+
+    The needle begins at token `needle_offset` of the part. `metadata` is what the corpus had
+    beside the text, in `metadata`, and where the text was: `path` and `linenum`.
+    """
+
+    index: int
+    length: int
+    display_length: int
+    needle_offset: int
+    metadata: dict[str, Any]
+    token_ids: list[int]
+    blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [left, right) of a text that occur `count` times, at `pointers` (shard, pointer)."""
+
+    left: int
+    right: int
+    length: int
+    count: int
+    unigram_logprob_sum: float
+    pointers: list[tuple[int, int]]
+
+
+class Engine:
+    """One opened index. Its files are the caller's to verify: `Indexes` does.
+
+    Every method raises EngineInputError for values out of their range, and EngineError for
+    what the engine itself reports. `vocab_size` bounds token ids; `shard_count` shards.
+    """
+
+    def __init__(self, declaration: Declaration) -> None:
+        """Open the index. Raises ManifestError, TokenizerError, EngineError."""
+        self.declaration = declaration
+        self.manifest: Manifest = manifests.read(declaration.path)
+        self.tokenizer: Tokenizer = open_tokenizer(declaration.tokenizer, self.manifest.end_id)
+        manifests.check_declaration(declaration, self.manifest, self.tokenizer.sha256)
+        manifests.check_sizes(declaration.path, self.manifest)
+        self.vocab_size = self.manifest.vocab_size
+        self.end_id = self.manifest.end_id
+        self.shard_count = self.manifest.shards
+        self.total_tokens = self.manifest.tokens
+        self.total_documents = self.manifest.documents
+        self._width = WIDTH[self.manifest.token_dtype]
+        self._separator = b"\xff" * self._width
+        self._shards = [_Shard(self.manifest, shard) for shard in range(self.shard_count)]
+        self._directory = os.open(declaration.path, os.O_RDONLY | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, self._directory)
+        for shard in self._shards:
+            for file in shard.open(self._directory):
+                weakref.finalize(self, os.close, file)
+        self._package = self._open()
+
+    def _open(self) -> Any:
+        try:
+            from infini_gram.engine import InfiniGramEngine
+        except ImportError as error:
+            raise EngineError(f"{error}: {MISSING_PACKAGE}") from error
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as word_starts:
+            ids = sorted(one for one in self.tokenizer.word_start_ids() if one < self.vocab_size)
+            word_starts.write("".join(f"{one}\n" for one in ids))
+            word_starts.flush()
+            engine = InfiniGramEngine(
+                # It takes a file for a suffix array if "table" is anywhere in its path, and so
+                # on: this path has none of its words, whatever the directory is called.
+                index_dir=f"/proc/self/fd/{self._directory}",
+                eos_token_id=self.end_id,
+                vocab_size=self.vocab_size,
+                version=_VERSION,
+                token_dtype=self.manifest.token_dtype,
+                bow_ids_path=word_starts.name,
+                attribution_block_size=_ATTRIBUTION_BLOCK,
+                precompute_unigram_logprobs=True,
+                # As infini-gram API opens its indexes.
+                ds_prefetch_depth=0,
+                sa_prefetch_depth=0,
+                od_prefetch_depth=0,
+            )
+        counted = (engine.engine.get_num_shards(), engine.get_total_doc_cnt())
+        if counted != (self.shard_count, self.total_documents):
+            raise EngineError(f"{self.declaration.path} opened with other shards or documents")
+        return engine
+
+    # --- Counting ---------------------------------------------------------------------------------
+
+    def find(self, ids: Ids) -> Found:
+        """Where the tokens stand in a row; nothing finds every token."""
+        answer = _good(self._package.find(self._ids(ids)))
+        return Found(answer["cnt"], [tuple(one) for one in answer["segment_by_shard"]])
+
+    def find_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> FoundCnf:
+        """Where one of each clause's sequences stands, no further apart than `max_diff_tokens`."""
+        answer = _good(self._package.find_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens)))
+        return FoundCnf(answer["cnt"], answer["approx"], answer["ptrs_by_shard"])
+
+    def count(self, ids: Ids) -> Count:
+        """How often the tokens stand in a row."""
+        answer = _good(self._package.count(self._ids(ids)))
+        return Count(answer["count"], answer["approx"])
+
+    def count_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> Count:
+        """How often `find_cnf` finds something."""
+        answer = _good(self._package.count_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens)))
+        return Count(answer["count"], answer["approx"])
+
+    # --- What follows -----------------------------------------------------------------------------
+
+    def prob(self, ids: Ids) -> Prob:
+        """How probable the last token is after those before it."""
+        answer = _good(self._package.prob(*self._continued(ids)))
+        return Prob(answer["prompt_cnt"], answer["cont_cnt"], answer["prob"])
+
+    def ntd(self, ids: Ids, max_support: int) -> Distribution:
+        """What follows the tokens, of at most about `max_support` places (`approx` if of more)."""
+        bound = _bounded("max_support", max_support, 1)
+        answer = _good(self._package.ntd(self._ids(ids), max_support=bound))
+        return Distribution(answer["prompt_cnt"], _by_token(answer), answer["approx"])
+
+    def infgram_prob(self, ids: Ids) -> InfgramProb:
+        """How probable the last token is after the longest suffix of the others that occurs."""
+        answer = _good(self._package.infgram_prob(*self._continued(ids)))
+        counts = (answer["prompt_cnt"], answer["cont_cnt"])
+        return InfgramProb(*counts, answer["prob"], answer["suffix_len"])
+
+    def infgram_ntd(self, ids: Ids, max_support: int) -> InfgramDistribution:
+        """What follows the longest suffix of the tokens that occurs."""
+        bound = _bounded("max_support", max_support, 1)
+        answer = _good(self._package.infgram_ntd(self._ids(ids), max_support=bound))
+        return InfgramDistribution(
+            answer["prompt_cnt"], _by_token(answer), answer["approx"], answer["suffix_len"]
+        )
+
+    # --- Documents --------------------------------------------------------------------------------
+
+    def document_by_rank(
+        self, shard: int, rank: int, needle_length: int, max_context: int
+    ) -> Document:
+        """The document around a rank of a shard's suffix array, as `find` tells them.
+
+        It shows `max_context` tokens on each side of a needle of `needle_length` tokens.
+        """
+        _bounded("shard", shard, 0, self.shard_count - 1)
+        _bounded("rank", rank, 0, self._shards[shard].tokens - 1)
+        pointer = self._shards[shard].pointer(rank)
+        return self.document_by_pointer(shard, pointer, needle_length, max_context)
+
+    def document_by_pointer(
+        self, shard: int, pointer: int, needle_length: int, max_context: int
+    ) -> Document:
+        """The document around a pointer, as `find_cnf` and `attribute` tell them."""
+        _bounded("shard", shard, 0, self.shard_count - 1)
+        _bounded("pointer", pointer, 0, self._shards[shard].size - 1)
+        if pointer % self._width:
+            raise EngineInputError(f"pointer must be a multiple of {self._width}.")
+        if self._shards[shard].token(pointer) == self._separator:
+            raise EngineInputError("A document begins there: the place is no token of any.")
+        # Not the package's Python method: it refuses odd pointers also where a token is a byte.
+        return _document(
+            self._package.engine.get_doc_by_ptr_2(
+                s=shard,
+                ptr=pointer,
+                needle_len=_bounded("needle_length", needle_length, 0),
+                max_ctx_len=_bounded("max_context", max_context, 0),
+            )
+        )
+
+    def document_by_index(self, index: int, max_context: int) -> Document:
+        """The first `max_context` tokens of a document."""
+        _bounded("document_index", index, 0, self.total_documents - 1)
+        bound = _bounded("max_context", max_context, 0)
+        return _document(self._package.engine.get_doc_by_ix_2(doc_ix=index, max_ctx_len=bound))
+
+    # --- Attribution ------------------------------------------------------------------------------
+
+    def attribute(
+        self,
+        ids: Ids,
+        delimiter_ids: Ids,
+        minimum_length: int,
+        maximum_frequency: int,
+        allow_partial_words: bool,
+    ) -> list[Span]:
+        """The longest parts of a text that occur, and where; in the order of the text."""
+        answer = _good(
+            self._package.attribute(
+                input_ids=self._ids(ids),
+                delim_ids=self._ids(delimiter_ids),
+                min_len=_bounded("minimum_length", minimum_length, 0),
+                max_cnt=_bounded("maximum_frequency", maximum_frequency, 1),
+                enforce_bow=not allow_partial_words,
+            )
+        )
+        return [
+            Span(
+                left=span["l"],
+                right=span["r"],
+                length=span["length"],
+                count=span["count"],
+                unigram_logprob_sum=span["unigram_logprob_sum"],
+                pointers=[(document["s"], document["ptr"]) for document in span["docs"]],
+            )
+            for span in answer["spans"]
+        ]
+
+    # --- Checks -----------------------------------------------------------------------------------
+
+    def _ids(self, ids: Ids) -> list[int]:
+        """The ids as the package wants them: plain integers, each a token of this index."""
+        if len(ids) > _MOST_TOKENS:
+            raise EngineInputError(f"A query has at most {_MOST_TOKENS} tokens.")
+        for one in ids:
+            if type(one) is not int or not 0 <= one < self.vocab_size:
+                raise EngineInputError(
+                    f"{one!r} is no token id of this index: they are 0 to {self.vocab_size - 1}."
+                )
+        return list(ids)
+
+    def _continued(self, ids: Ids) -> tuple[list[int], int]:
+        checked = self._ids(ids)
+        if not checked:
+            raise EngineInputError("A continuation is missing: the query has no tokens.")
+        return checked[:-1], checked[-1]
+
+    def _cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> dict[str, Any]:
+        clauses = [[self._ids(term) for term in clause] for clause in cnf]
+        if not clauses or not all(clauses) or not all(all(clause) for clause in clauses):
+            raise EngineInputError("A query of clauses has none, or one without terms or tokens.")
+        return {
+            "cnf": clauses,
+            "max_clause_freq": _bounded("max_clause_freq", max_clause_freq, 1),
+            "max_diff_tokens": _bounded("max_diff_tokens", max_diff_tokens, 1),
+        }
+
+
+class _Shard:
+    """What pointers of one shard may be, read from its files."""
+
+    def __init__(self, manifest: Manifest, number: int) -> None:
+        self.size = manifest.files[f"tokenized.{number}"].size
+        self.tokens = self.size // WIDTH[manifest.token_dtype]
+        self._width = WIDTH[manifest.token_dtype]
+        self._pointer_width = manifest.pointer_width(number)
+        self._number = number
+        self._tokenized = self._table = -1
+
+    def open(self, directory: int) -> tuple[int, int]:
+        """The descriptors, which are the caller's to close."""
+        self._tokenized = os.open(f"tokenized.{self._number}", os.O_RDONLY, dir_fd=directory)
+        self._table = os.open(f"table.{self._number}", os.O_RDONLY, dir_fd=directory)
+        return self._tokenized, self._table
+
+    def pointer(self, rank: int) -> int:
+        """Where the suffix of this rank begins."""
+        entry = os.pread(self._table, self._pointer_width, rank * self._pointer_width)
+        return int.from_bytes(entry, "little")
+
+    def token(self, pointer: int) -> bytes:
+        return os.pread(self._tokenized, self._width, pointer)
+
+
+def _good(answer: Any) -> Any:
+    """An answer of the package that is no error."""
+    if isinstance(answer, dict) and "error" in answer:
+        raise EngineError(f"infini-gram: {answer['error']}")
+    return answer
+
+
+def _bounded(name: str, value: int, low: int, high: int = _MOST_TOKENS) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise EngineInputError(f"{name} must be an integer from {low} to {high}, not {value!r}.")
+    return value
+
+
+def _by_token(answer: Any) -> dict[int, tuple[int, float]]:
+    return {
+        token: (one["cont_cnt"], one["prob"]) for token, one in answer["result_by_token_id"].items()
+    }
+
+
+def _document(answer: Any) -> Document:
+    metadata: Any = {}
+    with suppress(orjson.JSONDecodeError):  # indexes that others built may have none
+        metadata = orjson.loads(answer.metadata)
+    return Document(
+        index=answer.doc_ix,
+        length=answer.doc_len,
+        display_length=answer.disp_len,
+        needle_offset=answer.needle_offset,
+        metadata=metadata if isinstance(metadata, dict) else {"metadata": metadata},
+        token_ids=answer.token_ids,
+        blocked=answer.blocked,
+    )

@@ -1,0 +1,181 @@
+"""The indexes that a process has open, by name, and the threads their queries run on.
+
+An index that cannot be trusted is not opened, and the others are: its queries are answered 503
+with the reason. A big index is opened when its sizes are right, and its checksums are computed
+behind it; if one is wrong, it is taken away again.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from app.errors import EngineError, IndexBusyError, IndexUnavailableError, UnknownIndexError
+from app.infini_gram import manifest as manifests
+from app.infini_gram.declarations import Declaration
+from app.infini_gram.engine import Engine
+from app.infini_gram.manifest import Manifest, ManifestError
+from app.infini_gram.tokenizer import TokenizerError
+
+logger = logging.getLogger(__name__)
+
+# Up to this many bytes without a known checksum are read before an index is opened: seconds.
+CHECK_FIRST_BYTES = 2_000_000_000
+
+_T = TypeVar("_T")
+
+
+class _StoppedError(Exception):
+    """The process ends in the middle of a check."""
+
+
+class Indexes:
+    """Open indexes; use as `async with`, or `open` and `close`.
+
+    At most `threads` queries run at the same time, and `queue` more wait.
+    """
+
+    def __init__(
+        self, declarations: Sequence[Declaration], *, threads: int = 4, queue: int = 64
+    ) -> None:
+        self._declarations = {one.name: one for one in declarations}
+        self._engines: dict[str, Engine] = {}
+        self._failures: dict[str, str] = {}
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="infini-gram")
+        self._most = threads + queue
+        self._pending = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._checker: threading.Thread | None = None
+
+    async def open(self) -> None:
+        """Verify and open all of them; failures are logged and kept."""
+        await asyncio.to_thread(self.open_blocking)
+
+    def open_blocking(self) -> None:
+        """`open` for a process without an event loop."""
+        later = [one for one in self._declarations.values() if self._open(one)]
+        if later:
+            self._checker = threading.Thread(
+                target=self._check_later, args=(later,), name="index checksums", daemon=True
+            )
+            self._checker.start()
+
+    async def __aenter__(self) -> "Indexes":
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take no more queries; those under way end by themselves."""
+        self._stopping.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._checker:
+            self._checker.join()
+        self._engines.clear()
+
+    @property
+    def names(self) -> list[str]:
+        """Those that can be queried, in the order of their declaration."""
+        return [name for name in self._declarations if name in self._engines]
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why the others cannot."""
+        return dict(self._failures)
+
+    def engine(self, name: str) -> Engine:
+        """An open index. Raises UnknownIndexError or IndexUnavailableError."""
+        engine = self._engines.get(name)
+        if engine is not None:
+            return engine
+        if name in self._declarations:
+            reason = self._failures.get(name, "it is not open")
+            raise IndexUnavailableError(f"Index {name!r} cannot be used: {reason}.")
+        raise UnknownIndexError(
+            f"There is no index {name[:200]!r}.", extra={"known_indexes": self.names}
+        )
+
+    async def run(self, name: str, call: Callable[[Engine], _T]) -> _T:
+        """What a call of the index's engine returns, made on a thread: the event loop goes on.
+
+        Raises what `engine` raises, IndexBusyError when too many wait, and what the call raises.
+        A cancelled caller leaves a call that has begun to its end; its place is free only then.
+        """
+        engine = self.engine(name)
+        with self._lock:
+            if self._pending >= self._most:
+                raise IndexBusyError(
+                    f"{self._most} queries run or wait already. Try again.",
+                    headers={"Retry-After": "1"},
+                )
+            self._pending += 1
+        try:
+            future = self._pool.submit(call, engine)
+        except RuntimeError:  # the pool is shut down
+            self._release()
+            raise IndexUnavailableError("The process is stopping.") from None
+        future.add_done_callback(self._release)
+        return await asyncio.wrap_future(future)
+
+    def _release(self, _: "Future[_T] | None" = None) -> None:
+        with self._lock:
+            self._pending -= 1
+
+    # --- Opening ----------------------------------------------------------------------------------
+
+    def _open(self, declaration: Declaration) -> bool:
+        """Open one; whether its checksums are still to be computed."""
+        begun = time.monotonic()
+        try:
+            manifest = manifests.verify(declaration.path, checksums=False)
+            unknown = manifests.unverified(declaration.path, manifest)
+            is_later = sum(manifest.files[name].size for name in unknown) > CHECK_FIRST_BYTES
+            if unknown and not is_later:
+                self._check(declaration, manifest, unknown)
+            self._engines[declaration.name] = engine = Engine(declaration)
+        except (ManifestError, TokenizerError, EngineError, OSError) as error:
+            self._fail(declaration, error)
+            return False
+        logger.info(
+            "index %s is open: %d documents, %d tokens (%.2f s)%s",
+            declaration.name,
+            engine.total_documents,
+            engine.total_tokens,
+            time.monotonic() - begun,
+            "; its checksums are being computed" if is_later else "",
+            extra={"action": "index_open"},
+        )
+        return is_later
+
+    def _check(self, declaration: Declaration, manifest: Manifest, names: list[str]) -> None:
+        def tell(_done: int, _total: int) -> None:
+            if self._stopping.is_set():
+                raise _StoppedError
+
+        manifests.check_contents(declaration.path, manifest, names, tell)
+        manifests.remember_verified(declaration.path, manifest)
+
+    def _check_later(self, declarations: list[Declaration]) -> None:
+        for declaration in declarations:
+            try:
+                manifest = manifests.read(declaration.path)
+                names = manifests.unverified(declaration.path, manifest)
+                self._check(declaration, manifest, names)
+            except _StoppedError:
+                return
+            except (ManifestError, OSError) as error:
+                self._engines.pop(declaration.name, None)
+                self._fail(declaration, error)
+
+    def _fail(self, declaration: Declaration, error: Exception) -> None:
+        self._failures[declaration.name] = str(error).rstrip(".")
+        logger.error(
+            "index %s is not open: %s", declaration.name, error, extra={"action": "index_failed"}
+        )

@@ -1,0 +1,242 @@
+"""What an index is made of, kept beside its files, and whether they are still so.
+
+The engine maps the files and trusts them: it crashes on a cut one and on the wrong width of a
+token, and it answers wrongly on an altered one. So it sees none before this module has.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from app.infini_gram.declarations import BYTES, Declaration, TokenDtype
+
+MANIFEST = "manifest.json"
+# What `verify` found good, so that the next start need not read it all again.
+VERIFIED = "verified.json"
+FORMAT = 1
+WIDTH: dict[TokenDtype, int] = {"u8": 1, "u16": 2}
+# The files of a shard; `.0`, `.1`, ... follow.
+KINDS = ("tokenized", "table", "offset", "metadata", "metaoff", "unigram")
+_OFFSET_BYTES = 8
+_BLOCK = 1 << 20
+
+# Called with bytes checked so far and bytes in all; what it raises ends the check.
+Tell = Callable[[int, int], None]
+
+
+class ManifestError(Exception):
+    """The index must not be opened; the message is one line that names the file."""
+
+
+class FileEntry(BaseModel):
+    """One file's size in bytes, and its checksum."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(BaseModel):
+    """`manifest.json`. `tokens` counts the separators before the documents, as the engine does.
+
+    `tokenizer_sha256` is null for bytes. `end_id` stands for a document's end in answers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: int
+    token_dtype: TokenDtype
+    vocab_size: int = Field(ge=1, le=65_535)
+    end_id: int = Field(ge=0)
+    tokenizer_sha256: str | None
+    shards: int = Field(ge=1, le=10_000)
+    tokens: int = Field(ge=1)
+    documents: int = Field(ge=1)
+    built_with: str = ""
+    files: dict[str, FileEntry]
+
+    @model_validator(mode="after")
+    def _check(self) -> "Manifest":
+        if self.format != FORMAT:
+            raise ValueError(f"format {self.format} is not known here (but {FORMAT})")
+        most = 2 ** (8 * WIDTH[self.token_dtype]) - 1  # which separates documents
+        if not self.end_id < self.vocab_size <= most:
+            raise ValueError("vocab_size, end_id and token_dtype do not fit together")
+        expected = {f"{kind}.{shard}" for kind in KINDS for shard in range(self.shards)}
+        if set(self.files) != expected:
+            wrong = sorted(set(self.files) ^ expected)[0]
+            raise ValueError(f"files: {wrong} is missing or unknown")
+        self._check_sizes()
+        return self
+
+    def _check_sizes(self) -> None:
+        """Sizes that contradict each other: the engine would read past an end."""
+        width, tokens, documents = WIDTH[self.token_dtype], 0, 0
+        for shard in range(self.shards):
+            size = {kind: self.files[f"{kind}.{shard}"].size for kind in KINDS}
+            in_shard = size["tokenized"] // width
+            tokens += in_shard
+            documents += size["offset"] // _OFFSET_BYTES
+            if (
+                not in_shard
+                or size["tokenized"] % width
+                or size["offset"] % _OFFSET_BYTES
+                or size["metaoff"] != size["offset"]
+                or size["table"] % in_shard
+                or not 1 <= size["table"] // in_shard <= _OFFSET_BYTES
+            ):
+                raise ValueError(f"files: the sizes of shard {shard} do not fit together")
+        if (tokens, documents) != (self.tokens, self.documents):
+            raise ValueError("files: the sizes do not fit tokens and documents")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+    def pointer_width(self, shard: int) -> int:
+        """Bytes of one entry of a shard's suffix array."""
+        tokens = self.files[f"tokenized.{shard}"].size // WIDTH[self.token_dtype]
+        return self.files[f"table.{shard}"].size // tokens
+
+    def write(self, directory: Path) -> None:
+        (directory / MANIFEST).write_bytes(
+            orjson.dumps(self.model_dump(), option=orjson.OPT_INDENT_2) + b"\n"
+        )
+
+
+def read(directory: Path) -> Manifest:
+    """The manifest of an index. Raises ManifestError."""
+    file = directory / MANIFEST
+    if not directory.is_dir():
+        raise ManifestError(f"{directory} is not a directory")
+    try:
+        return Manifest.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise ManifestError(
+            f"{file} is missing: build the index with `python -m app index build`"
+        ) from None
+    except OSError as error:
+        raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ManifestError(f"{file}: {place + ': ' if place else ''}{first['msg']}") from error
+
+
+def verify(directory: Path, *, checksums: bool = True, tell: Tell | None = None) -> Manifest:
+    """The manifest of an index whose files are as it says. Raises ManifestError.
+
+    Sizes are always looked at. `checksums` reads all files: seconds for each gigabyte.
+    """
+    manifest = read(directory)
+    check_sizes(directory, manifest)
+    if checksums:
+        check_contents(directory, manifest, list(manifest.files), tell)
+    return manifest
+
+
+def check_sizes(directory: Path, manifest: Manifest) -> None:
+    """That every file is there, and as long as it was; and no other that the engine would read."""
+    for name, entry in manifest.files.items():
+        file = directory / name
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            raise ManifestError(f"{file} is missing") from None
+        except OSError as error:
+            raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
+        if not file.is_file():
+            raise ManifestError(f"{file} is no file")
+        if size != entry.size:
+            raise ManifestError(f"{file} has {size} bytes, and had {entry.size} when it was built")
+    for file in directory.iterdir():
+        if file.name not in manifest.files and any(kind in file.name for kind in KINDS):
+            raise ManifestError(f"{file} is no file of this index, and the engine would read it")
+
+
+def check_contents(
+    directory: Path, manifest: Manifest, names: list[str], tell: Tell | None = None
+) -> None:
+    """That these files hold what they held when the index was built."""
+    total = sum(manifest.files[name].size for name in names)
+    done = 0
+    for name in names:
+        file = directory / name
+        digest = hashlib.sha256()
+        try:
+            for block in _blocks(file):
+                digest.update(block)
+                done += len(block)
+                if tell:
+                    tell(done, total)
+        except OSError as error:
+            raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
+        if digest.hexdigest() != manifest.files[name].sha256:
+            raise ManifestError(f"{file} was altered: its checksum is not the one of the build")
+
+
+def check_declaration(declaration: Declaration, manifest: Manifest, sha256: str | None) -> None:
+    """That the index was built with the declared tokenizer, of which this is the checksum."""
+    if manifest.tokenizer_sha256 == sha256 and manifest.token_dtype == declaration.token_dtype:
+        return
+    if declaration.tokenizer == BYTES:
+        problem = "was built with a tokenizer, and is declared as bytes"
+    elif manifest.tokenizer_sha256 is None:
+        problem = f"was built of bytes, and is declared with {declaration.tokenizer}"
+    else:
+        problem = f"was built with another tokenizer than {declaration.tokenizer}"
+    raise ManifestError(f"{declaration.path} {problem}")
+
+
+def entry_of(file: Path) -> FileEntry:
+    """A file's size and checksum now."""
+    digest, size = hashlib.sha256(), 0
+    for block in _blocks(file):
+        digest.update(block)
+        size += len(block)
+    return FileEntry(size=size, sha256=digest.hexdigest())
+
+
+def unverified(directory: Path, manifest: Manifest) -> list[str]:
+    """The files that changed since their checksums were last found good, or never were."""
+    try:
+        known: Any = orjson.loads((directory / VERIFIED).read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return list(manifest.files)
+    if not isinstance(known, dict):
+        return list(manifest.files)
+    return [
+        name
+        for name in manifest.files
+        if known.get(name) != _stamp(directory / name, manifest.files[name])
+    ]
+
+
+def remember_verified(directory: Path, manifest: Manifest) -> None:
+    """Note that all checksums are good; without effect where the directory is read-only."""
+    stamps = {name: _stamp(directory / name, entry) for name, entry in manifest.files.items()}
+    new = directory / f"{VERIFIED}.{os.getpid()}.new"
+    try:
+        new.write_bytes(orjson.dumps(stamps, option=orjson.OPT_INDENT_2))
+        new.replace(directory / VERIFIED)
+    except OSError:
+        new.unlink(missing_ok=True)
+
+
+def _stamp(file: Path, entry: FileEntry) -> list[Any]:
+    """What changes when the file is written to, or replaced."""
+    status = file.stat()
+    return [entry.sha256, status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as source:
+        while block := source.read(_BLOCK):
+            yield block
