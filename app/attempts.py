@@ -188,7 +188,10 @@ class Attempts:
     # --- heartbeat ------------------------------------------------------------------------------
 
     def load(self, seconds: float) -> str:
-        """What runs by model, as JSON, and was done in the `seconds` since the last call."""
+        """What runs by model, as JSON, and was done in the `seconds` since the last call.
+
+        It names what is ready here, too: of an index, nothing else tells that somebody serves it.
+        """
         running = Counter(attempt.claim.model_name for attempt in self.running.values())
         generated, self._generated = self._generated, Counter()
         rates = self._throughput.beat(running.keys() | generated.keys())
@@ -197,9 +200,9 @@ class Attempts:
                 model: {
                     "running": running[model],
                     "tokens_per_second": round(generated[model] / seconds, 1),
-                    "results_per_second": round(rate, 4),
+                    "results_per_second": round(rates.get(model, 0.0), 4),
                 }
-                for model, rate in rates.items()
+                for model in rates.keys() | set(self._backend.ready())
             }
         ).decode()
 

@@ -79,7 +79,22 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--with-worker", action="store_true", help="run a worker inside the same process"
     )
-    add("worker", _worker, "Run a worker: it claims results and streams them from Triton.")
+    worker = add("worker", _worker, "Run a worker: it claims results and streams them from Triton.")
+    worker.add_argument(
+        "--kind",
+        choices=("generation", "attribution"),
+        default="generation",
+        help="what it runs: generation on Triton (the default), or attribution on an index",
+    )
+    worker.add_argument("--index", help="the index, for attribution")
+    worker.add_argument(
+        "--engines",
+        type=int,
+        choices=range(1, 65),
+        metavar="N",
+        default=1,
+        help="attributions that it runs at the same time, each in a process of its own (1)",
+    )
     add("migrate", _migrate, "Bring the database's schema up to date.")
     add_team_commands(
         commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
@@ -124,10 +139,24 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(create_app(settings, with_worker=options.with_worker), settings)
 
 
-def _worker(_options: argparse.Namespace) -> int:
+def _worker(options: argparse.Namespace) -> int:
     import uvloop
 
-    uvloop.run(_run_worker(Settings()))
+    if options.kind == "generation":
+        uvloop.run(_run_worker(Settings()))
+        return 0
+
+    from app.attribution_worker import run_attribution_worker
+    from app.infini_gram.process import AttributionFailedError, EngineDiedError
+
+    if options.index is None:
+        sys.stderr.write("worker --kind attribution needs --index NAME: see GET /indexes\n")
+        return 2
+    try:
+        uvloop.run(run_attribution_worker(Settings(), options.index, options.engines))
+    except (AttributionFailedError, EngineDiedError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     return 0
 
 

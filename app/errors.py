@@ -19,6 +19,8 @@ class FailureCode(StrEnum):
     ENGINE_CRASHED = "engine_crashed"
     WORKER_LOST = "worker_lost"
     TRITON_LOST = "triton_lost"
+    ENGINE_LOST = "engine_lost"
+    INFINI_GRAM_ERROR = "infini_gram_error"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -47,8 +49,8 @@ WORKER_LOST = Failure(
 )
 ENGINE_CRASHED = Failure(
     FailureCode.ENGINE_CRASHED,
-    "The model's engine died each time it ran this request, alone at the last. The request "
-    "itself seems to crash it: change the prompt or the parameters.",
+    "The engine died each time it ran this request, alone at the last. The request itself seems "
+    "to crash it: change the prompt or the parameters.",
     False,
 )
 INTERNAL_ERROR = Failure(
@@ -206,6 +208,8 @@ _STATUS_OF_FAILURE = {
     FailureCode.ENGINE_CRASHED: 502,
     FailureCode.WORKER_LOST: 503,
     FailureCode.TRITON_LOST: 503,
+    FailureCode.ENGINE_LOST: 503,
+    FailureCode.INFINI_GRAM_ERROR: 500,
     FailureCode.INTERNAL_ERROR: 500,
 }
 
@@ -236,6 +240,13 @@ class IndexUnavailableError(ServiceError):
 
 class IndexBusyError(ServiceError):
     status, code, title = 503, "index_busy", "Too many index queries are waiting"
+
+
+class OverloadedError(ServiceError):
+    """An attribution took too long; under infini-gram API's name."""
+
+    status, code, title = 503, "server_overloaded", "Server overloaded"
+    uri = "server-overloaded"
 
 
 class TooManyWaitersError(ServiceError):

@@ -107,6 +107,24 @@ class IdempotencyKeys:
         """Whose a key is; None while nobody's."""
         return await self._finds.submit((team_id, key))
 
+    async def keep(self, team_id: str, key: str, seconds: float) -> None:
+        """Let a key live so long from now on, if it has no longer to live."""
+        await self._database.fetch(
+            """UPDATE idempotency_keys SET expires_at = now() + make_interval(secs => $3)
+               WHERE team_id = $1 AND key = $2
+                 -- Not at each use: a tenth of the time may be missing.
+                 AND expires_at BETWEEN now() AND now() + make_interval(secs => $3 * 0.9)""",
+            team_id,
+            key,
+            seconds,
+        )
+
+    async def forget(self, team_id: str, key: str) -> None:
+        """Free a key: what it named is no answer."""
+        await self._database.fetch(
+            "DELETE FROM idempotency_keys WHERE team_id = $1 AND key = $2", team_id, key
+        )
+
     async def remove_expired(self) -> int:
         """Remove keys whose time is over; how many. They name nobody since then as it is."""
         total: int = 0

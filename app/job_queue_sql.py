@@ -28,7 +28,8 @@ READ_COLUMNS = (
     "id", "team_id", "context_id", "model_name", "model_version", "state", "output", "error_code",
     "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
     "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
-    "finished_at", "metadata", "retry_of", "logprobs", "erased_at", "store", "request",
+    "finished_at", "metadata", "retry_of", "logprobs", "erased_at", "store", "request", "kind",
+    "source_id", "attribution",
 )  # fmt: skip
 
 

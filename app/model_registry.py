@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from app.attributions import QUEUES
 from app.database import Database, is_passing
 from app.errors import (
     FieldError,
@@ -26,6 +27,11 @@ from app.triton_client import IndexEntry, TritonClient
 logger = logging.getLogger(__name__)
 
 _MISS_REFRESH_SECONDS = 0.5
+# Workers tell with each heartbeat which queues they serve.
+_SERVED = """
+SELECT DISTINCT name FROM workers w, jsonb_object_keys(w.load) AS k(name)
+WHERE w.dead_at IS NULL AND w.lease_expires_at > now() AND starts_with(name, $1)
+"""
 # What the clients of TGI send where a name must stand: text_generation, and huggingface_hub.
 _PLACEHOLDERS = {"tgi", "dummy"}
 
@@ -70,6 +76,7 @@ class ModelRegistry:
         self._formats = PromptFormats(settings.model_repository)
         self._models: dict[str, Model] = {}
         self._stored: dict[str, int | None] = {}
+        self._served: set[str] = set()  # queues of indexes
         self._seen_at: dict[str, datetime] = {}
         self._refreshing = asyncio.Lock()
         self._refreshed_at = float("-inf")
@@ -89,8 +96,14 @@ class ModelRegistry:
         return [model.name for model in self._models.values() if model.ready]
 
     def is_ready(self, name: str) -> bool:
+        """Whether a model is ready, or somebody serves an index's queue of this name."""
         model = self._models.get(name)
-        return model is not None and model.ready
+        return name in self._served if model is None else model.ready
+
+    def serving(self, queue: str) -> Model:
+        """What stands for the model of an index's queue."""
+        ready = self.is_ready(queue)
+        return Model(queue, None, ready, "" if ready else "no attribution worker is up", None)
 
     async def find(self, name: str) -> Model:
         """The model of that name. Raises UnknownModelError with the list of known ones."""
@@ -164,6 +177,7 @@ class ModelRegistry:
                 self.triton_error = error.detail
             await self._remember([entry for entry in entries if entry.ready])
             self._models = await self._merge(entries)
+            await self._read_served()
             self._refreshed_at = asyncio.get_running_loop().time()
         if before != {model.name: model.ready for model in self._models.values()}:
             for handler in self._on_change:
@@ -213,6 +227,16 @@ class ModelRegistry:
             return
         self._stored = {row["name"]: row["version"] for row in rows} | new
         self._seen_at = {row["name"]: row["first_seen_at"] for row in rows}
+
+
+    async def _read_served(self) -> None:
+        try:
+            rows = await self._database.fetch(_SERVED, QUEUES)
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            return
+        self._served = {row["name"] for row in rows}
 
 
 def _unknown(name: str, known: list[str]) -> UnknownModelError:

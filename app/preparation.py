@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
+from app.attributions import following, new_attribution, queue_of, renewed
 from app.errors import (
     ConflictError,
     ErasedError,
@@ -20,7 +21,7 @@ from app.ids import new_id
 from app.job_queue import NewContext, NewResult, OnDisconnect
 from app.model_registry import Model
 from app.principal import Principal
-from app.schemas.native import ContextCreate, ResultCreate, SendOptions
+from app.schemas.native import AttributeOptions, ContextCreate, ResultCreate, SendOptions
 from app.services import Services
 from app.webhook_target import url_fault
 
@@ -138,10 +139,14 @@ async def prepare_retry(
         raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
     if row["erased_at"] is not None:
         raise erased(row)
-    model = await services.registry.find(row["model_name"])
+    is_generation = row["kind"] == "generation"
+    if is_generation:
+        model = await services.registry.find(row["model_name"])
+    else:
+        model = services.registry.serving(row["model_name"])
     limits = await services.admission.limits_of(principal.team_id, model.name)
-    tokens = orjson.loads(row["parameters"])["max_tokens"]
-    if limits.tokens_per_minute is not None:
+    tokens = orjson.loads(row["parameters"])["max_tokens"] if is_generation else 0
+    if is_generation and limits.tokens_per_minute is not None:
         text = row["prompt"]
         if text is None:
             text = (await services.contexts.get(principal.team_id, row["context_id"])).content or ""
@@ -159,6 +164,9 @@ async def prepare_retry(
         metadata=row["metadata"],
         webhook_url=row["webhook_url"],
         retry_of=retry_of,
+        kind=row["kind"],
+        source_id=row["source_id"],
+        attribution=renewed(row["attribution"]) if row["attribution"] else None,
         store=row["store"],
         tokens=tokens,
         limits=limits,
@@ -275,10 +283,48 @@ async def _new_result(
         metadata=_json(options.metadata) if options.metadata else "{}",
         new_context=new_context,
         webhook_url=options.webhook_url,
+        attribution=_following(services, options.attribute, deadline),
         tokens=tokens,
         limits=limits,
     )
     return Prepared(model, result)
+
+
+def _following(
+    services: Services, wanted: AttributeOptions | None, deadline_seconds: float
+) -> str | None:
+    """The attribution that is to follow. Raises UnknownIndexError, IndexUnavailableError."""
+    if wanted is None:
+        return None
+    services.indexes.engine(wanted.index)
+    return following(wanted.index, wanted.to_stored(), deadline_seconds)
+
+
+async def prepare_attribution(
+    services: Services,
+    principal: Principal,
+    index: str,
+    text: str,
+    parameters: Mapping[str, Any],
+    result_id: UUID,
+    **members: Any,
+) -> Prepared:
+    """A text to attribute; of a result's, `members` tell its source and context.
+
+    Raises UnknownIndexError, IndexUnavailableError.
+    """
+    services.indexes.engine(index)
+    queue = queue_of(index)
+    result = new_attribution(
+        result_id,
+        principal.team_id,
+        index,
+        text,
+        parameters,
+        **{"deadline_seconds": services.settings.default_deadline_seconds} | members,
+        limits=await services.admission.limits_of(principal.team_id, queue),
+    )
+    return Prepared(services.registry.serving(queue), result)
 
 
 async def _count_tokens(model: Model, text: str) -> int:

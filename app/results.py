@@ -26,7 +26,10 @@ _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 _LIST_COLUMNS = [column for column in READ_COLUMNS if column != "request"]
 _LONG_COLUMNS = ", ".join(_LIST_COLUMNS)
 _SHORT_COLUMNS = ", ".join(
-    f"left(output, {LIST_TEXT_CHARACTERS}) AS output" if column == "output" else column
+    # An attribution is no text: half of its JSON is nothing.
+    f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS}) END AS output"
+    if column == "output"
+    else column
     for column in _LIST_COLUMNS
 )
 
@@ -35,14 +38,31 @@ _BY_IDS = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = ANY($1::uui
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
-       webhook_url, store, erased_at
+       webhook_url, store, erased_at, kind, source_id, attribution, output
 FROM results WHERE id = $1 AND team_id = $2
+"""
+
+_NEWEST_ABOUT = f"""
+SELECT {', '.join(READ_COLUMNS)} FROM results
+WHERE source_id = $1 AND team_id = $2 AND model_name = $3 ORDER BY id DESC LIMIT 1
 """
 
 _PARTIAL = """
 SELECT coalesce(string_agg(c.text, '' ORDER BY c."offset"), '') FROM results r
 LEFT JOIN result_chunks c ON c.result_id = r.id AND c.attempt = r.attempt
 WHERE r.id = $1 AND r.team_id = $2
+"""
+
+# In the order of ids, like all who lock several.
+_DELETE = """
+WITH picked AS (
+  SELECT id, state FROM results WHERE id = $1 OR source_id = $1 ORDER BY id FOR UPDATE
+), swept AS (
+  DELETE FROM result_chunks c USING picked p WHERE c.result_id = p.id
+), gone AS (
+  DELETE FROM results r USING picked p WHERE r.id = p.id
+)
+SELECT id, state FROM picked
 """
 
 # The chunks of a running result from the one that holds the reader's place on; of a result that is
@@ -188,6 +208,10 @@ class ResultStore:
         )
         return await self._database.fetch(query, *arguments)
 
+    async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> asyncpg.Record | None:
+        """The newest attribution of a result by the index of that queue."""
+        return await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)
+
     async def attempts(self, team_id: str, result_id: UUID) -> asyncpg.Record:
         """The attempt history and the present attempt. Raises NotFoundError."""
         row = await self._database.fetchrow(_ATTEMPTS, result_id, team_id)
@@ -203,9 +227,11 @@ class ResultStore:
         return row
 
     async def delete(self, team_id: str, result_id: UUID, *, force: bool) -> None:
-        """Delete a result. Raises ConflictError while it is pending, unless `force`."""
+        """Delete a result and its attributions. Raises ConflictError while it is pending, unless
+        `force`.
+        """
 
-        async def work(connection: Connection) -> bool:
+        async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
                 state = await connection.fetchval(
                     "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPDATE",
@@ -218,14 +244,11 @@ class ResultStore:
                     raise ConflictError(
                         "The result is pending. Wait, cancel it, or add ?force=true."
                     )
-                await connection.execute(
-                    "DELETE FROM result_chunks WHERE result_id = $1", result_id
-                )
-                await connection.execute("DELETE FROM results WHERE id = $1", result_id)
-            return bool(state == "pending")
+                deleted = await connection.fetch(_DELETE, result_id)
+                return [row["id"] for row in deleted if row["state"] == "pending"]
 
-        if await self._database.run(work):
-            await self._queue.tell_stopped([result_id])
+        if stopped := await self._database.run(work):
+            await self._queue.tell_stopped(stopped)
 
 
 def _split(

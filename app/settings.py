@@ -365,6 +365,28 @@ class Settings(BaseSettings):
         description="Index queries that wait for a thread; further ones are answered 503.",
     )
 
+    attribution_seconds: float = Field(
+        90.0,
+        alias="LLM_ATTRIBUTION_SECONDS",
+        gt=0,
+        le=3600,
+        description="How long `POST /{index}/attribution` waits for its answer; then the "
+        "attribution is cancelled and answered 503.",
+    )
+    attribution_cache_seconds: float = Field(
+        3600.0,
+        alias="LLM_ATTRIBUTION_CACHE_SECONDS",
+        ge=0,
+        description="How long the same `POST /{index}/attribution` of a team is answered with the "
+        "attribution that there is; 0: never.",
+    )
+    attribution_cache_hit_seconds: float = Field(
+        43_200.0,
+        alias="LLM_ATTRIBUTION_CACHE_HIT_SECONDS",
+        ge=0,
+        description="How long from then on, once it was asked for again.",
+    )
+
     @model_validator(mode="after")
     def _check_issuer(self) -> Self:
         if self.jwks and not (self.jwt_issuer and self.jwt_audience):

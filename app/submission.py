@@ -13,7 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.errors import IdempotencyConflictError, InternalError, NotFoundError, ServiceError
+from app.errors import ErasedError, IdempotencyConflictError, InternalError, NotFoundError, ServiceError
 from app.idempotency import NewKey, hash_request
 from app.ids import new_id
 from app.job_queue import NewResult
@@ -118,6 +118,32 @@ async def retry(
     new_key = services.keys.new(key, hash_request({"retry_of": str(retry_of)})) if key else None
     asked = _Asked(lambda: prepare_retry(services, principal, retry_of, result_id), new_key)
     return _only(await _submit(services, principal, [asked]))
+
+
+async def submit_attribution(
+    services: Services,
+    principal: Principal,
+    prepared: Callable[[], Awaitable[Prepared]],
+    key: NewKey,
+    *,
+    is_cached: bool,
+) -> Answer:
+    """Send a text's attribution, or find the one under its key.
+
+    Where the key is of a cache (`is_cached`), an attribution that failed is no answer. Raises as
+    above, and UnknownIndexError, IndexUnavailableError.
+    """
+    while True:
+        try:
+            answer = _only(await _submit(services, principal, [_Asked(prepared, key)]))
+        except ErasedError:
+            if not is_cached:
+                raise
+        else:
+            is_failed = isinstance(answer, Replayed) and answer.row["state"] == "failed"
+            if not (is_cached and is_failed):
+                return answer
+        await services.keys.forget(principal.team_id, key.key)
 
 
 async def submit_group(

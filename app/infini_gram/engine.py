@@ -8,6 +8,7 @@ Methods block, and release the interpreter's lock: call them through `Indexes.ru
 called by several threads at the same time.
 """
 
+import hashlib
 import os
 import tempfile
 import weakref
@@ -188,6 +189,12 @@ class Engine:
         if counted != (self.shard_count, self.total_documents):
             raise EngineError(f"{self.declaration.path} opened with other shards or documents")
         return engine
+
+    @property
+    def version(self) -> str:
+        """Tells apart indexes that had the same name: SHA-256 over the checksums of the files."""
+        sums = "".join(self.manifest.files[name].sha256 for name in sorted(self.manifest.files))
+        return hashlib.sha256(sums.encode()).hexdigest()
 
     # --- Counting ---------------------------------------------------------------------------------
 

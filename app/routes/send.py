@@ -77,7 +77,7 @@ _ANSWERED: dict[str, Any] = {"model": ResultRead, "content": {MEDIA_TYPE: {}}}
 # Sends a request as the result of this id, unless it is another's by its key.
 Submission = Callable[[UUID], Awaitable[Answer]]
 
-_WISHES = {
+WISHES = {
     "Prefer": {
         "schema": {"type": "string", "pattern": r"wait=\d+", "example": "wait=30"},
         "description": "Hold up to this many seconds; answer 200 if the result is terminal by then.",
@@ -121,7 +121,7 @@ class _Wish:
     responses={202: {"model": ResultRead}, 200: _ANSWERED},
     openapi_extra=describe(
         path={"model_name": "A model's name.", "context_id": "A saved context's id."},
-        header=_WISHES | KEY_HEADER,
+        header=WISHES | KEY_HEADER,
         body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
     ),
 )
@@ -132,7 +132,7 @@ async def send_context(request: Request) -> Response:
     path = request.path_params
     services, principal = services_of(request), principal_of(request)
     context_id = to_id(path["context_id"], "context")
-    return await _send(
+    return await send(
         request,
         services,
         lambda result_id: submit_context(
@@ -149,7 +149,7 @@ async def send_context(request: Request) -> Response:
         200: _ANSWERED,
     },
     openapi_extra=describe(
-        header=_WISHES | KEY_HEADER,
+        header=WISHES | KEY_HEADER,
         body={
             "schema": {
                 "oneOf": [
@@ -174,7 +174,7 @@ async def create_results(request: Request) -> Response:
         answers = await submit_all(services, principal, _parse_list(body))
         return json_response([_bulk_item(services, answer) for answer in answers], 202)
     create = _with_key(request, parse(_CREATE, body))
-    return await _send(
+    return await send(
         request, services, lambda result_id: submit(services, principal, create, result_id)
     )
 
@@ -184,7 +184,7 @@ async def create_results(request: Request) -> Response:
     status_code=202,
     response_model=ResultRead,
     responses={200: _ANSWERED},
-    openapi_extra=describe(header=_WISHES | KEY_HEADER),
+    openapi_extra=describe(header=WISHES | KEY_HEADER),
 )
 async def retry_result(
     request: Request, result_id: str, services: ServicesOf, principal: PrincipalOf
@@ -195,14 +195,14 @@ async def retry_result(
     """
     key = idempotency_key(request)
     retry_of = to_id(result_id, "result")
-    return await _send(
+    return await send(
         request,
         services,
         lambda new_result_id: retry(services, principal, retry_of, key, new_result_id),
     )
 
 
-async def _send(request: Request, services: Services, submission: Submission) -> Response:
+async def send(request: Request, services: Services, submission: Submission) -> Response:
     """Submit, and answer as the client wishes: 202 with the result's place, 200 once terminal."""
     wish = _Wish.of(request, services.settings)
     result_id = new_id()

@@ -7,10 +7,20 @@ from uuid import UUID
 
 import asyncpg
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
 
+from app.attributions import index_of
 from app.contexts import Context
 from app.ids import created_at
+from app.infini_gram.attribution import AttributionParameters
 from app.job_queue import NewResult
 from app.schemas.sampling import SamplingParameters
 
@@ -72,6 +82,20 @@ class ContextCreate(_WithMetadata):
         return self
 
 
+def _named_index(value: object) -> object:
+    return {"index": value} if isinstance(value, str) else value
+
+
+class AttributeOptions(AttributionParameters):
+    """The index that a text is to be attributed to, and how."""
+
+    index: Annotated[str, Field(min_length=1, max_length=128)]
+
+    def to_stored(self) -> dict[str, Any]:
+        """The parameters that differ from their defaults."""
+        return self.model_dump(by_alias=True, exclude_defaults=True, exclude={"index"})
+
+
 class SendOptions(_WithMetadata):
     """How a context is sent; every member is optional."""
 
@@ -86,6 +110,12 @@ class SendOptions(_WithMetadata):
     )
     webhook_url: Annotated[str, Field(max_length=MAX_URL_CHARACTERS)] | None = Field(
         None, description="Told when the result is terminal; see /webhooks/deliveries."
+    )
+    attribute: Annotated[AttributeOptions | None, BeforeValidator(_named_index)] = Field(
+        None,
+        description="An index's name, or `{index, ...parameters}`: once completed, the text is "
+        "attributed to that corpus, by a result of its own that `attribution` names.",
+        strict=False,
     )
     idempotency_key: Key | None = Field(
         None,
@@ -136,17 +166,26 @@ class UsageRead(BaseModel):
     completion_tokens: int | None
 
 
+class FollowingRead(BaseModel):
+    """The attribution that was asked for with a result; a result too, once the text is completed."""
+
+    index: str
+    id: UUID | None = Field(description="Where to read it, as /results/{id}; null until then.")
+
+
 class ResultRead(BaseModel):
     """A result: `pending`, then `completed` or `failed`, and unchanged from then on."""
 
     id: UUID
+    kind: Literal["generation", "attribution"]
     context_id: UUID
     model_name: str
     model_version: int | None
     model_ready: bool
     state: Literal["pending", "completed", "failed"]
-    result: str | None = Field(
-        description="The generated text, without the prompt; null once it is erased."
+    result: str | dict[str, Any] | None = Field(
+        description="The generated text, without the prompt; of an attribution, the whole answer of "
+        "/{index}/attribution (in lists only with `full`). Null once it is erased."
     )
     error: ErrorRead | None
     finish_reason: Literal["stop", "length", "error", "cancelled"] | None
@@ -161,6 +200,10 @@ class ResultRead(BaseModel):
     finished_at: datetime | None
     metadata: dict[str, Any]
     retry_of: UUID | None = Field(description="The result that this one is a retry of.")
+    source_id: UUID | None = Field(
+        None, description="Only of a result's attribution: the result whose text it is about."
+    )
+    attribution: FollowingRead | None = Field(None, description="Only when asked for.")
     queue_position: int | Literal["1000+"] | None = Field(
         description="While pending, at `GET /results/{id}`: 1 is the next to be run, 0 is running; "
         "null where unknown."
@@ -261,14 +304,18 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
             "prompt_tokens": row["prompt_tokens"],
             "completion_tokens": row["completion_tokens"],
         }
+    result = row["output"]
+    if row["kind"] == "attribution":
+        result = orjson.Fragment(result) if result else None
     wire = {
         "id": str(row["id"]),
+        "kind": row["kind"],
         "context_id": str(row["context_id"]),
         "model_name": row["model_name"],
         "model_version": row["model_version"],
         "model_ready": model_ready,
         "state": row["state"],
-        "result": row["output"],
+        "result": result,
         "error": error,
         "finish_reason": row["finish_reason"],
         "parameters": orjson.Fragment(row["parameters"]),
@@ -289,14 +336,26 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
         wire["logprobs"] = orjson.Fragment(row["logprobs"])
     if row["erased_at"] is not None:
         wire["erased_at"] = row["erased_at"]
+    if row["source_id"] is not None:
+        wire["source_id"] = str(row["source_id"])
+    if row["attribution"] is not None:
+        is_there = row["state"] == "completed"
+        wire["attribution"] = _following_to_wire(row["attribution"], is_there=is_there)
     return wire
+
+
+def _following_to_wire(stored: str, *, is_there: bool) -> dict[str, Any]:
+    following = orjson.loads(stored)
+    identifier = following["id"] if is_there else None
+    return {"index": index_of(following["queue"]), "id": identifier}
 
 
 def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
     """A result that was just accepted, without reading it back."""
     created = created_at(result.id)
-    return {
+    wire: dict[str, Any] = {
         "id": str(result.id),
+        "kind": result.kind,
         "context_id": str(result.context_id),
         "model_name": result.model_name,
         "model_version": result.model_version,
@@ -319,6 +378,11 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
         "queue_position": None,
         "estimated_wait_seconds": None,
     }
+    if result.source_id is not None:
+        wire["source_id"] = str(result.source_id)
+    if result.attribution is not None:
+        wire["attribution"] = _following_to_wire(result.attribution, is_there=False)
+    return wire
 
 
 def attempts_to_wire(row: asyncpg.Record) -> list[dict[str, Any]]:

@@ -1,0 +1,149 @@
+"""Attribution on an index: each attempt has a process of the engine to itself."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+
+from app.attributions import queue_of
+from app.errors import INTERNAL_ERROR, Failure, FailureCode
+from app.infini_gram.process import (
+    AttributionFailedError,
+    AttributionRefusedError,
+    EngineDiedError,
+    EngineProcess,
+)
+from app.job_queue import Claim, Outcome
+from app.runner import Attempt, OnText
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE = 30.0  # seconds between two starts of an engine that cannot be started
+
+
+class AttributionBackend:
+    """Runs attributions on one index, as many at a time as it has engines; `run` keeps them up."""
+
+    def __init__(self, index: str, engines: int) -> None:
+        self._index = index
+        self._queue = queue_of(index)
+        self._count = engines
+        self._first: EngineProcess | None = None
+        self._idle: asyncio.Queue[EngineProcess] = asyncio.Queue()
+        self._alive = 0
+        self._on_change: list[Callable[[], None]] = []
+
+    async def open(self) -> None:
+        """Start a first engine. Raises AttributionFailedError with the reason why it cannot be, and
+        EngineDiedError.
+        """
+        self._first = await EngineProcess.start(self._index, os.environ)
+
+    async def run(self) -> None:
+        """Keep the engines up, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for place in range(self._count):
+                group.create_task(self._keep(self._first if place == 0 else None))
+
+    async def _keep(self, engine: EngineProcess | None) -> None:
+        pause = 1.0
+        while True:
+            try:
+                engine = engine or await EngineProcess.start(self._index, os.environ)
+            except (AttributionFailedError, EngineDiedError, OSError, TimeoutError) as error:
+                logger.error(  # noqa: TRY400 # an operator's matter, without a traceback
+                    "index %s cannot be opened: %s; trying again in %.0f s",
+                    self._index, error, pause, extra={"action": "engine_failed"},
+                )  # fmt: skip
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            pause = 1.0
+            self._change(+1)
+            self._idle.put_nowait(engine)
+            try:
+                await engine.wait()
+            finally:
+                self._change(-1)
+                await engine.end()
+            engine = None
+
+    def _change(self, count: int) -> None:
+        self._alive += count
+        for handler in self._on_change:
+            handler()
+
+    def ready(self) -> list[str]:
+        """The index's queue, while an engine is up."""
+        return [self._queue] if self._alive else []
+
+    def on_change(self, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever that changes."""
+        self._on_change.append(handler)
+
+    def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
+        """The attempt of a claim, still to be run."""
+        return Attribution(claim, self, on_text)
+
+    async def is_dead(self, _name: str) -> bool:
+        """Never: an engine says nothing until it is done, and its death is seen at once."""
+        return False
+
+    @contextlib.asynccontextmanager
+    async def engine(self) -> AsyncIterator[EngineProcess]:
+        """An engine that does nothing else; one that is left in mid-work is ended."""
+        engine = await self._idle.get()
+        while not engine.is_alive:
+            engine = await self._idle.get()
+        try:
+            yield engine
+        except BaseException:
+            engine.kill()
+            raise
+        self._idle.put_nowait(engine)
+
+
+class Attribution(Attempt):
+    """One text's attribution: its JSON comes in one piece."""
+
+    def __init__(self, claim: Claim, backend: AttributionBackend, on_text: OnText) -> None:
+        super().__init__(claim, on_text)
+        self._backend = backend
+
+    async def _work(self) -> tuple[Outcome, Failure | None]:
+        try:
+            text, tokens = await self._attribute()
+        except EngineDiedError as error:
+            return Outcome.LOST, _engine_lost(error)
+        except AttributionRefusedError as error:
+            return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
+        except AttributionFailedError as error:
+            if error.is_bug:
+                return Outcome.FAILED, INTERNAL_ERROR
+            return Outcome.FAILED, Failure(FailureCode.INFINI_GRAM_ERROR, str(error), False)
+        self.prompt_tokens, self.finish_reason = tokens, "stop"
+        self.is_over = True  # the end writes it: no chunk of it is kept
+        self._say(text)
+        return Outcome.COMPLETED, None
+
+    async def _attribute(self) -> tuple[str, int]:
+        refusal: AttributionRefusedError | AttributionFailedError
+        async with self._backend.engine() as engine:
+            try:
+                return await engine.attribute(self.claim.prompt, self.claim.parameters)
+            except (AttributionRefusedError, AttributionFailedError) as error:
+                refusal = error  # the engine is as good as before
+        raise refusal
+
+    def _lost(self) -> Failure:
+        return _engine_lost("its process was ended")
+
+
+def _engine_lost(reason: object) -> Failure:
+    return Failure(
+        FailureCode.ENGINE_LOST,
+        f"The index's engine was lost in every attempt allowed ({reason}). Send again; if it recurs, "
+        "look at the attribution worker's log and memory.",
+        True,
+    )

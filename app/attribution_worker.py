@@ -1,0 +1,62 @@
+"""The process that runs attributions: `python -m app worker --kind attribution --index NAME`.
+
+It needs PostgreSQL and the index's files, and no Triton.
+"""
+
+import asyncio
+import signal
+
+from app.attribution_backend import AttributionBackend
+from app.database import Database
+from app.job_queue import JobQueue
+from app.listener import Listener
+from app.maintenance import Maintenance
+from app.results import ResultStore
+from app.settings import Settings
+from app.stream_hub import StreamHub
+from app.team_limits import TeamLimits
+from app.worker import Worker
+
+
+async def run_attribution_worker(settings: Settings, index: str, engines: int) -> None:
+    """Run until SIGTERM or SIGINT; a background task that dies ends it.
+
+    Raises AttributionFailedError when the index cannot be opened.
+    """
+    settings = settings.model_copy(update={"worker_slots": engines})
+    async with Database(settings, "llm attribution") as database:
+        limits = TeamLimits(database, settings)
+        queue = JobQueue(database, settings, limits)
+        listener = Listener(database)
+        limits.subscribe(listener)
+        hub = StreamHub(database, ResultStore(database, queue, settings), settings)
+        backend = AttributionBackend(index, engines)
+        worker = Worker(database, queue, backend, listener, hub, settings)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stop)
+        await backend.open()
+        tasks = [
+            asyncio.create_task(work, name=name)
+            for name, work in {
+                "worker": worker.run(),
+                "engines": backend.run(),
+                "listener": listener.run(),
+                "limits": limits.run(),
+                "maintenance": Maintenance(queue, settings).run(),
+            }.items()
+        ]
+        running = tasks[0]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if running not in done:
+                worker.stop()
+                await running
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+

@@ -1,0 +1,87 @@
+"""An index's engine in a process of its own: `python -m app.infini_gram.child NAME`.
+
+Attributions run here. A call of the engine cannot be interrupted, and hostile input may crash it: the
+process is killed, or dies, alone. It reads requests from stdin and answers on stdout, one at a time;
+`process` is the other end.
+
+A request is a line of JSON, {"text", "parameters"}. An answer is a line of JSON, {"kind", "tokens",
+"size"}, and `size` bytes behind it: the attribution as JSON ("ok"), or a message ("invalid", "engine",
+"bug"). The first answer tells that the index is open.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from typing import IO
+
+import orjson
+
+from app.errors import EngineInputError, InvalidRequestError, ServiceError
+from app.infini_gram.attribution import AttributionParameters, attribute
+from app.infini_gram.declarations import DeclarationError, read_declarations
+from app.infini_gram.engine import Engine
+from app.infini_gram.indexes import Indexes
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(name: str, parent: int) -> None:
+    """Serve one index until stdin ends."""
+    _die_with(parent)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the engine prints must not end up among the answers
+    try:
+        engine = _open(name)
+    except (DeclarationError, ServiceError) as error:
+        _answer(answers, "engine", str(error).encode())
+        return
+    _answer(answers, "ok", b"")
+    for line in sys.stdin.buffer:
+        _answer(answers, *_attribute(engine, line))
+
+
+def _open(name: str) -> Engine:
+    """The index, if its files are what they were. Raises DeclarationError, UnknownIndexError,
+    IndexUnavailableError.
+    """
+    declared = read_declarations(Settings().indexes_file)
+    indexes = Indexes([one for one in declared if one.name == name])
+    indexes.open_blocking()
+    return indexes.engine(name)
+
+
+def _attribute(engine: Engine, line: bytes) -> tuple[str, bytes, int]:
+    try:
+        request = orjson.loads(line)
+        parameters = AttributionParameters.model_validate(request["parameters"])
+        found = attribute(engine, parameters, request["text"])
+    except (InvalidRequestError, EngineInputError) as error:
+        return "invalid", error.detail.encode(), 0
+    except ServiceError as error:
+        return "engine", error.detail.encode(), 0
+    except Exception:
+        logger.exception("an attribution broke")
+        return "bug", b"", 0
+    return "ok", orjson.dumps(found), len(found["inputTokens"])
+
+
+def _answer(answers: IO[bytes], kind: str, body: bytes, tokens: int = 0) -> None:
+    answers.write(orjson.dumps({"kind": kind, "tokens": tokens, "size": len(body)}) + b"\n")
+    answers.write(body)
+    answers.flush()
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the worker dies: it would go on with work that another does again."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,111 @@
+"""The worker's end of an engine in a process of its own (`child`)."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+_ROOT = Path(__file__).resolve().parents[2]
+_OPEN_SECONDS = 600.0  # of an index whose files are cold
+
+
+class EngineDiedError(Exception):
+    """The process is gone; the message tells how it ended."""
+
+
+class AttributionRefusedError(Exception):
+    """The request goes beyond a bound, or is none of this index."""
+
+
+class AttributionFailedError(Exception):
+    """The engine reported an error, in its own words; or a bug of ours."""
+
+    def __init__(self, message: str, *, is_bug: bool = False) -> None:
+        super().__init__(message)
+        self.is_bug = is_bug
+
+
+class EngineProcess:
+    """One engine, which attributes one text at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, name: str, environment: Mapping[str, str]) -> "EngineProcess":
+        """Open an index in a new process. Raises AttributionFailedError with the reason, and
+        EngineDiedError.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "app.infini_gram.child", name, str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+            cwd=_ROOT,
+        )  # fmt: skip
+        engine = cls(process)
+        try:
+            async with asyncio.timeout(_OPEN_SECONDS):
+                await engine._hear()
+        except BaseException:
+            await engine.end()
+            raise
+        return engine
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def attribute(self, text: str, parameters: Mapping[str, Any]) -> tuple[str, int]:
+        """The attribution of a text as JSON, and the text's number of tokens.
+
+        Raises AttributionRefusedError, AttributionFailedError, EngineDiedError. A caller that is
+        cancelled must end the process: it goes on.
+        """
+        assert self._process.stdin is not None
+        request = orjson.dumps({"text": text, "parameters": parameters})
+        try:
+            self._process.stdin.write(request + b"\n")
+            await self._process.stdin.drain()
+        except ConnectionError:
+            raise await self._death() from None
+        return await self._hear()
+
+    async def _hear(self) -> tuple[str, int]:
+        assert self._process.stdout is not None
+        try:
+            head = orjson.loads(await self._process.stdout.readline() or b"null")
+            if head is None:
+                raise await self._death()
+            body = (await self._process.stdout.readexactly(head["size"])).decode()
+        except asyncio.IncompleteReadError:
+            raise await self._death() from None
+        if head["kind"] == "ok":
+            return body, head["tokens"]
+        if head["kind"] == "invalid":
+            raise AttributionRefusedError(body)
+        raise AttributionFailedError(body, is_bug=head["kind"] == "bug")
+
+    async def _death(self) -> EngineDiedError:
+        status = await self._process.wait()
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+        return EngineDiedError(f"the engine's process {how}")
+
+    def kill(self) -> None:
+        """End what it does, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def wait(self) -> None:
+        """Return when the process has ended."""
+        await self._process.wait()
+
+    async def end(self) -> None:
+        """Kill it, and wait for it."""
+        self.kill()
+        await self._process.wait()

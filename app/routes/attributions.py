@@ -1,0 +1,272 @@
+"""Attributions: of a text, answered as infini-gram API does; of a result, kept with it.
+
+https://github.com/allenai/infinigram-api. Each is a result, run by the attribution workers of its
+index: it can be polled, streamed and cancelled, and a webhook tells of it.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Mapping
+from typing import Annotated, Any
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.attributions import cache_key, queue_of
+from app.errors import (
+    ConflictError,
+    EngineError,
+    FailureCode,
+    NotFoundError,
+    OverloadedError,
+    ServiceError,
+    StoppingError,
+)
+from app.group import cancel_all, failure_of
+from app.idempotency import NewKey, hash_request
+from app.ids import new_id
+from app.infini_gram.attribution import AttributionParameters, AttributionRequest
+from app.preparation import erased, prepare_attribution
+from app.routes.common import (
+    KEY_HEADER,
+    PrincipalOf,
+    ServicesOf,
+    TeamOf,
+    body_of,
+    describe,
+    idempotency_key,
+    on_disconnect_of,
+    principal_of,
+    reference,
+    result_wire,
+    services_of,
+    to_id,
+    watching,
+)
+from app.routes.send import WISHES, send
+from app.routes.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, ids_of
+from app.schemas.attribution import AttributionRead
+from app.schemas.native import ResultRead
+from app.services import Services
+from app.sse import MEDIA_TYPE
+from app.submission import Answer, Replayed, submit_attribution
+from app.wire import JSON, json_response, parse
+
+router = APIRouter(tags=["infini-gram"])
+raw = APIRouter(tags=["infini-gram"])
+
+_REQUEST = TypeAdapter(AttributionRequest)
+_PARAMETERS = TypeAdapter(AttributionParameters)
+_CLIENT_LEFT = 499  # seen by nobody but a log
+_MARGIN_SECONDS = 10.0
+
+IndexName = Annotated[
+    str, Query(min_length=1, max_length=128, pattern=r"^[^\x00]*$", description="An index's name.")
+]
+
+
+@raw.post(
+    "/{index}/attribution",
+    responses={200: {"model": AttributionRead}},
+    openapi_extra=describe(
+        path={"index": "An index's name."},
+        header=KEY_HEADER | ON_DISCONNECT_HEADER,
+        body={"schema": reference(AttributionRequest), "example": {"response": "return None"}},
+    ),
+)
+async def attribute_text(request: Request) -> Response:
+    """Which parts of a text the corpus has, and in which documents; answered when it is done.
+
+    The same request finds the same answer for an hour, and for twelve from when it was last asked
+    again. 503 when it takes too long.
+    """
+    services = services_of(request)
+    index = request.path_params["index"]
+    wanted = parse(_REQUEST, await body_of(request))
+    version = services.indexes.engine(index).version
+    parameters = _to_stored(wanted)
+    content = {"index": index, "version": version, "text": wanted.response, **parameters}
+    given = idempotency_key(request)
+    seconds = services.settings.attribution_cache_seconds
+    key = services.keys.new(given, hash_request(content)) if given else cache_key(content, seconds)
+    is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
+    row, is_new, has_left = await _wait(
+        request, index, wanted.response, parameters, key, is_cached=given is None
+    )
+    result_id = row["id"]
+    headers = {RESULT_ID_HEADER: str(result_id)}
+    if row["state"] == "pending":
+        if is_new and is_cancelled:
+            await cancel_all(services, row["team_id"], [result_id])
+        if has_left:
+            return Response(status_code=_CLIENT_LEFT)
+        raise _too_long(services, result_id, headers)
+    if row["state"] == "failed":
+        raise _failure(row, headers)
+    if row["erased_at"] is not None:
+        raise erased(row)
+    if not is_new:
+        headers["Idempotent-Replayed"] = "true"
+        if given is None:
+            seconds = services.settings.attribution_cache_hit_seconds
+            await services.keys.keep(row["team_id"], key.key, seconds)
+    return Response(row["output"], media_type=JSON, headers=headers)
+
+
+async def _wait(
+    request: Request,
+    index: str,
+    text: str,
+    parameters: Mapping[str, Any],
+    key: NewKey,
+    *,
+    is_cached: bool,
+) -> tuple[asyncpg.Record, bool, bool]:
+    """The attribution once it has ended or the time is over, whether it is new, and whether the
+    client has left.
+    """
+    services, principal = services_of(request), principal_of(request)
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + services.settings.attribution_seconds
+    deadline = services.settings.default_deadline_seconds
+    if is_cached:  # nobody would look for it later, should this process die
+        deadline = services.settings.attribution_seconds + _MARGIN_SECONDS
+    while True:
+        result_id = new_id()
+        with services.hub.expecting(result_id) as woken:
+            answer = await submit_attribution(
+                services,
+                principal,
+                functools.partial(
+                    prepare_attribution,
+                    services,
+                    principal,
+                    index,
+                    text,
+                    parameters,
+                    result_id,
+                    deadline_seconds=deadline,
+                ),
+                key,
+                is_cached=is_cached,
+            )
+            is_new = not isinstance(answer, Replayed)
+            (found,) = ids_of([answer])
+            expecting = (
+                contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
+            )
+            with expecting as news, watching(request, news) as has_left:
+                row = await services.hub.wait_terminal(
+                    principal.team_id,
+                    found,
+                    max(0.0, ends - loop.time()),
+                    news,
+                    is_new=is_new,
+                    has_left=has_left,
+                )
+        # One that another asked for, and cancelled, is no answer.
+        if is_new or not is_cached or row["state"] != "failed":
+            return row, is_new, has_left()
+
+
+@router.post(
+    "/results/{result_id}/attribution",
+    status_code=202,
+    response_model=ResultRead,
+    responses={200: {"model": ResultRead, "content": {MEDIA_TYPE: {}}}},
+    openapi_extra=describe(
+        header=WISHES | KEY_HEADER,
+        body={"schema": reference(AttributionParameters), "example": {"minimumSpanLength": 3}},
+    ),
+)
+async def attribute_result(
+    request: Request, result_id: str, index: IndexName, services: ServicesOf, principal: PrincipalOf
+) -> Response:
+    """Attribute the text of an ended result: a result of its own, which names it in `source_id`.
+
+    The same again finds the one that there is. 409 while the text is not complete.
+    """
+    body = await request.body()
+    parameters = _to_stored(parse(_PARAMETERS, body)) if body else {}
+    source = await services.results.request(principal.team_id, to_id(result_id, "result"))
+    if source["erased_at"] is not None:
+        raise erased(source)
+    if source["kind"] != "generation":
+        raise ConflictError("The result is an attribution itself.")
+    if source["state"] == "pending":
+        raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
+    content = {
+        "index": index,
+        "version": services.indexes.engine(index).version,
+        "source": str(source["id"]),
+        **parameters,
+    }
+    given = idempotency_key(request)
+    seconds = services.settings.idempotency_seconds
+    key = services.keys.new(given, hash_request(content)) if given else cache_key(content, seconds)
+
+    def submission(new_result_id: UUID) -> Awaitable[Answer]:
+        return submit_attribution(
+            services,
+            principal,
+            lambda: prepare_attribution(
+                services,
+                principal,
+                index,
+                source["output"] or "",
+                parameters,
+                new_result_id,
+                source_id=source["id"],
+                context_id=source["context_id"],
+                webhook_url=source["webhook_url"],
+                store=source["store"],
+            ),
+            key,
+            is_cached=given is None,
+        )
+
+    return await send(request, services, submission)
+
+
+@router.get("/results/{result_id}/attribution", response_model=ResultRead)
+async def read_attribution(
+    result_id: str, index: IndexName, services: ServicesOf, team: TeamOf
+) -> Response:
+    """The newest attribution of a result by an index."""
+    source = to_id(result_id, "result")
+    row = await services.results.newest_about(team, source, queue_of(index))
+    if row is None:
+        raise NotFoundError(f"There is no attribution of result {source} by index {index!r}.")
+    return json_response(result_wire(services, row))
+
+
+def _to_stored(parameters: AttributionParameters) -> dict[str, Any]:
+    return parameters.model_dump(by_alias=True, exclude_defaults=True, exclude={"response"})
+
+
+def _too_long(services: Services, result_id: UUID, headers: dict[str, str]) -> ServiceError:
+    if services.hub.is_closing:
+        return StoppingError(
+            f"This process of the service is stopping. Send the request again; its result is "
+            f"{result_id}.",
+            headers=headers | {"Retry-After": "2"},
+        )
+    return OverloadedError(
+        f"The attribution took longer than {services.settings.attribution_seconds:.0f} s "
+        "(LLM_ATTRIBUTION_SECONDS). Try again later, or send the text to "
+        "/results/{id}/attribution, which waits for no answer.",
+        headers=headers | {"Retry-After": "10"},
+    )
+
+
+def _failure(row: asyncpg.Record, headers: dict[str, str]) -> ServiceError:
+    error: ServiceError = failure_of(row)
+    if row["error_code"] == FailureCode.INFINI_GRAM_ERROR:  # under infini-gram API's name
+        error = EngineError(row["error_message"])
+    error.headers.update(headers)
+    return error
