@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Callable
 
 from app.attributions import queue_of
@@ -38,7 +37,7 @@ class AttributionBackend:
         """Start a first engine. Raises AttributionFailedError with the reason why it cannot be, and
         EngineDiedError.
         """
-        self._first = await EngineProcess.start(self._index, os.environ)
+        self._first = await EngineProcess.start(self._index)
 
     async def run(self) -> None:
         """Keep the engines up, until cancelled."""
@@ -50,7 +49,7 @@ class AttributionBackend:
         pause = 1.0
         while True:
             try:
-                engine = engine or await EngineProcess.start(self._index, os.environ)
+                engine = engine or await EngineProcess.start(self._index)
             except (AttributionFailedError, EngineDiedError, OSError, TimeoutError) as error:
                 logger.error(  # noqa: TRY400 # an operator's matter, without a traceback
                     "index %s cannot be opened: %s; trying again in %.0f s",

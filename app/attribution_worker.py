@@ -58,5 +58,3 @@ async def run_attribution_worker(settings: Settings, index: str, engines: int) -
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-

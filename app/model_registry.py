@@ -228,7 +228,6 @@ class ModelRegistry:
         self._stored = {row["name"]: row["version"] for row in rows} | new
         self._seen_at = {row["name"]: row["first_seen_at"] for row in rows}
 
-
     async def _read_served(self) -> None:
         try:
             rows = await self._database.fetch(_SERVED, QUEUES)

@@ -43,7 +43,7 @@ FROM results WHERE id = $1 AND team_id = $2
 """
 
 _NEWEST_ABOUT = f"""
-SELECT {', '.join(READ_COLUMNS)} FROM results
+SELECT {", ".join(READ_COLUMNS)} FROM results
 WHERE source_id = $1 AND team_id = $2 AND model_name = $3 ORDER BY id DESC LIMIT 1
 """
 
@@ -208,7 +208,9 @@ class ResultStore:
         )
         return await self._database.fetch(query, *arguments)
 
-    async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> asyncpg.Record | None:
+    async def newest_about(
+        self, team_id: str, source_id: UUID, queue: str
+    ) -> asyncpg.Record | None:
         """The newest attribution of a result by the index of that queue."""
         return await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)
 

@@ -13,7 +13,13 @@ from uuid import UUID
 
 import asyncpg
 
-from app.errors import ErasedError, IdempotencyConflictError, InternalError, NotFoundError, ServiceError
+from app.errors import (
+    ErasedError,
+    IdempotencyConflictError,
+    InternalError,
+    NotFoundError,
+    ServiceError,
+)
 from app.idempotency import NewKey, hash_request
 from app.ids import new_id
 from app.job_queue import NewResult

@@ -76,7 +76,9 @@ class ServicePart:
 
     async def _is_ready(self, log_start: int) -> bool:
         if not self._ready_url:
-            return f"{self._command.split()[0]} ready" in processes.log_text(self.log_file, log_start)
+            return f"{self._command.split()[0]} ready" in processes.log_text(
+                self.log_file, log_start
+            )
         address = urlsplit(self._ready_url)
         request = f"GET {address.path} HTTP/1.0\r\nHost: {address.netloc}\r\n\r\n"
         try:

@@ -37,7 +37,7 @@ class EngineProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, environment: Mapping[str, str]) -> "EngineProcess":
+    async def start(cls, name: str) -> "EngineProcess":
         """Open an index in a new process. Raises AttributionFailedError with the reason, and
         EngineDiedError.
         """
@@ -45,7 +45,6 @@ class EngineProcess:
             sys.executable, "-m", "app.infini_gram.child", name, str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=environment,
             cwd=_ROOT,
         )  # fmt: skip
         engine = cls(process)

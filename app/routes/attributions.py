@@ -157,9 +157,7 @@ async def _wait(
             )
             is_new = not isinstance(answer, Replayed)
             (found,) = ids_of([answer])
-            expecting = (
-                contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
-            )
+            expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
             with expecting as news, watching(request, news) as has_left:
                 row = await services.hub.wait_terminal(
                     principal.team_id,

@@ -1,4 +1,4 @@
-"""attributions: results of another kind; the queue is found by its name alone
+"""attributions: results of another kind; a queue is found by its name alone
 
 Revision: 0007
 Revises: 0006
@@ -8,58 +8,62 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from app import schema_changes
+
 revision = "0007"
 down_revision = "0006"
 branch_labels = None
 depends_on = None
 
 _UNCLAIMED = sa.text("state = 'pending' AND worker_id IS NULL")
-_ORDER = (sa.text("priority DESC"), "fair_key", "id")
-
-
-def _create_queue_indexes(name: str, first: list[str]) -> None:
-    op.create_index(name, "results", [*first, "model_name", *_ORDER], postgresql_where=_UNCLAIMED)
-    op.create_index(
-        f"{name}_team",
-        "results",
-        [*first, "model_name", "team_id", *_ORDER],
-        postgresql_where=_UNCLAIMED,
-    )
-
-
-def _drop_queue_indexes(name: str) -> None:
-    op.drop_index(f"{name}_team", "results")
-    op.drop_index(name, "results")
-
-
-def _check_kind(condition: str) -> None:
-    op.drop_constraint(op.f("ck_results_kind"), "results")
-    op.create_check_constraint(op.f("ck_results_kind"), "results", condition)
+_QUEUES = (("", []), ("_team", ["team_id"]))
+_ORDER: schema_changes.Columns = [sa.text("priority DESC"), "fair_key", "id"]
 
 
 def upgrade() -> None:
-    op.add_column("results", sa.Column("source_id", sa.UUID(), nullable=True))
-    op.add_column(
+    schema_changes.lock_table("results")
+    schema_changes.add_column("results", sa.Column("source_id", sa.UUID(), nullable=True))
+    schema_changes.add_column(
         "results",
         sa.Column("attribution", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
     )
-    _check_kind("kind IN ('generation', 'attribution')")
-    op.create_index(
-        "ix_results_source_id_id",
-        "results",
-        ["source_id", "id"],
-        postgresql_where=sa.text("source_id IS NOT NULL"),
+    schema_changes.replace_check(
+        "results", "ck_results_kind", "kind IN ('generation', 'attribution')"
     )
-    _create_queue_indexes("ix_results_queue", [])
-    _drop_queue_indexes("ix_results_unclaimed")
+    with schema_changes.outside_transactions():
+        schema_changes.validate("results", "ck_results_kind")
+        schema_changes.create_index(
+            "ix_results_source_id_id",
+            "results",
+            ["source_id", "id"],
+            sa.text("source_id IS NOT NULL"),
+        )
+        for name, team in _QUEUES:
+            schema_changes.create_index(
+                f"ix_results_queue{name}", "results", ["model_name", *team, *_ORDER], _UNCLAIMED
+            )
+            schema_changes.drop_index(f"ix_results_unclaimed{name}", "results")
 
 
 def downgrade() -> None:
-    # The service before knows no such kind, and would give them to a model.
+    schema_changes.refuse_to_forget(
+        "SELECT FROM results WHERE kind = 'attribution'",
+        "attributions, which the service before does not know, would be deleted.",
+    )
     op.execute("DELETE FROM results WHERE kind = 'attribution'")
-    _create_queue_indexes("ix_results_unclaimed", ["kind"])
-    _drop_queue_indexes("ix_results_queue")
-    op.drop_index("ix_results_source_id_id", "results")
-    _check_kind("kind IN ('generation')")
+    schema_changes.lock_table("results")
+    schema_changes.replace_check("results", "ck_results_kind", "kind IN ('generation')")
+    with schema_changes.outside_transactions():
+        schema_changes.validate("results", "ck_results_kind")
+        for name, team in _QUEUES:
+            schema_changes.create_index(
+                f"ix_results_unclaimed{name}",
+                "results",
+                ["kind", "model_name", *team, *_ORDER],
+                _UNCLAIMED,
+            )
+            schema_changes.drop_index(f"ix_results_queue{name}", "results")
+        schema_changes.drop_index("ix_results_source_id_id", "results")
+    schema_changes.lock_table("results")
     op.drop_column("results", "attribution")
     op.drop_column("results", "source_id")

@@ -1,0 +1,417 @@
+"""Attributions as results: awaited, kept with a result, followed, cancelled, cached."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import psutil
+import pytest
+
+from app.embedded import processes
+from app.embedded.service import ServicePart
+from app.embedded.triton import EmbeddedTriton
+from app.settings import Settings
+from tests.attribution_workers import (
+    INDEX,
+    QUEUE,
+    SENTENCE,
+    attribution_worker,
+    build_index,
+    environment_of,
+)
+from tests.conftest import Service, make_settings, run_service
+from tests.integration.support import assert_problem, until
+from tests.postgres import PostgresServer
+
+JSON = {"Content-Type": "application/json"}
+TEXT = f"He wrote: {SENTENCE} again."
+
+
+@pytest.fixture(scope="module")
+def declarations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_index(tmp_path_factory.mktemp("index"))
+
+
+@pytest.fixture
+def settings(
+    postgres_server: PostgresServer,
+    database_name: str,
+    triton: EmbeddedTriton,
+    declarations: Path,
+) -> Settings:
+    return make_settings(
+        postgres_server, database_name, triton, indexes_file=declarations, max_attempts=3
+    )
+
+
+@pytest.fixture
+async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[ServicePart]:
+    async with attribution_worker(settings, tmp_path / "worker.log") as running:
+        yield running
+
+
+async def attribute(service: Service, text: str = TEXT, **members: Any) -> httpx.Response:
+    return await service.client.post(f"/{INDEX}/attribution", json={"response": text, **members})
+
+
+async def generate(service: Service, text: str = TEXT, **members: Any) -> dict[str, Any]:
+    """A result whose text is `text` and a space; awaited."""
+    answer = await service.client.post(
+        "/results/",
+        json={"model": "scripted", "content": f"{{{{text={text}}}}}", **members},
+        headers={"Prefer": "wait=30"},
+    )
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def read(service: Service, result_id: str) -> dict[str, Any]:
+    answer = await service.client.get(f"/results/{result_id}", params={"wait": 30})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def assert_found(attribution: dict[str, Any]) -> None:
+    """The sentence was found, whole, in the document that has it."""
+    assert attribution["index"] == INDEX
+    longest = max(attribution["spans"], key=lambda span: span["length"])
+    assert SENTENCE in longest["text"]
+    (document,) = longest["documents"]
+    assert document["metadata"]["metadata"]["source"] == "tale"
+    assert SENTENCE in document["text"]
+
+
+# --- of a text ------------------------------------------------------------------------------------
+
+
+async def test_a_text_is_attributed(service: Service, worker: ServicePart) -> None:
+    answer = await attribute(service, maximumSpanDensity=1)
+    assert answer.status_code == 200, answer.text
+    assert_found(answer.json())
+    assert "".join(answer.json()["inputTokens"]) == TEXT
+    result = await read(service, answer.headers["x-result-id"])
+    assert (result["kind"], result["model_name"], result["state"]) == (
+        "attribution",
+        QUEUE,
+        "completed",
+    )
+    assert result["result"] == answer.json()
+    assert result["parameters"] == {"maximumSpanDensity": 1.0}
+    assert result["usage"]["prompt_tokens"] == len(TEXT)
+    listed = (await service.client.get("/results/", params={"model_name": QUEUE})).json()
+    assert [(one["id"], one["result"]) for one in listed] == [(result["id"], None)]
+    full = await service.client.get("/results/", params={"model_name": QUEUE, "full": True})
+    assert full.json()[0]["result"] == answer.json()
+
+
+async def test_the_same_text_again_has_the_same_answer(
+    service: Service, worker: ServicePart, connection: asyncpg.Connection
+) -> None:
+    expiry = "SELECT extract(epoch FROM expires_at - now()) FROM idempotency_keys"
+    first = await attribute(service)
+    assert 3500 < await connection.fetchval(expiry) <= 3600
+    again = await attribute(service, prompt="ignored")
+    assert again.content == first.content
+    assert again.headers["x-result-id"] == first.headers["x-result-id"]
+    assert again.headers["idempotent-replayed"] == "true"
+    assert 43_100 < await connection.fetchval(expiry) <= 43_200
+    other = await attribute(service, maximumFrequency=3)
+    assert other.headers["x-result-id"] != first.headers["x-result-id"]
+    # One that is deleted is found no more.
+    await service.client.delete(f"/results/{first.headers['x-result-id']}")
+    anew = await attribute(service)
+    assert anew.headers["x-result-id"] != first.headers["x-result-id"]
+    assert anew.json() == first.json()
+
+
+async def test_those_who_ask_the_same_at_once_share_one(
+    service: Service, worker: ServicePart, connection: asyncpg.Connection
+) -> None:
+    answers = await asyncio.gather(*(attribute(service) for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert await connection.fetchval("SELECT count(*) FROM results") == 1
+
+
+async def test_what_takes_too_long_is_cancelled_and_says_so(settings: Settings) -> None:
+    short = settings.model_copy(update={"attribution_seconds": 0.3})
+    async with run_service(short, with_worker=False) as api:
+        answer = await attribute(api)
+        assert answer.status_code == 503
+        problem = answer.json()
+        assert (problem["type"], problem["title"]) == ("server-overloaded", "Server overloaded")
+        assert int(answer.headers["retry-after"]) > 0
+        result = await read(api, answer.headers["x-result-id"])
+        assert (result["state"], result["error"]["code"]) == ("failed", "cancelled")
+        # A failure is no answer for the next one, even of those who ask the same.
+        again = await attribute(api)
+        assert again.headers["x-result-id"] != answer.headers["x-result-id"]
+
+
+async def test_a_key_lets_it_go_on(settings: Settings, tmp_path: Path) -> None:
+    short = settings.model_copy(update={"attribution_seconds": 0.3})
+    async with run_service(short, with_worker=False) as api:
+        headers = {"Idempotency-Key": "mine"}
+        url = f"/{INDEX}/attribution"
+        first = await api.client.post(url, json={"response": TEXT}, headers=headers)
+        assert first.status_code == 503
+        result_id = first.headers["x-result-id"]
+        other = await api.client.post(url, json={"response": "other"}, headers=headers)
+        assert_problem(other, 409, "idempotency_conflict")
+        async with attribution_worker(settings, tmp_path / "worker.log"):
+            assert (await read(api, result_id))["state"] == "completed"
+        again = await api.client.post(url, json={"response": TEXT}, headers=headers)
+        assert (again.status_code, again.headers["x-result-id"]) == (200, result_id)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "response"),
+        ({"response": 7}, "response"),
+        ({"response": "a" * 200_001}, "response"),
+        ({"response": "a\x00b"}, "body.response"),
+        ({"response": "a\ud800b"}, "body"),
+        ({"response": "a", "minimumSpanLength": 0}, "minimumSpanLength"),
+        ({"response": "a", "maximum_frequency": -1}, "maximum_frequency"),
+        ({"response": "a", "maximumSpanDensity": 0}, "maximumSpanDensity"),
+        ({"response": "a", "spanRankingMethod": "best"}, "spanRankingMethod"),
+        ({"response": "a", "delimiters": [1]}, "delimiters"),
+    ],
+)
+async def test_bad_requests_store_nothing(
+    api: Service, connection: asyncpg.Connection, body: dict[str, Any], field: str
+) -> None:
+    answer = await api.client.post(f"/{INDEX}/attribution", content=json.dumps(body), headers=JSON)
+    assert_problem(answer, 422, "invalid_request", field)
+    assert await connection.fetchval("SELECT count(*) FROM results") == 0
+
+
+async def test_an_index_that_is_not_there_is_told(api: Service) -> None:
+    answer = await api.client.post("/nothing/attribution", json={"response": "a"})
+    assert_problem(answer, 404, "unknown_index")
+    answer = await api.client.post(
+        "/results/", json={"model": "scripted", "content": "a", "attribute": "nothing"}
+    )
+    assert_problem(answer, 404, "unknown_index")
+
+
+# --- of a result ----------------------------------------------------------------------------------
+
+
+async def test_a_result_is_attributed_once(service: Service, worker: ServicePart) -> None:
+    source = await generate(service)
+    url = f"/results/{source['id']}/attribution"
+    none = await service.client.get(url, params={"index": INDEX})
+    assert_problem(none, 404, "not_found")
+    body = {"maximumSpanDensity": 1}
+    first = await service.client.post(url, params={"index": INDEX}, json=body)
+    assert first.status_code == 202, first.text
+    assert first.headers["location"] == f"/results/{first.json()['id']}"
+    assert first.json()["source_id"] == source["id"]
+    result = await read(service, first.json()["id"])
+    assert (result["state"], result["kind"]) == ("completed", "attribution")
+    assert (result["source_id"], result["context_id"]) == (source["id"], source["context_id"])
+    assert_found(result["result"])
+    again = await service.client.post(url, params={"index": INDEX}, json=body)
+    assert (again.status_code, again.json()["id"]) == (200, result["id"])
+    other = await service.client.post(url, params={"index": INDEX}, headers={"Prefer": "wait=30"})
+    assert (other.status_code, other.json()["state"]) == (200, "completed")
+    newest = await service.client.get(url, params={"index": INDEX})
+    assert newest.json()["id"] == other.json()["id"] != result["id"]
+    # What it is about is gone: so is it.
+    await service.client.delete(f"/results/{source['id']}")
+    assert_problem(await service.client.get(f"/results/{result['id']}"), 404, "not_found")
+
+
+async def test_a_result_is_sent_with_its_attribution(service: Service, worker: ServicePart) -> None:
+    await until(lambda: _is_served(service))
+    sent = await service.client.post(
+        "/results/",
+        json={
+            "model": "scripted",
+            "content": f"{{{{delay_ms=20 text={TEXT}}}}}",
+            "attribute": {"index": INDEX, "maximumSpanDensity": 1},
+        },
+    )
+    assert sent.json()["attribution"] == {"index": INDEX, "id": None}
+    source = await read(service, sent.json()["id"])
+    assert source["attribution"]["index"] == INDEX
+    result = await read(service, source["attribution"]["id"])
+    assert (result["source_id"], result["state"], result["model_ready"]) == (
+        source["id"],
+        "completed",
+        True,
+    )
+    assert_found(result["result"])
+    assert "".join(result["result"]["inputTokens"]) == source["result"]
+
+
+async def _is_served(service: Service) -> bool:
+    await service.services.registry.refresh()
+    return service.services.registry.is_ready(QUEUE)
+
+
+async def test_a_failed_generation_has_no_attribution(service: Service) -> None:
+    sent = await service.client.post(
+        "/results/", json={"model": "scripted", "content": "{{fail_at=1}}", "attribute": INDEX}
+    )
+    source = await read(service, sent.json()["id"])
+    assert (source["state"], source["attribution"]) == ("failed", {"index": INDEX, "id": None})
+
+
+async def test_an_attribution_is_streamed_and_retried_like_any_result(
+    service: Service, worker: ServicePart
+) -> None:
+    source = await generate(service)
+    answer = await service.client.post(
+        f"/results/{source['id']}/attribution",
+        params={"index": INDEX},
+        headers={"Accept": "text/event-stream"},
+    )
+    text, ended = "", ""
+    for block in answer.text.split("\n\n"):
+        event = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if event.get("event") == "delta":
+            text += json.loads(event["data"])["text"]
+        ended = event.get("event", ended)
+    assert ended == "completed"
+    result_id = answer.headers["location"].rsplit("/", 1)[1]
+    result = await read(service, result_id)
+    assert json.loads(text) == result["result"]
+    retried = await service.client.post(
+        f"/results/{result_id}/retry", headers={"Prefer": "wait=30"}
+    )
+    again = retried.json()
+    assert (again["retry_of"], again["source_id"]) == (result_id, source["id"])
+    assert again["result"] == result["result"]
+
+
+async def test_what_has_no_text_yet_is_not_attributed(api: Service, service: Service) -> None:
+    sent = await service.client.post(
+        "/results/", json={"model": "scripted", "content": "{{chunks=50 delay_ms=200}}"}
+    )
+    url = f"/results/{sent.json()['id']}/attribution"
+    answer = await service.client.post(url, params={"index": INDEX})
+    assert_problem(answer, 409, "conflict")
+    await service.client.post(f"/results/{sent.json()['id']}/cancel")
+    answer = await service.client.post(url, params={"index": "../x"})
+    assert_problem(answer, 404, "unknown_index")
+    answer = await service.client.post(url)
+    assert_problem(answer, 422, "invalid_request", "query.index")
+
+
+# --- workers that die -----------------------------------------------------------------------------
+
+
+async def test_a_killed_engine_is_started_anew_and_the_work_done_again(
+    service: Service, worker: ServicePart, connection: asyncpg.Connection
+) -> None:
+    (engine,) = _engines(worker)
+    engine.suspend()  # in mid-work
+    sent = asyncio.create_task(attribute(service))
+    await until(lambda: _is_running(connection))
+    engine.kill()
+    answer = await sent
+    assert answer.status_code == 200
+    attempts = await service.client.get(f"/results/{answer.headers['x-result-id']}/attempts")
+    first, second = attempts.json()
+    assert "killed by signal 9" in first["error"]["message"]
+    assert (second["attempt"], second["error"]) == (2, None)
+
+
+async def test_what_kills_every_engine_fails_with_a_code(
+    service: Service, worker: ServicePart, connection: asyncpg.Connection
+) -> None:
+    sent = asyncio.create_task(attribute(service))
+    for _ in range(3):
+        await until(lambda: _has_engine(worker))
+    stop = asyncio.Event()
+
+    async def kill_all() -> None:
+        while not stop.is_set():
+            for engine in _engines(worker):
+                engine.kill()
+            await asyncio.sleep(0.005)
+
+    killing = asyncio.create_task(kill_all())
+    answer = await sent
+    stop.set()
+    await killing
+    if answer.status_code != 200:  # it may have been quicker than its killers
+        assert answer.json()["code"] in ("engine_crashed", "engine_lost", "server_overloaded")
+
+
+async def test_a_killed_worker_loses_nothing(
+    service: Service, settings: Settings, tmp_path: Path, connection: asyncpg.Connection
+) -> None:
+    async with attribution_worker(settings, tmp_path / "first.log") as first:
+        (engine,) = _engines(first)
+        engine.suspend()
+        sent = asyncio.create_task(attribute(service))
+        await until(lambda: _is_running(connection))
+        assert first._process is not None
+        first._process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(engine.wait, 10)  # it dies with its worker
+    async with attribution_worker(settings, tmp_path / "second.log"):
+        answer = await sent
+    assert answer.status_code == 200, answer.text
+
+
+async def test_a_cancelled_attribution_frees_its_engine(
+    service: Service, worker: ServicePart, connection: asyncpg.Connection
+) -> None:
+    (engine,) = _engines(worker)
+    engine.suspend()
+    source = await generate(service)
+    sent = await service.client.post(f"/results/{source['id']}/attribution?index={INDEX}")
+    await until(lambda: _is_running(connection))
+    cancelled = await service.client.post(f"/results/{sent.json()['id']}/cancel")
+    assert cancelled.json()["error"]["code"] == "cancelled"
+    assert (await attribute(service)).status_code == 200
+
+
+async def test_a_worker_of_an_index_that_is_broken_says_why(
+    settings: Settings, tmp_path: Path, declarations: Path
+) -> None:
+    copy = tmp_path / "indexes.toml"
+    text = declarations.read_text().replace(INDEX, "other")
+    copy.write_text(text)
+    broken = settings.model_copy(update={"indexes_file": copy})
+    for index in ("other", "unknown"):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "app", "worker", "--kind", "attribution", "--index", index),
+            env=environment_of(broken),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        told = (await process.stderr.read()).decode()
+        assert await process.wait() == 2
+        assert index in told
+        assert "Traceback" not in told
+
+
+def _engines(worker: ServicePart) -> list[psutil.Process]:
+    assert worker._process is not None
+    return processes.descendants(worker._process.pid)
+
+
+async def _has_engine(worker: ServicePart) -> bool:
+    return bool(_engines(worker))
+
+
+async def _is_running(connection: asyncpg.Connection) -> bool:
+    return bool(
+        await connection.fetchval(
+            "SELECT true FROM results WHERE kind = 'attribution' AND worker_id IS NOT NULL"
+            " AND state = 'pending'"
+        )
+    )
