@@ -70,6 +70,8 @@ class FieldError:
 class ServiceError(Exception):
     """An answer other than success. Subclasses fix `status`, `code` and `title`.
 
+    `uri` is the problem's `type` where another service has named it; else our catalogue tells it.
+
     `detail` is for people: it says what to change. `extra` becomes members of the problem.
     """
 
@@ -81,6 +83,7 @@ class ServiceError(Exception):
     status = 500
     code = "internal_error"
     title = "Internal error"
+    uri = ""
 
     def __str__(self) -> str:
         return self.detail
@@ -88,7 +91,7 @@ class ServiceError(Exception):
     def to_problem(self) -> dict[str, Any]:
         """The RFC 9457 body; `type` is a stable fragment of the error catalogue."""
         problem: dict[str, Any] = {
-            "type": f"/docs/errors#{self.code}",
+            "type": self.uri or f"/docs/errors#{self.code}",
             "title": self.title,
             "status": self.status,
             "detail": self.detail,
@@ -235,7 +238,10 @@ class IndexUnavailableError(ServiceError):
 
 
 class IndexBusyError(ServiceError):
-    status, code, title = 503, "index_busy", "Too many index queries are waiting"
+    """Under infini-gram API's name."""
+
+    status, code, title = 503, "index_busy", "Server overloaded"
+    uri = "server-overloaded"
 
 
 class TooManyWaitersError(ServiceError):

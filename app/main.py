@@ -25,6 +25,7 @@ from app.routes import (
     contexts,
     errors,
     health,
+    infini_gram,
     models,
     openai,
     openai_batches,
@@ -39,6 +40,14 @@ from app.routes import (
 )
 from app.routes.common import RawRoutes
 from app.schemas.batches import BatchCreate
+from app.schemas.infini_gram import (
+    CnfRequest,
+    IndexRequest,
+    NtdRequest,
+    PointerRequest,
+    QueryRequest,
+    RankRequest,
+)
 from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
 from app.schemas.openai import OpenAIErrorRead
 from app.schemas.openai_chat import ChatRequest
@@ -73,10 +82,17 @@ _MORE_SCHEMAS = (
     ResponseCreate,
     BatchCreate,
     OpenAIErrorRead,
+    QueryRequest,
+    NtdRequest,
+    CnfRequest,
+    RankRequest,
+    PointerRequest,
+    IndexRequest,
 )
 
 # Modules with routes that are answered before FastAPI.
-_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+# infini-gram's begin with any name: last, so that they hide no other.
+_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent, infini_gram)
 _ROUTED = (
     *(results, send, streams, contexts, models, webhooks, tgi),
     *(openai, openai_responses, openai_files, openai_batches),
@@ -115,7 +131,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services(settings, "api") as services:
+        async with open_services(settings, "api") as services, services.indexes:
             app.state.services = services
             services.hub.subscribe(services.listener)
             services.authenticator.subscribe(services.listener)
@@ -174,12 +190,14 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
-    for routes in _RAW:
+    for routes in _RAW[:-1]:
         app.include_router(routes.raw)
     for routes in _ROUTED:
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
+    app.include_router(infini_gram.router)
+    app.include_router(infini_gram.raw)
     app.openapi = lambda: _openapi(app, needs_token=settings.is_authenticated)  # type: ignore[method-assign] # FastAPI's own extension point
     return app
 

@@ -14,6 +14,8 @@ from app.database import Database
 from app.erasure import Erasure
 from app.files import FileStore
 from app.idempotency import IdempotencyKeys
+from app.infini_gram.declarations import read_declarations
+from app.infini_gram.indexes import Indexes
 from app.job_queue import JobQueue
 from app.listener import Listener
 from app.maintenance import Maintenance, remove_expired
@@ -58,11 +60,15 @@ class Services:
     erasure: Erasure
     tokens: TokenStore
     authenticator: Authenticator
+    indexes: Indexes
 
 
 @contextlib.asynccontextmanager
 async def open_services(settings: Settings, name: str) -> AsyncIterator[Services]:
-    """Open pool, channel and lanes. Background tasks are started by `background`."""
+    """Open pool, channel and lanes. Background tasks are started by `background`.
+
+    Indexes are only declared: whose work they are opens them.
+    """
     async with (
         Database(settings, f"llm {name}") as database,
         TritonClient(settings.triton_grpc) as triton,
@@ -97,6 +103,11 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             erasure=Erasure(database),
             tokens=tokens,
             authenticator=Authenticator(tokens, settings),
+            indexes=Indexes(
+                read_declarations(settings.indexes_file),
+                threads=settings.index_threads,
+                queue=settings.index_queue,
+            ),
         )
 
 

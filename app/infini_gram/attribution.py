@@ -1,0 +1,259 @@
+"""Which parts of a text the corpus of an index has, and in which of its documents.
+
+As infini-gram API does it (https://github.com/allenai/infinigram-api, attribution_worker/): the
+engine finds the longest parts that occur, no more than `maximumFrequency` times; the best of them are
+kept, each with documents, and each document with three windows around the part.
+
+All of it blocks, and may take long: `check` is called between the steps, and stops it by raising.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import ceil
+from random import Random
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from app.errors import FieldError, InvalidRequestError
+from app.infini_gram.engine import Document, Engine, Span
+
+# The original has no upper bounds. These keep one request from taking a machine; each is far above
+# what its clients ask for.
+MAX_CHARACTERS = 200_000
+MAX_TOKENS = 50_000
+MAX_FREQUENCY = 1_000_000
+MAX_DOCUMENTS_PER_SPAN = 1000
+MAX_CONTEXT = 10_000
+MAX_DELIMITERS = 100
+MAX_DELIMITER_CHARACTERS = 100
+# Places that the engine may have to write down for all parts together: 24 bytes each, and for those
+# that are told 100 more.
+MAX_PLACES = 20_000_000
+# Tokens of all documents of an answer: about ten bytes of JSON each.
+MAX_DOCUMENT_TOKENS = 5_000_000
+
+_SAMPLE_SEED = 42  # the original's: the same request has the same documents
+
+_EXAMPLE = "def main():\n    return None\n"
+
+Check = Callable[[], None]
+_Context = Annotated[int, Field(gt=0, le=MAX_CONTEXT)]
+
+
+class AttributionParameters(BaseModel):
+    """How a text is attributed. Members may come in camelCase or snake_case.
+
+    Unknown ones are ignored, and so are those that the original once had: `prompt`,
+    `includeDocuments`, `filterMethod` and others.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+        allow_inf_nan=False,
+    )
+
+    delimiters: list[Annotated[str, StringConstraints(max_length=MAX_DELIMITER_CHARACTERS)]] = (
+        Field(
+            [],
+            max_length=MAX_DELIMITERS,
+            description="A span ends with the first of their tokens, and goes on in the next span.",
+            examples=[["\n", "."]],
+        )
+    )
+    allow_spans_with_partial_words: bool = Field(
+        False, description="Also spans that begin or end within a word."
+    )
+    minimum_span_length: int = Field(1, gt=0, le=MAX_TOKENS, description="Fewest tokens of a span.")
+    maximum_frequency: int = Field(
+        10, gt=0, le=MAX_FREQUENCY, description="Most occurrences of a span in the corpus."
+    )
+    maximum_span_density: float = Field(
+        0.05, gt=0, description="Most spans per token of the text; 1 or more: all of them."
+    )
+    span_ranking_method: Literal["length", "unigram_logprob_sum"] = Field(
+        "length", description="Which spans are kept: the longest, or those of the rarest tokens."
+    )
+    maximum_documents_per_span: int = Field(
+        10, gt=0, le=MAX_DOCUMENTS_PER_SPAN, description="Of more, a sample: always the same."
+    )
+    maximum_context_length: _Context = Field(
+        250, description="Most tokens of `text` on each side of the span."
+    )
+    maximum_context_length_long: _Context = Field(100, description="The same of `textLong`.")
+    maximum_context_length_snippet: _Context = Field(40, description="The same of `textSnippet`.")
+
+
+class AttributionRequest(AttributionParameters):
+    """A text and how it is attributed."""
+
+    response: str = Field(max_length=MAX_CHARACTERS, examples=[_EXAMPLE])
+
+
+def attribute(
+    engine: Engine,
+    parameters: AttributionParameters,
+    response: str,
+    check: Check = lambda: None,
+) -> dict[str, Any]:
+    """The whole answer of infini-gram API's attribution, ready for JSON.
+
+    Raises InvalidRequestError for what goes beyond a bound, EngineError, and what `check` raises.
+    """
+    _check_length(len(response), MAX_CHARACTERS, "characters")
+    ids = engine.tokenizer.encode(response)
+    _check_length(len(ids), MAX_TOKENS, "tokens")
+    check()
+    _check_frequency(engine, ids, parameters, check)
+    spans = engine.attribute(
+        ids,
+        delimiter_ids(engine, parameters.delimiters),
+        parameters.minimum_span_length,
+        parameters.maximum_frequency,
+        parameters.allow_spans_with_partial_words,
+    )
+    kept = rank_and_cap(spans, parameters, len(ids))
+    window = _Windows(engine, parameters, check)
+    return {
+        "index": engine.declaration.name,
+        "inputTokens": engine.tokenizer.pieces(response),
+        "spans": [window.span_to_wire(span, ids) for span in kept],
+    }
+
+
+def delimiter_ids(engine: Engine, delimiters: Sequence[str]) -> list[int]:
+    """The ids that end a span: those the index declares for a text, else those of its tokens."""
+    declared = engine.declaration.delimiters
+    ids: dict[int, None] = {}
+    for delimiter in delimiters:
+        found = (
+            [declared[delimiter]] if delimiter in declared else engine.tokenizer.encode(delimiter)
+        )
+        ids.update(dict.fromkeys(found))
+    return list(ids)
+
+
+def rank_and_cap(
+    spans: Sequence[Span], parameters: AttributionParameters, tokens: int
+) -> list[Span]:
+    """The best spans, as many as the density allows, in the order of the text."""
+    density = parameters.maximum_span_density
+    most = tokens if density >= 1 else ceil(tokens * density)
+    if parameters.span_ranking_method == "length":
+        ranked = sorted(spans, key=lambda span: span.length, reverse=True)
+    else:
+        ranked = sorted(spans, key=lambda span: span.unigram_logprob_sum)
+    return sorted(ranked[:most], key=lambda span: span.left)
+
+
+class _Windows:
+    """Fetches documents, and counts their tokens against the bound of an answer."""
+
+    def __init__(self, engine: Engine, parameters: AttributionParameters, check: Check) -> None:
+        self._engine = engine
+        self._parameters = parameters
+        self._check = check
+        self._tokens = 0
+
+    def span_to_wire(self, span: Span, ids: Sequence[int]) -> dict[str, Any]:
+        """A span with its documents."""
+        token_ids = list(ids[span.left : span.right])
+        return {
+            "left": span.left,
+            "right": span.right,
+            "length": span.length,
+            "count": span.count,
+            "unigramLogprobSum": span.unigram_logprob_sum,
+            "text": self._engine.tokenizer.decode(token_ids),
+            "tokenIds": token_ids,
+            "documents": [
+                self._document_to_wire(self._fetch(span, *pointer), span.length)
+                for pointer in self._sample(span.pointers)
+            ],
+        }
+
+    def _sample(self, pointers: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        most = self._parameters.maximum_documents_per_span
+        if len(pointers) <= most:
+            return pointers
+        return Random(_SAMPLE_SEED).sample(pointers, most)  # noqa: S311 # no secret
+
+    def _fetch(self, span: Span, shard: int, pointer: int) -> Document:
+        self._check()
+        document = self._engine.document_by_pointer(
+            shard, pointer, span.length, self._parameters.maximum_context_length
+        )
+        self._tokens += len(document.token_ids)
+        if self._tokens > MAX_DOCUMENT_TOKENS:
+            raise _refused(
+                "maximumContextLength",
+                f"the documents would have more than {MAX_DOCUMENT_TOKENS:,} tokens together; ask "
+                "for less context, fewer documents per span, or a lower density of spans",
+            )
+        return document
+
+    def _document_to_wire(self, document: Document, length: int) -> dict[str, Any]:
+        long, long_offset = cut(document, length, self._parameters.maximum_context_length_long)
+        snippet, snippet_offset = cut(
+            document, length, self._parameters.maximum_context_length_snippet
+        )
+        decode = self._engine.tokenizer.decode
+        return {
+            "documentIndex": document.index,
+            "documentLength": document.length,
+            "displayLength": document.display_length,
+            "needleOffset": document.needle_offset,
+            "metadata": document.metadata,
+            "tokenIds": document.token_ids,
+            "text": decode(document.token_ids),
+            "blocked": document.blocked,
+            "displayLengthLong": len(long),
+            "needleOffsetLong": long_offset,
+            "textLong": decode(long),
+            # A length, whatever its name says: the original's word.
+            "displayOffsetSnippet": len(snippet),
+            "needleOffsetSnippet": snippet_offset,
+            "textSnippet": decode(snippet),
+        }
+
+
+def cut(document: Document, length: int, context: int) -> tuple[list[int], int]:
+    """At most `context` tokens on each side of the needle, and where it begins among them."""
+    start = max(0, document.needle_offset - context)
+    end = document.needle_offset + length + context
+    return document.token_ids[start:end], document.needle_offset - start
+
+
+def _check_length(found: int, most: int, unit: str) -> None:
+    if found > most:
+        raise _refused("response", f"has {found:,} {unit}, and {most:,} are most")
+
+
+def _check_frequency(
+    engine: Engine, ids: Sequence[int], parameters: AttributionParameters, check: Check
+) -> None:
+    """Refuse what could make the engine write down too many places.
+
+    No span occurs more often than its first token. Only for large `maximumFrequency` need those be
+    counted.
+    """
+    most = parameters.maximum_frequency
+    if len(ids) * min(most, engine.total_tokens) <= MAX_PLACES:
+        return
+    places = 0
+    for token_id, times in Counter(ids).items():
+        check()
+        places += times * min(most, engine.count([token_id]).count)
+    if places > MAX_PLACES:
+        raise _refused(
+            "maximumFrequency",
+            f"is too large for a text of {len(ids):,} tokens: {MAX_PLACES // len(ids):,} is safe",
+        )
+
+
+def _refused(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
