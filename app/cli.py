@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app import cli_token
+from app import cli_index, cli_token
 from app.cli_team import add_team_commands
 from app.settings import Settings
 
@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
     )
     cli_token.add_to(commands)
+    cli_index.add_to(commands)
     return parser
 
 

@@ -189,14 +189,30 @@ class PromptFormats:
             return None
 
 
-def read_format(repository: Path, model: str) -> PromptFormat | None:
-    """Read tokenizer, chat template and length from a model repository entry."""
+def tokenizer_file(repository: Path, model: str) -> Path | None:
+    """The tokenizer.json of a model repository entry, if it has one."""
+    newest = _newest(repository, model)
+    if newest is None:
+        return None
+    named = str(_read_json(newest).get("model", ""))
+    weights = _weights_directory(repository, newest.parent, named)
+    file = weights / "tokenizer.json" if weights else None
+    return file if file and file.is_file() else None
+
+
+def _newest(repository: Path, model: str) -> Path | None:
+    """The `model.json` of an entry's newest version."""
     found = [
         file for file in (repository / model).glob("*/model.json") if file.parent.name.isdigit()
     ]
-    if not found:
+    return max(found, key=lambda file: int(file.parent.name), default=None)
+
+
+def read_format(repository: Path, model: str) -> PromptFormat | None:
+    """Read tokenizer, chat template and length from a model repository entry."""
+    newest = _newest(repository, model)
+    if newest is None:
         return None
-    newest = max(found, key=lambda file: int(file.parent.name))
     engine = _read_json(newest)
     weights = _weights_directory(repository, newest.parent, str(engine.get("model", "")))
     if weights is None:

@@ -9,7 +9,10 @@
 A name becomes the first segment of the index's routes, so it is a plain one, and none of ours.
 """
 
+import json
+import os
 import re
+import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,6 +126,47 @@ def parse_declarations(text: str, file: Path) -> list[Declaration]:
             )
         seen[one.name.lower()] = one.name
     return declared
+
+
+def add_declaration(file: Path, declaration: Declaration) -> None:
+    """Write the declaration at the file's end; what is there stays as it is.
+
+    Raises DeclarationError where that cannot be, and OSError.
+    """
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    if text and not text.endswith("\n"):
+        text += "\n"
+    text += ("\n" if text else "") + to_toml(declaration, file.absolute().parent)
+    parse_declarations(text, file)
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        if file.exists():
+            shutil.copymode(file, new)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def to_toml(declaration: Declaration, directory: Path | None = None) -> str:
+    """The lines that declare it, in a file of this directory: what is below it can move with it."""
+
+    def place(path: Path) -> str:
+        is_below = directory is not None and path.is_relative_to(directory)
+        return _quoted(str(path.relative_to(directory) if directory and is_below else path))
+
+    lines = [f"[indexes.{_quoted(declaration.name)}]", f"path = {place(declaration.path)}"]
+    is_bytes = declaration.tokenizer == BYTES
+    tokenizer = _quoted(BYTES) if is_bytes else place(Path(declaration.tokenizer))
+    lines.append(f"tokenizer = {tokenizer}")
+    if declaration.description:
+        lines.append(f"description = {_quoted(declaration.description)}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A TOML string: JSON's escapes are among its own, but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _declaration(name: str, table: object, file: Path) -> Declaration:

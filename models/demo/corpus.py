@@ -8,10 +8,14 @@ Three kinds of documents, all taken from this machine, none downloaded:
   a name answered by its documentation, and a summary line answered by its function.
 
 Which document is held out depends on a hash of its path alone, so it is the same on every machine.
+
+    python models/demo/corpus.py FILE.jsonl     write what the model is trained on, a line each
 """
 
 import ast
 import hashlib
+import json
+import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,6 +74,24 @@ def build_corpus() -> Corpus:
     )
 
 
+def write_training(file: Path) -> None:
+    """Write the training documents and exchanges as lines of JSON, each with where it is from."""
+    modules = list(_modules(Path(sysconfig.get_paths()["stdlib"])))
+    with file.open("w", encoding="utf-8") as lines:
+
+        def write(kind: str, source: str, text: str) -> None:
+            lines.write(json.dumps({"text": text, "kind": kind, "source": source}) + "\n")
+
+        for kind, documents in (("module", modules), ("reference", list(_topics()))):
+            for document in documents:
+                if not document.held_out:
+                    write(kind, document.path, document.text)
+        for module in modules:
+            if not module.held_out:
+                for exchange in _exchanges(module):
+                    write("exchange", module.path, exchange)
+
+
 def _modules(library: Path) -> Iterator[Document]:
     for file in sorted(library.rglob("*.py")):
         relative = file.relative_to(library)
@@ -122,3 +144,7 @@ def _function(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) ->
     if docstring and len(code) <= MAX_FUNCTION_BYTES and not node.name.startswith("_"):
         summary = docstring.split("\n\n", maxsplit=1)[0].replace("\n", "\n# ")
         yield f"# {summary}\n\n{code}"
+
+
+if __name__ == "__main__":
+    write_training(Path(sys.argv[1]))
