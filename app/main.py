@@ -22,6 +22,7 @@ from app.batch_feeder import Feeder
 from app.door import Door
 from app.errors import ServiceError
 from app.generation import TritonBackend
+from app.infini_gram.attribution import AttributionParameters, AttributionRequest
 from app.routes import (
     attributions,
     contexts,
@@ -90,22 +91,14 @@ _MORE_SCHEMAS = (
     RankRequest,
     PointerRequest,
     IndexRequest,
+    AttributionParameters,
+    AttributionRequest,
 )
 
 # Modules with routes that are answered before FastAPI.
-# infini-gram's begin with any name: last, so that they hide no other.
-_RAW = (
-    results,
-    send,
-    streams,
-    contexts,
-    openai,
-    openai_responses,
-    tgi,
-    tenstorrent,
-    attributions,
-    infini_gram,
-)
+_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+# Their paths begin with any name: last, so that they hide no other.
+_OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
     *(results, send, streams, contexts, models, webhooks, tgi),
     *(openai, openai_responses, openai_files, openai_batches),
@@ -189,7 +182,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     )
     app.add_middleware(
         RawRoutes,
-        routes=[route for module in _RAW for route in module.raw.routes],
+        routes=[route for module in (*_RAW, *_OF_INDEXES) for route in module.raw.routes],
     )
     app.add_middleware(
         Door,
@@ -202,15 +195,15 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
-    for routes in _RAW[:-1]:
+    for routes in _RAW:
         app.include_router(routes.raw)
     for routes in _ROUTED:
         app.include_router(routes.router)
     app.include_router(health.router)
     app.include_router(errors.router)
-    app.include_router(attributions.router)
-    app.include_router(infini_gram.router)
-    app.include_router(infini_gram.raw)
+    for routes in _OF_INDEXES:
+        app.include_router(routes.router)
+        app.include_router(routes.raw)
     app.openapi = lambda: _openapi(app, needs_token=settings.is_authenticated)  # type: ignore[method-assign] # FastAPI's own extension point
     return app
 

@@ -54,6 +54,20 @@ ROUTES = {
     "/v1/batches": {"post", "get"},
     "/v1/batches/{batch_id}": {"get"},
     "/v1/batches/{batch_id}/cancel": {"post"},
+    "/indexes": {"get"},
+    "/{index}/find": {"post"},
+    "/{index}/find_cnf": {"post"},
+    "/{index}/count": {"post"},
+    "/{index}/count_cnf": {"post"},
+    "/{index}/prob": {"post"},
+    "/{index}/ntd": {"post"},
+    "/{index}/infgram_prob": {"post"},
+    "/{index}/infgram_ntd": {"post"},
+    "/{index}/get_document_by_rank": {"post"},
+    "/{index}/get_document_by_pointer": {"post"},
+    "/{index}/get_document_by_index": {"post"},
+    "/{index}/get_documents_by_index": {"post"},
+    "/{index}/documents/": {"get"},
     "/health": {"get"},
     "/health/live": {"get"},
     "/health/ready": {"get"},
@@ -174,7 +188,7 @@ async def test_bodies_have_examples_that_are_accepted(
     client = service.client
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            if "requestBody" not in operation or path.startswith("/v1/"):
+            if "requestBody" not in operation or path.startswith(("/v1/", "/{index}/")):
                 continue  # those of dialects wait for their results: tested with them
             media = operation["requestBody"]["content"]["application/json"]
             examples = (
