@@ -1,7 +1,7 @@
 """attributions: results of another kind; a queue is found by its name alone
 
-Revision: 0007
-Revises: 0006
+Revision: 0009
+Revises: 0007
 """
 
 import sqlalchemy as sa
@@ -10,8 +10,8 @@ from sqlalchemy.dialects import postgresql
 
 from app import schema_changes
 
-revision = "0007"
-down_revision = "0006"
+revision = "0009"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 
