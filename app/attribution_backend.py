@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from app.attributions import queue_of
 from app.errors import INTERNAL_ERROR, Failure, FailureCode
@@ -24,7 +25,8 @@ _LONGEST_PAUSE = 30.0  # seconds between two starts of an engine that cannot be 
 class AttributionBackend:
     """Runs attributions on one index, as many at a time as it has engines; `run` keeps them up."""
 
-    def __init__(self, index: str, engines: int) -> None:
+    def __init__(self, declarations: Path, index: str, engines: int) -> None:
+        self._declarations = declarations.absolute()
         self._index = index
         self._queue = queue_of(index)
         self._count = engines
@@ -37,7 +39,7 @@ class AttributionBackend:
         """Start a first engine. Raises AttributionFailedError with the reason why it cannot be, and
         EngineDiedError.
         """
-        self._first = await EngineProcess.start(self._index)
+        self._first = await EngineProcess.start(self._declarations, self._index)
 
     async def run(self) -> None:
         """Keep the engines up, until cancelled."""
@@ -49,7 +51,7 @@ class AttributionBackend:
         pause = 1.0
         while True:
             try:
-                engine = engine or await EngineProcess.start(self._index)
+                engine = engine or await EngineProcess.start(self._declarations, self._index)
             except (AttributionFailedError, EngineDiedError, OSError, TimeoutError) as error:
                 logger.error(  # noqa: TRY400 # an operator's matter, without a traceback
                     "index %s cannot be opened: %s; trying again in %.0f s",

@@ -5,6 +5,7 @@ It needs PostgreSQL and the index's files, and no Triton.
 
 import asyncio
 import signal
+from pathlib import Path
 
 from app.attribution_backend import AttributionBackend
 from app.database import Database
@@ -18,10 +19,10 @@ from app.team_limits import TeamLimits
 from app.worker import Worker
 
 
-async def run_attribution_worker(settings: Settings, index: str, engines: int) -> None:
+async def run_attribution_worker(settings: Settings, file: Path, index: str, engines: int) -> None:
     """Run until SIGTERM or SIGINT; a background task that dies ends it.
 
-    Raises AttributionFailedError when the index cannot be opened.
+    `file` declares the index. Raises AttributionFailedError when the index cannot be opened.
     """
     settings = settings.model_copy(update={"worker_slots": engines})
     async with Database(settings, "llm attribution") as database:
@@ -30,7 +31,7 @@ async def run_attribution_worker(settings: Settings, index: str, engines: int) -
         listener = Listener(database)
         limits.subscribe(listener)
         hub = StreamHub(database, ResultStore(database, queue, settings), settings)
-        backend = AttributionBackend(index, engines)
+        backend = AttributionBackend(file, index, engines)
         worker = Worker(database, queue, backend, listener, hub, settings)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -153,8 +153,13 @@ def _worker(options: argparse.Namespace) -> int:
     if options.index is None:
         sys.stderr.write("worker --kind attribution needs --index NAME: see GET /indexes\n")
         return 2
+    settings = Settings()
+    if settings.indexes_file is None:
+        sys.stderr.write("worker --kind attribution needs INDEXES_FILE (see docs/infini_gram.md)\n")
+        return 2
+    work = run_attribution_worker(settings, settings.indexes_file, options.index, options.engines)
     try:
-        uvloop.run(run_attribution_worker(Settings(), options.index, options.engines))
+        uvloop.run(work)
     except (AttributionFailedError, EngineDiedError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -1,4 +1,4 @@
-"""An index's engine in a process of its own: `python -m app.infini_gram.child NAME`.
+"""An index's engine in a process of its own: `python -m app.infini_gram.child FILE NAME PARENT`.
 
 Attributions run here. A call of the engine cannot be interrupted, and hostile input may crash it: the
 process is killed, or dies, alone. It reads requests from stdin and answers on stdout, one at a time;
@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import IO
 
 import orjson
@@ -23,20 +24,19 @@ from app.infini_gram.attribution import AttributionParameters, attribute
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.infini_gram.engine import Engine
 from app.infini_gram.indexes import Indexes
-from app.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(name: str, parent: int) -> None:
-    """Serve one index until stdin ends."""
+def main(file: Path, name: str, parent: int) -> None:
+    """Serve the index of this name that the file declares, until stdin ends."""
     _die_with(parent)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the engine prints must not end up among the answers
     try:
-        engine = _open(name)
+        engine = _open(file, name)
     except (DeclarationError, ServiceError) as error:
         _answer(answers, "engine", str(error).encode())
         return
@@ -45,11 +45,11 @@ def main(name: str, parent: int) -> None:
         _answer(answers, *_attribute(engine, line))
 
 
-def _open(name: str) -> Engine:
+def _open(file: Path, name: str) -> Engine:
     """The index, if its files are what they were. Raises DeclarationError, UnknownIndexError,
     IndexUnavailableError.
     """
-    declared = read_declarations(Settings().indexes_file)
+    declared = read_declarations(file)
     indexes = Indexes([one for one in declared if one.name == name])
     indexes.open_blocking()
     return indexes.engine(name)
@@ -84,4 +84,4 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

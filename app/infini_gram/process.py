@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 
 _ROOT = Path(__file__).resolve().parents[2]
+_OURS = re.compile(r"LLM_|JWT_|PG|DATABASE")
 _OPEN_SECONDS = 600.0  # of an index whose files are cold
 
 
@@ -37,14 +39,17 @@ class EngineProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str) -> "EngineProcess":
-        """Open an index in a new process. Raises AttributionFailedError with the reason, and
+    async def start(cls, declarations: Path, name: str) -> "EngineProcess":
+        """Open an index that the file declares in a new process. Raises AttributionFailedError with the reason, and
         EngineDiedError.
         """
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "app.infini_gram.child", name, str(os.getpid()),
+            sys.executable, "-m", "app.infini_gram.child",
+            str(declarations), name, str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            # Nothing of ours: what crashes on hostile input had better know no password.
+            env={key: value for key, value in os.environ.items() if not _OURS.match(key)},
             cwd=_ROOT,
         )  # fmt: skip
         engine = cls(process)

@@ -87,6 +87,7 @@ async def test_results_are_written_while_an_index_is_built_and_broken_off(
         assert await client.fetchval("SELECT count(*) FROM results") == 2
         await client.execute("UPDATE results SET priority = 1")
         assert not migration.done()
+        await until(lambda: client.fetchval(NOT_VALID))
         await client.execute("SELECT pg_terminate_backend($1)", builder)
         with pytest.raises(SQLAlchemyError):
             await migration
