@@ -19,6 +19,7 @@ from app.embedded.progress import Progress
 from app.embedded.service import ServicePart, migrate
 from app.embedded.supervisor import Supervisor
 from app.embedded.triton import EmbeddedTriton
+from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.model_repository import (
     ModelRepositoryError,
     ModelSource,
@@ -108,7 +109,12 @@ async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress)
             "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
         )
         worker = ServicePart("Worker", "worker", environment, logs / "worker.log", grace=grace)
-        await _together(supervisor.start(api), supervisor.start(worker))
+        attribution = _attribution_workers(environment, logs, grace)
+        await _together(
+            supervisor.start(api),
+            supervisor.start(worker),
+            *(_start_if_possible(supervisor, part, progress) for part in attribution),
+        )
 
     # The API takes work before the model is loaded.
     await _together(supervisor.start(triton), start_service())
@@ -121,6 +127,35 @@ async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[st
         return {}
     file = await demo_index.prepare(options.data.absolute(), progress)
     return {"INDEXES_FILE": str(file)} if file else {}
+
+
+def _attribution_workers(
+    environment: Mapping[str, str], logs: Path, grace: float
+) -> list[ServicePart]:
+    """One for each index; what is wrong with their file, the API says at its start."""
+    file = environment.get("INDEXES_FILE")
+    try:
+        declared = read_declarations(Path(file) if file else None)
+    except DeclarationError:
+        return []
+    return [
+        ServicePart(
+            f"Attribution {one.name}",
+            f"worker --kind attribution --index {one.name}",
+            environment,
+            logs / f"attribution-{one.name}.log",
+            grace=grace,
+        )
+        for one in declared
+    ]
+
+
+async def _start_if_possible(supervisor: Supervisor, part: ServicePart, progress: Progress) -> None:
+    """Without an index that is broken, all else works."""
+    try:
+        await supervisor.start(part)
+    except StartError as error:
+        progress.line(f"  {error}")
 
 
 async def _together(*starts: Coroutine[Any, Any, None]) -> None:

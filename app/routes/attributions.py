@@ -22,6 +22,8 @@ from app.errors import (
     ConflictError,
     EngineError,
     FailureCode,
+    FieldError,
+    InvalidRequestError,
     NotFoundError,
     OverloadedError,
     ServiceError,
@@ -65,8 +67,9 @@ _PARAMETERS = TypeAdapter(AttributionParameters)
 _CLIENT_LEFT = 499  # seen by nobody but a log
 _MARGIN_SECONDS = 10.0
 
+# Not required: who names no result of his team is told that first.
 IndexName = Annotated[
-    str, Query(min_length=1, max_length=128, pattern=r"^[^\x00]*$", description="An index's name.")
+    str | None, Query(max_length=128, pattern=r"^[^\x00]*$", description="An index's name.")
 ]
 
 
@@ -183,15 +186,20 @@ async def _wait(
     ),
 )
 async def attribute_result(
-    request: Request, result_id: str, index: IndexName, services: ServicesOf, principal: PrincipalOf
+    request: Request,
+    result_id: str,
+    services: ServicesOf,
+    principal: PrincipalOf,
+    index: IndexName = None,
 ) -> Response:
     """Attribute the text of an ended result: a result of its own, which names it in `source_id`.
 
     The same again finds the one that there is. 409 while the text is not complete.
     """
+    source = await services.results.request(principal.team_id, to_id(result_id, "result"))
+    name = _named(services, index)
     body = await request.body()
     parameters = _to_stored(parse(_PARAMETERS, body)) if body else {}
-    source = await services.results.request(principal.team_id, to_id(result_id, "result"))
     if source["erased_at"] is not None:
         raise erased(source)
     if source["kind"] != "generation":
@@ -199,8 +207,8 @@ async def attribute_result(
     if source["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
     content = {
-        "index": index,
-        "version": services.indexes.engine(index).version,
+        "index": name,
+        "version": services.indexes.engine(name).version,
         "source": str(source["id"]),
         **parameters,
     }
@@ -215,7 +223,7 @@ async def attribute_result(
             lambda: prepare_attribution(
                 services,
                 principal,
-                index,
+                name,
                 source["output"] or "",
                 parameters,
                 new_result_id,
@@ -233,14 +241,22 @@ async def attribute_result(
 
 @router.get("/results/{result_id}/attribution", response_model=ResultRead)
 async def read_attribution(
-    result_id: str, index: IndexName, services: ServicesOf, team: TeamOf
+    result_id: str, services: ServicesOf, team: TeamOf, index: IndexName = None
 ) -> Response:
     """The newest attribution of a result by an index."""
-    source = to_id(result_id, "result")
-    row = await services.results.newest_about(team, source, queue_of(index))
+    source = await services.results.get(team, to_id(result_id, "result"))
+    name = _named(services, index)
+    row = await services.results.newest_about(team, source["id"], queue_of(name))
     if row is None:
-        raise NotFoundError(f"There is no attribution of result {source} by index {index!r}.")
+        raise NotFoundError(f"There is no attribution of result {source['id']} by index {name!r}.")
     return json_response(result_wire(services, row))
+
+
+def _named(services: Services, index: str | None) -> str:
+    if index is not None:
+        return index
+    message = f"must be given: one of {', '.join(services.indexes.names) or 'none'}"
+    raise InvalidRequestError(f"index: {message}.", [FieldError("index", message)])
 
 
 def _to_stored(parameters: AttributionParameters) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import asyncpg
 import httpx
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from app.embedded import processes
 from app.embedded.service import ServicePart
@@ -28,7 +29,10 @@ from tests.attribution_workers import (
 )
 from tests.conftest import Service, make_settings, run_service
 from tests.integration.support import assert_problem, until
+from tests.integration.test_auth import bearer
 from tests.postgres import PostgresServer
+from tests.unit.test_exposure import STRONG
+from tests.unit.test_jwt import sign
 
 LONG_TEXT = f"{SENTENCE} and " * 1000  # seconds of work
 JSON = {"Content-Type": "application/json"}
@@ -308,7 +312,40 @@ async def test_what_has_no_text_yet_is_not_attributed(api: Service, service: Ser
     answer = await service.client.post(url, params={"index": "../x"})
     assert_problem(answer, 404, "unknown_index")
     answer = await service.client.post(url)
-    assert_problem(answer, 422, "invalid_request", "query.index")
+    assert_problem(answer, 422, "invalid_request", "index")
+
+
+async def test_one_team_neither_sees_nor_uses_anothers_attributions(
+    settings: Settings, tmp_path: Path
+) -> None:
+    guarded = settings.model_copy(update={"jwt_secret": SecretStr(STRONG)})
+    red, blue = (bearer(sign({"team_id": team, "token_id": team})) for team in ("red", "blue"))
+    async with (
+        run_service(guarded, with_worker=True) as service,
+        attribution_worker(settings, tmp_path / "worker.log"),
+    ):
+        client = service.client
+        body = {"response": TEXT}
+        answers = [
+            await client.post(f"/{INDEX}/attribution", json=body, headers=team)
+            for team in (red, blue, red)
+        ]
+        ids = [answer.headers["x-result-id"] for answer in answers]
+        assert ids[0] == ids[2] != ids[1]
+        assert_problem(await client.get(f"/results/{ids[0]}", headers=blue), 404, "not_found")
+        text = {"model": "scripted", "content": "a", "attribute": INDEX}
+        sent = await client.post("/results/", json=text, headers=red | {"Prefer": "wait=30"})
+        following = sent.json()["attribution"]["id"]
+        for path in (f"/results/{following}", f"/results/{sent.json()['id']}/attribution"):
+            for method in ("GET", "POST"):
+                if method == "POST" and path.endswith(following):
+                    continue
+                answer = await client.request(method, path, params={"index": INDEX}, headers=blue)
+                assert_problem(answer, 404, "not_found")
+        assert (await client.get(f"/results/{following}", headers=red)).status_code == 200
+        assert_problem(
+            await client.post(f"/{INDEX}/attribution", json=body), 401, "unauthenticated"
+        )
 
 
 # --- workers that die -----------------------------------------------------------------------------

@@ -70,8 +70,12 @@ class Run:
         return body
 
     def part(self, words: str) -> psutil.Process:
-        """Its child whose command line holds `words`."""
-        found = [child for child in self.process.children() if words in " ".join(child.cmdline())]
+        """Its child whose command line holds `words`; a worker's kind tells it from the others."""
+        found = [
+            child
+            for child in self.process.children()
+            if re.search(rf"{words}(?! --kind)", " ".join(child.cmdline()))
+        ]
         assert len(found) == 1, f"{words}: {found}"
         return found[0]
 
@@ -152,16 +156,28 @@ def test_the_demo_index_is_built_and_holds_what_the_demo_model_read(shared: Run)
     assert not list(shared.data.glob("*.jsonl"))
 
 
+def test_a_text_is_attributed_to_what_the_demo_model_read(shared: Run) -> None:
+    answer = httpx.post(
+        f"{shared.url}/demo/attribution",
+        json={"response": "import os\nimport sys\n", "maximumFrequency": 10**6},
+        timeout=100,
+    )
+    assert answer.status_code == httpx.codes.OK, answer.text
+    (span,) = answer.json()["spans"]
+    assert span["text"] in span["documents"][0]["text"]
+
+
 @pytest.mark.parametrize(
     ("name", "find"),
     [
         ("PostgreSQL", lambda run: run.part("postgres")),
         ("API", lambda run: run.part("app serve")),
         ("Worker", lambda run: run.part("app worker")),
+        ("Attribution demo", lambda run: run.part("--kind attribution")),
         ("Triton", lambda run: run.part("tritonserver")),
         ("Triton", lambda run: run.stub()),
     ],
-    ids=["postgres", "api", "worker", "tritonserver", "stub"],
+    ids=["postgres", "api", "worker", "attribution", "tritonserver", "stub"],
 )
 def test_every_part_comes_back_after_kill_9(
     shared: Run, name: str, find: Callable[[Run], psutil.Process]

@@ -70,6 +70,7 @@ WITHOUT_IDS = {
     "post /{index}/get_document_by_index": INDEX,
     "post /{index}/get_documents_by_index": INDEX,
     "get /{index}/documents/": INDEX,
+    "post /{index}/attribution": OWN,  # test_attributions.py
     "get /contexts/": EMPTY_LIST,
     "get /results/": EMPTY_LIST,
     "get /webhooks/deliveries": EMPTY_LIST,
