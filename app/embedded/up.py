@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.embedded import preflight, processes
+from app.embedded import demo_index, preflight, processes
 from app.embedded.fetch import fetch
 from app.embedded.postgres import EmbeddedPostgres
 from app.embedded.processes import StartError
@@ -92,10 +92,16 @@ async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress)
     triton = EmbeddedTriton(options.triton_venv, data / "triton", models, logs / "triton.log")
 
     async def start_service() -> None:
-        await supervisor.start(postgres)
-        environment = _environment(options, {**postgres.environment, **triton.environment})
-        async with progress.step("Schema", done="is up to date"):
-            await migrate(environment, logs / "migrate.log")
+        indexes = asyncio.create_task(_prepare_indexes(options, progress))
+        try:
+            await supervisor.start(postgres)
+            environment = _environment(options, {**postgres.environment, **triton.environment})
+            async with progress.step("Schema", done="is up to date"):
+                await migrate(environment, logs / "migrate.log")
+            environment |= await indexes
+        finally:
+            indexes.cancel()
+            await asyncio.gather(indexes, return_exceptions=True)
         grace = float(environment["LLM_GRACE_SECONDS"]) + 5
         ready_url = f"{_url(options)}/health/ready"
         api = ServicePart(
@@ -107,6 +113,14 @@ async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress)
     # The API takes work before the model is loaded.
     await _together(supervisor.start(triton), start_service())
     return list(models)
+
+
+async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[str, str]:
+    """The demo index beside the demo models, unless INDEXES_FILE says what to open (or nothing)."""
+    if options.model is not None or "INDEXES_FILE" in os.environ:
+        return {}
+    file = await demo_index.prepare(options.data.absolute(), progress)
+    return {"INDEXES_FILE": str(file)} if file else {}
 
 
 async def _together(*starts: Coroutine[Any, Any, None]) -> None:

@@ -1,6 +1,7 @@
 """`python -m app up --light` as a person runs it: started, used, killed in parts, stopped."""
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -16,6 +17,8 @@ import pytest
 
 from app.embedded import processes
 from app.embedded.triton import STUB
+from app.infini_gram.declarations import read_declarations
+from app.infini_gram.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -24,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 class Run:
     """One `up`, its output in a file."""
 
-    def __init__(self, directory: Path, name: str = "output") -> None:
+    def __init__(self, directory: Path, name: str = "output", *, indexes: bool = False) -> None:
         self.data, self.output = directory / "data", directory / name
         self.port = processes.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -33,6 +36,7 @@ class Run:
             self.process = psutil.Popen(
                 [sys.executable, "-m", "app", "up", *options],
                 cwd=ROOT,
+                env=os.environ if indexes else {**os.environ, "INDEXES_FILE": ""},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -88,9 +92,9 @@ def are_gone(family: list[psutil.Process]) -> bool:
 
 
 @contextlib.contextmanager
-def ready(directory: Path, name: str = "output") -> Iterator[Run]:
-    """A run that is ready; nothing of it lives on."""
-    run = Run(directory, name)
+def ready(directory: Path, name: str = "output", *, indexes: bool = False) -> Iterator[Run]:
+    """A run that is ready; nothing of it lives on. The demo index takes it seconds to build."""
+    run = Run(directory, name, indexes=indexes)
     try:
         run.says("Ready in")
         yield run
@@ -104,7 +108,7 @@ def ready(directory: Path, name: str = "output") -> Iterator[Run]:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run for tests that leave it working."""
-    with ready(tmp_path_factory.mktemp("up")) as run:
+    with ready(tmp_path_factory.mktemp("up"), indexes=True) as run:
         yield run
 
 
@@ -130,6 +134,22 @@ def test_a_data_directory_in_use_is_told(shared: Run) -> None:
     assert second.said.startswith(f"Cannot start: The data directory {shared.data} is in use")
     assert str(shared.process.pid) in second.said
     assert second.said.count("\n") == 1
+
+
+def test_the_demo_index_is_built_and_holds_what_the_demo_model_read(shared: Run) -> None:
+    assert "Demo index is built" in shared.said
+    (declared,) = read_declarations(shared.data / "indexes.toml")
+    assert (declared.name, declared.path) == ("demo", shared.data / "indexes" / "demo")
+    engine = Engine(declared)
+    assert engine.total_tokens > 1_000_000
+    words = engine.tokenizer.encode("import os\n")
+    found = engine.find(words)
+    assert found.count > 100
+    place = found.segment_by_shard[0][0]
+    document = engine.document_by_rank(0, place, len(words), 10)
+    assert document.metadata["metadata"]["kind"] in ("module", "reference", "exchange")
+    assert "import os\n" in engine.tokenizer.decode(document.token_ids)
+    assert not list(shared.data.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize(
