@@ -10,6 +10,7 @@ import uvloop
 
 from bench import (
     fair,
+    infini_gram,
     machine,
     p1_submit,
     p2_life,
@@ -41,6 +42,7 @@ _GOALS: dict[str, tuple[Goal, str]] = {
     "p7": (p7_lists.run, "list pages at depth; baseline: depth 0 of the same query"),
     "p8": (p8_growth.run, "CPU per result as streams, waiters, rows and the queue grow"),
     "fair": (fair.run, "the fair order of the queue; baseline: first in, first out"),
+    "ngram": (infini_gram.run, "infini-gram: count and attribution; baseline: the package alone"),
     "p9": (p9_memory.run, "memory of the API: idle, with 2,000 long-polls, with 2,000 streams"),
 }
 
@@ -66,6 +68,7 @@ def main() -> int:
         rounds=2 if options.quick else options.rounds,
         seconds=1.0 if options.quick else options.seconds,
         rows=50_000 if options.quick else options.rows,
+        corpus=2_000_000 if options.quick else options.corpus,
     )
     with tempfile.TemporaryDirectory(prefix="llm-bench-", dir=options.directory) as name:
         Path(name).chmod(0o755)
@@ -86,11 +89,16 @@ def _parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("goals", nargs="*", metavar="GOAL", help="which goals (default: all)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 1 s, small tables")
+    parser.add_argument(
+        "--quick", action="store_true", help="2 rounds of 1 s, small tables and corpus"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each arm (5)")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a round (4)")
     parser.add_argument(
         "--rows", type=int, default=1_000_000, help="rows of the tables of P7 and P8 (1000000)"
+    )
+    parser.add_argument(
+        "--corpus", type=int, default=50_000_000, help="bytes of ngram's corpus (50000000)"
     )
     parser.add_argument(
         "--directory", type=Path, help="where PostgreSQL's files go (the system's temporary one)"

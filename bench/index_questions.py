@@ -242,20 +242,20 @@ class Bare:
         """What the route should answer."""
         return {"index": self.name, **getattr(self, f"_{kind}")(body)}
 
-    def _ids(self, query: str | list[int]) -> list[int]:
+    def ids(self, query: str | list[int]) -> list[int]:
         return self._words.encode(query) if isinstance(query, str) else query
 
     def _asked(self, ids: list[int]) -> Wire:
         return {"tokenIds": ids, "tokens": [self._words.token(one) for one in ids]}
 
     def _find(self, body: Wire) -> Wire:
-        ids = self._ids(body["query"])
+        ids = self.ids(body["query"])
         found = self.package.find(ids)
         segments = [list(one) for one in found["segment_by_shard"]]
         return self._asked(ids) | {"cnt": found["cnt"], "segmentByShard": segments}
 
     def _count(self, body: Wire) -> Wire:
-        ids = self._ids(body["query"])
+        ids = self.ids(body["query"])
         return {**self._asked(ids), **self.package.count(ids)}
 
     def _cnf(self, body: Wire) -> tuple[Any, Wire]:
@@ -285,12 +285,12 @@ class Bare:
         }
 
     def _prob(self, body: Wire) -> Wire:
-        ids = self._ids(body["query"])
+        ids = self.ids(body["query"])
         found = self.package.prob(ids[:-1], ids[-1])
         return self._asked(ids) | _prob(found)
 
     def _ntd(self, body: Wire) -> Wire:
-        ids = self._ids(body["query"])
+        ids = self.ids(body["query"])
         return self._asked(ids) | self._distribution(self.package.ntd(ids, body["maxSupport"]))
 
     def _distribution(self, found: Wire) -> Wire:
@@ -308,12 +308,12 @@ class Bare:
         }
 
     def _infgram_prob(self, body: Wire) -> Wire:
-        ids = self._ids(body["query"])
+        ids = self.ids(body["query"])
         found = self.package.infgram_prob(ids[:-1], ids[-1])
         return self._asked(ids) | _prob(found) | self._suffix(ids[:-1], found["suffix_len"])
 
     def _infgram_ntd(self, body: Wire) -> Wire:
-        ids = self._ids(body["query"])
+        ids = self.ids(body["query"])
         found = self.package.infgram_ntd(ids, body["maxSupport"])
         suffix = self._suffix(ids, found["suffix_len"])
         return self._asked(ids) | self._distribution(found) | suffix

@@ -19,6 +19,7 @@ class Options:
     rounds: int
     seconds: float
     rows: int  # of P7's table
+    corpus: int = 50_000_000  # bytes that the index of `ngram` is built of
 
 
 @dataclass(slots=True, frozen=True)

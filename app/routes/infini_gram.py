@@ -4,7 +4,9 @@ https://github.com/allenai/infinigram-api. Each query runs on a thread (`Indexes
 the writing of its answer, which may be long.
 """
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -176,11 +178,22 @@ def prob(engine: Engine, wanted: QueryRequest) -> Wire:
     return query_to_wire(engine, ids) | prob_to_wire(engine.prob(ids))
 
 
+# The engine splits such a query into threads, all of them alive at the same time: 200 for a support
+# of 1,000, 600 for 10,000. If the system gives no more of them, it ends the process.
+_many_threads = threading.Lock()
+
+
+def _alone(wanted: NtdRequest) -> AbstractContextManager[object]:
+    is_large = (wanted.max_support or DEFAULT_SUPPORT) > DEFAULT_SUPPORT
+    return _many_threads if is_large else nullcontext()
+
+
 @_post("ntd", NtdRequest, NtdRead, _NEXT)
 def ntd(engine: Engine, wanted: NtdRequest) -> Wire:
     """The distribution of the next token; `approx` if from a sample of the places."""
     ids = to_ids(engine, wanted.query)
-    found = engine.ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
+    with _alone(wanted):
+        found = engine.ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
     return query_to_wire(engine, ids) | distribution_to_wire(engine.tokenizer, found)
 
 
@@ -197,7 +210,8 @@ def infgram_prob(engine: Engine, wanted: QueryRequest) -> Wire:
 def infgram_ntd(engine: Engine, wanted: NtdRequest) -> Wire:
     """The distribution of the next token after the longest suffix that occurs."""
     ids = to_ids(engine, wanted.query)
-    found = engine.infgram_ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
+    with _alone(wanted):
+        found = engine.infgram_ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
     suffix = suffix_to_wire(engine.tokenizer, ids, found.suffix_length)
     return query_to_wire(engine, ids) | distribution_to_wire(engine.tokenizer, found) | suffix
 
