@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from app import cli_index, cli_token
 from app.cli_team import add_team_commands
+from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
             # Without a name it is about several, and names them itself.
             place = f"setting {name}" if name else "settings"
             sys.stderr.write(f"{place}: {problem['msg']} (see docs/settings.md)\n")
+        return 2
+    except DeclarationError as error:
+        sys.stderr.write(f"setting INDEXES_FILE: {error}\n")
         return 2
 
 
@@ -124,7 +128,7 @@ def _up(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from app.exposure import judge
 
-    settings = Settings()
+    settings = _settings()
     exposure = judge(settings)
     for line in exposure.warnings:
         logger.warning("%s", line)
@@ -144,7 +148,7 @@ def _worker(options: argparse.Namespace) -> int:
     import uvloop
 
     if options.kind == "generation":
-        uvloop.run(_run_worker(Settings()))
+        uvloop.run(_run_worker(_settings()))
         return 0
 
     from app.attribution_worker import run_attribution_worker
@@ -153,7 +157,7 @@ def _worker(options: argparse.Namespace) -> int:
     if options.index is None:
         sys.stderr.write("worker --kind attribution needs --index NAME: see GET /indexes\n")
         return 2
-    settings = Settings()
+    settings = _settings()
     if settings.indexes_file is None:
         sys.stderr.write("worker --kind attribution needs INDEXES_FILE (see docs/infini_gram.md)\n")
         return 2
@@ -164,6 +168,13 @@ def _worker(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def _settings() -> Settings:
+    """The settings, with what they name looked at: better told now than in the middle of a start."""
+    settings = Settings()
+    read_declarations(settings.indexes_file)
+    return settings
 
 
 async def _run_worker(settings: Settings) -> None:

@@ -225,7 +225,8 @@ class _Line:
             return
         self._told = now
         passed = now - self._begun
-        parts = [f"{step} {share:.0%}"]
+        # A step that writes its output at its end tells no share before.
+        parts = [f"{step} {share:.0%}" if share > 0 else f"{step}, {passed:.0f} s so far"]
         if share > 0 and passed > _ETA_AFTER_SECONDS:
             parts.append(f"{passed / share - passed:.0f} s left")
         text = ", ".join(filter(None, [*parts, detail]))
