@@ -1,6 +1,11 @@
-"""Alembic's environment: runs migrations over asyncpg with the service's own settings."""
+"""Alembic's environment: runs migrations over asyncpg with the service's own settings.
+
+Each migration has a transaction of its own, and may leave it for what must run outside of one
+(`app.schema_changes`). What holds for all of it is the session's advisory lock.
+"""
 
 import asyncio
+import time
 
 from alembic import context
 from sqlalchemy import Connection
@@ -10,26 +15,47 @@ from app.tables import make_engine, metadata
 
 # Two processes may migrate at the same moment (replicas starting together): one waits.
 _MIGRATION_LOCK = 0x4C4C4D  # "LLM"
+_LOCK_SECONDS = 3600.0
+_PAUSE_SECONDS = 0.2
+
+
+def _lock(connection: Connection) -> None:
+    """Be the only one that migrates, until the connection ends.
+
+    It asks again and again: a statement that waited would hold a snapshot, and whoever builds an
+    index concurrently waits for all snapshots that are older.
+    """
+    ends = time.monotonic() + _LOCK_SECONDS
+    query = f"SELECT pg_try_advisory_lock({_MIGRATION_LOCK})"
+    while not connection.exec_driver_sql(query).scalar_one():
+        connection.commit()
+        if time.monotonic() > ends:
+            raise TimeoutError("Another process has been migrating this database for an hour.")
+        time.sleep(_PAUSE_SECONDS)
+    connection.commit()
 
 
 def _run(connection: Connection) -> None:
+    _lock(connection)
     context.configure(
         connection=connection,
         target_metadata=metadata,
         compare_type=True,
         compare_server_default=True,
+        transaction_per_migration=True,
     )
     with context.begin_transaction():
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
         context.run_migrations()
 
 
 async def _migrate() -> None:
     engine = make_engine(context.config.attributes.get("settings") or Settings())
-    async with engine.connect() as connection:
-        await connection.run_sync(_run)
-        await connection.commit()
-    await engine.dispose()
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(_run)
+            await connection.commit()
+    finally:
+        await engine.dispose()
 
 
 asyncio.run(_migrate())

@@ -7,6 +7,8 @@ Revises: 0003
 import sqlalchemy as sa
 from alembic import op
 
+from app import schema_changes
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -14,24 +16,28 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column(
+    schema_changes.lock_table("results")
+    schema_changes.add_column(
         "results",
         sa.Column("on_disconnect", sa.String(), server_default="continue", nullable=False),
     )
-    op.create_check_constraint(
-        op.f("ck_results_on_disconnect"), "results", "on_disconnect IN ('continue', 'cancel')"
+    schema_changes.replace_check(
+        "results", "ck_results_on_disconnect", "on_disconnect IN ('continue', 'cancel')"
     )
-    op.create_index(
-        "ix_results_group_id",
-        "results",
-        ["group_id"],
-        postgresql_where=sa.text("group_id IS NOT NULL"),
-    )
+    with schema_changes.outside_transactions():
+        schema_changes.validate("results", "ck_results_on_disconnect")
+        schema_changes.create_index(
+            "ix_results_group_id", "results", ["group_id"], sa.text("group_id IS NOT NULL")
+        )
+    schema_changes.lock_table("result_chunks")
     op.add_column("result_chunks", sa.Column("logprobs", sa.Text(), nullable=True))
 
 
 def downgrade() -> None:
+    with schema_changes.outside_transactions():
+        schema_changes.drop_index("ix_results_group_id", "results")
+    schema_changes.lock_table("result_chunks")
     op.drop_column("result_chunks", "logprobs")
-    op.drop_index("ix_results_group_id", "results")
+    schema_changes.lock_table("results")
     op.drop_constraint(op.f("ck_results_on_disconnect"), "results")
     op.drop_column("results", "on_disconnect")

@@ -7,6 +7,8 @@ Revises: 0004
 import sqlalchemy as sa
 from alembic import op
 
+from app import schema_changes
+
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
@@ -16,20 +18,21 @@ _UNCLAIMED = sa.text("state = 'pending' AND worker_id IS NULL")
 
 
 def upgrade() -> None:
-    op.add_column("results", sa.Column("fair_key", sa.Float(), server_default="0", nullable=False))
-    op.drop_index("ix_results_unclaimed", "results")
-    op.create_index(
-        "ix_results_unclaimed",
-        "results",
-        ["kind", "model_name", sa.text("priority DESC"), "fair_key", "id"],
-        postgresql_where=_UNCLAIMED,
+    schema_changes.lock_table("results")
+    schema_changes.add_column(
+        "results", sa.Column("fair_key", sa.Float(), server_default="0", nullable=False)
     )
-    op.create_index(
-        "ix_results_unclaimed_team",
-        "results",
-        ["kind", "model_name", "team_id", sa.text("priority DESC"), "fair_key", "id"],
-        postgresql_where=_UNCLAIMED,
-    )
+    order: schema_changes.Columns = [sa.text("priority DESC"), "fair_key", "id"]
+    with schema_changes.outside_transactions():
+        schema_changes.replace_index(
+            "ix_results_unclaimed", "results", ["kind", "model_name", *order], _UNCLAIMED
+        )
+        schema_changes.create_index(
+            "ix_results_unclaimed_team",
+            "results",
+            ["kind", "model_name", "team_id", *order],
+            _UNCLAIMED,
+        )
     op.create_table(
         "team_limits",
         sa.Column("team_id", sa.String(), nullable=False),
@@ -54,14 +57,15 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    with schema_changes.outside_transactions():
+        schema_changes.drop_index("ix_results_unclaimed_team", "results")
+        schema_changes.replace_index(
+            "ix_results_unclaimed",
+            "results",
+            ["kind", "model_name", sa.text("priority DESC"), "id"],
+            _UNCLAIMED,
+        )
     op.drop_table("rate_buckets")
     op.drop_table("team_limits")
-    op.drop_index("ix_results_unclaimed_team", "results")
-    op.drop_index("ix_results_unclaimed", "results")
-    op.create_index(
-        "ix_results_unclaimed",
-        "results",
-        ["kind", "model_name", sa.text("priority DESC"), "id"],
-        postgresql_where=_UNCLAIMED,
-    )
+    schema_changes.lock_table("results")
     op.drop_column("results", "fair_key")

@@ -8,12 +8,16 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from app import schema_changes
+
 revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
 
 _ACTIVE = sa.text("state IN ('validating', 'in_progress', 'cancelling', 'finalizing')")
+_HAS_OUTPUT = "ck_results_completed_has_output"
+_AT_END = "ck_results_erased_at_end"
 _COMPLETED_HAS_OUTPUT = "state <> 'completed' OR output IS NOT NULL"
 
 
@@ -35,26 +39,24 @@ def _count(name: str) -> sa.Column[object]:
 
 
 def upgrade() -> None:
-    op.add_column("results", _json("request"))
-    op.add_column(
+    schema_changes.lock_table("results")
+    schema_changes.add_column("results", _json("request"))
+    schema_changes.add_column(
         "results", sa.Column("store", sa.Boolean(), server_default=sa.text("true"), nullable=False)
     )
-    op.add_column("results", _time("erased_at"))
-    op.drop_constraint(op.f("ck_results_completed_has_output"), "results")
-    op.create_check_constraint(
-        op.f("ck_results_completed_has_output"),
-        "results",
-        f"{_COMPLETED_HAS_OUTPUT} OR erased_at IS NOT NULL",
+    schema_changes.add_column("results", _time("erased_at"))
+    schema_changes.replace_check(
+        "results", _HAS_OUTPUT, f"{_COMPLETED_HAS_OUTPUT} OR erased_at IS NOT NULL"
     )
-    op.create_check_constraint(
-        op.f("ck_results_erased_at_end"), "results", "erased_at IS NULL OR state <> 'pending'"
-    )
-    op.create_index(
-        "ix_results_finished_at_to_erase",
-        "results",
-        ["finished_at"],
-        postgresql_where=sa.text("NOT store AND erased_at IS NULL AND finished_at IS NOT NULL"),
-    )
+    schema_changes.replace_check("results", _AT_END, "erased_at IS NULL OR state <> 'pending'")
+    with schema_changes.outside_transactions():
+        schema_changes.validate("results", _HAS_OUTPUT, _AT_END)
+        schema_changes.create_index(
+            "ix_results_finished_at_to_erase",
+            "results",
+            ["finished_at"],
+            sa.text("NOT store AND erased_at IS NULL AND finished_at IS NOT NULL"),
+        )
     _create_files()
     _create_batches()
 
@@ -165,15 +167,17 @@ def _create_batches() -> None:
 
 
 def downgrade() -> None:
+    schema_changes.lock_table("results")
+    op.drop_constraint(op.f(_AT_END), "results", if_exists=True)
+    # Rows that were written before are put right below, before they are judged.
+    schema_changes.replace_check("results", _HAS_OUTPUT, _COMPLETED_HAS_OUTPUT)
+    with schema_changes.outside_transactions():
+        # The service before knows no answer that is gone: it reads an empty one.
+        op.execute("UPDATE results SET output = '' WHERE state = 'completed' AND output IS NULL")
+        schema_changes.validate("results", _HAS_OUTPUT)
+        schema_changes.drop_index("ix_results_finished_at_to_erase", "results")
     for table in ("batch_lines", "batches", "file_parts", "files"):
         op.drop_table(table)
-    op.drop_index("ix_results_finished_at_to_erase", "results")
-    for name in ("erased_at_end", "completed_has_output"):
-        op.drop_constraint(op.f(f"ck_results_{name}"), "results")
-    # The service before knows no answer that is gone: it reads an empty one.
-    op.execute("UPDATE results SET output = '' WHERE state = 'completed' AND output IS NULL")
-    op.create_check_constraint(
-        op.f("ck_results_completed_has_output"), "results", _COMPLETED_HAS_OUTPUT
-    )
+    schema_changes.lock_table("results")
     for name in ("erased_at", "store", "request"):
         op.drop_column("results", name)

@@ -183,15 +183,19 @@ def test_keys_are_bound_to_what_a_key_is(empty: Settings) -> None:
     migrate(empty)
 
 
-def test_two_processes_may_migrate_at_once(empty: Settings) -> None:
+def migrating(settings: Settings) -> subprocess.Popen[bytes]:
+    """A process of its own that migrates."""
     environment = os.environ | {
-        "LLM_DATABASE_URL": empty.database_host,
-        "LLM_DATABASE_ADMIN_USER": empty.database_user,
-        "LLM_DATABASE_PASSWORD": empty.database_password.get_secret_value(),
-        "LLM_DATABASE_DB": empty.database_name,
+        "LLM_DATABASE_URL": settings.database_host,
+        "LLM_DATABASE_ADMIN_USER": settings.database_user,
+        "LLM_DATABASE_PASSWORD": settings.database_password.get_secret_value(),
+        "LLM_DATABASE_DB": settings.database_name,
     }
-    command = [sys.executable, "-m", "app", "migrate"]
-    processes = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(2)]
+    return subprocess.Popen([sys.executable, "-m", "app", "migrate"], cwd=ROOT, env=environment)
+
+
+def test_two_processes_may_migrate_at_once(empty: Settings) -> None:
+    processes = [migrating(empty) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
     assert len(asyncio.run(rows(empty, "SELECT version_num FROM alembic_version"))) == 1
 
