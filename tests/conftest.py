@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,9 +186,11 @@ def make_settings(
     return Settings.model_validate(values | changes)
 
 
-def migrate(settings: Settings, revision: str = "head", *, down: bool = False) -> None:
+def migrate(
+    settings: Settings, revision: str = "head", *, down: bool = False, force: bool = False
+) -> None:
     """Run migrations; must not be called inside an event loop."""
-    config = Config()
+    config = Config(cmd_opts=Namespace(x=["force=yes"] if force else None))
     config.set_main_option("script_location", str(ROOT / "db"))
     config.attributes["settings"] = settings
     (command.downgrade if down else command.upgrade)(config, revision)

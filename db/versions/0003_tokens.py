@@ -8,6 +8,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from app import schema_changes
+
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
@@ -46,5 +48,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    schema_changes.refuse_to_forget(
+        "SELECT FROM revoked_tokens", "revoked JWTs would be good again after a later upgrade."
+    )
     op.drop_table("revoked_tokens")
     op.drop_table("api_keys")

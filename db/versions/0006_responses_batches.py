@@ -167,6 +167,11 @@ def _create_batches() -> None:
 
 
 def downgrade() -> None:
+    schema_changes.refuse_to_forget(
+        "SELECT FROM results WHERE NOT store OR erased_at IS NOT NULL",
+        "of results with `store` false, what is to be erased would be kept, and what is erased "
+        "would be an empty answer.",
+    )
     schema_changes.lock_table("results")
     op.drop_constraint(op.f(_AT_END), "results", if_exists=True)
     # Rows that were written before are put right below, before they are judged.

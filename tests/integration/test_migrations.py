@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from app.settings import Settings
@@ -155,7 +156,7 @@ def test_erased_answers_go_back_as_empty_ones(empty: Settings) -> None:
             " WHERE state = 'completed'",
         )
     )
-    migrate(empty, "0005", down=True)
+    migrate(empty, "0005", down=True, force=True)
     assert asyncio.run(rows(empty, "SELECT output FROM results WHERE state = 'completed'")) == [""]
     migrate(empty)
     assert set(asyncio.run(rows(empty, "SELECT store::text FROM results"))) == {"true"}
@@ -178,9 +179,34 @@ def test_keys_are_bound_to_what_a_key_is(empty: Settings) -> None:
     ):
         with pytest.raises(Exception, match=constraint):
             asyncio.run(rows(empty, insert.format(team, prefix, value)))
-    migrate(empty, "0002", down=True)
+    with pytest.raises(CommandError, match="revoked JWTs would be good again"):
+        migrate(empty, "0002", down=True)
+    assert asyncio.run(rows(empty, "SELECT token_id FROM revoked_tokens")) == ["x"]
+    migrate(empty, "0002", down=True, force=True)
     assert asyncio.run(rows(empty, SCHEMA)) == schema
     migrate(empty)
+
+
+@pytest.mark.parametrize(
+    "change", ["store = false", "store = false, output = NULL, erased_at = now()"]
+)
+def test_a_way_back_does_not_forget_what_is_to_be_erased_or_was(
+    empty: Settings, change: str
+) -> None:
+    migrate(empty)
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    migrate(empty, "0005", down=True)  # nothing is forgotten
+    migrate(empty)
+    asyncio.run(rows(empty, f"UPDATE results SET {change} WHERE state = 'completed'"))
+    with pytest.raises(CommandError, match="-x force=yes"):
+        migrate(empty, "0005", down=True)
+    # Nothing has changed: the service goes on.
+    kept = asyncio.run(rows(empty, "SELECT store::text FROM results WHERE state = 'completed'"))
+    assert kept == ["false"]
+    migrate(empty)
+    migrate(empty, "0005", down=True, force=True)
+    assert asyncio.run(rows(empty, "SELECT version_num FROM alembic_version")) == ["0005"]
 
 
 def migrating(settings: Settings) -> subprocess.Popen[bytes]:
