@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -25,11 +26,11 @@ ON CONFLICT (id) DO NOTHING
 """
 
 _BY_IDS = """
-SELECT id, team_id, content, messages, metadata FROM contexts WHERE id = ANY($1::uuid[])
+SELECT id, team_id, content, messages, metadata, erased_at FROM contexts WHERE id = ANY($1::uuid[])
 """
 
 _LIST = """
-SELECT id, content, messages, metadata FROM contexts
+SELECT id, content, messages, metadata, erased_at FROM contexts
 WHERE team_id = $1 AND id < coalesce($2, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
 ORDER BY id DESC LIMIT $3
 """
@@ -43,6 +44,7 @@ class Context:
     content: str | None
     messages: list[dict[str, Any]] | None
     metadata: dict[str, Any]
+    erased_at: datetime | None = None  # since when its text is gone
 
 
 class ContextStore:
@@ -149,4 +151,5 @@ def _to_context(row: asyncpg.Record) -> Context:
         content=row["content"],
         messages=None if row["messages"] is None else orjson.loads(row["messages"]),
         metadata=orjson.loads(row["metadata"]),
+        erased_at=row["erased_at"],
     )

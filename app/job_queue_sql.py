@@ -74,11 +74,11 @@ _NOTIFY_DELIVERIES = (
 def _has_context(is_rendered: str) -> str:
     """Whether the context of a new result `i` exists, as plain text unless the prompt is rendered.
 
-    It is locked: one that is being deleted is waited for, and then missing.
+    It is locked: one that is being deleted or erased is waited for, and then missing.
     """
     return f"""(i.has_new_context OR EXISTS (
       SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
-        AND ({is_rendered} OR c.content IS NOT NULL) FOR KEY SHARE))"""
+        AND ({is_rendered} OR c.content IS NOT NULL) AND c.erased_at IS NULL FOR KEY SHARE))"""
 
 
 def _fair_key(row: str, team: str, order: str) -> str:

@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
+from app.contexts import Context
 from app.errors import (
     ConflictError,
     ErasedError,
@@ -86,6 +87,15 @@ def erased(row: asyncpg.Record) -> ErasedError:
     )
 
 
+def erased_context(context: Context) -> ErasedError:
+    """Why a context cannot be sent."""
+    assert context.erased_at is not None
+    return ErasedError(
+        f"Context {context.id} is of a request with `store` false: its text was erased at "
+        f"{context.erased_at:%Y-%m-%dT%H:%M:%SZ}."
+    )
+
+
 async def prepare(
     services: Services, principal: Principal, create: ResultCreate, result_id: UUID
 ) -> Prepared:
@@ -114,13 +124,15 @@ async def prepare_saved(
     options: SendOptions,
     result_id: UUID,
 ) -> Prepared:
-    """A saved prompt, to be sent to a model."""
+    """A saved prompt, to be sent to a model. Raises ErasedError too."""
     model = await services.registry.find(model_name)
     prompt, text = None, ""
     limits = await services.admission.limits_of(principal.team_id, model.name)
     # Else there is nothing to render with, and nothing to be counted.
     if model.format is not None or limits.tokens_per_minute is not None:
         context = await services.contexts.get(principal.team_id, context_id)
+        if context.erased_at is not None:
+            raise erased_context(context)
         if context.messages is not None:
             prompt = await _render(model, context.messages)
         text = prompt if prompt is not None else context.content or ""

@@ -21,6 +21,7 @@ from app.preparation import (
     GroupRequest,
     Prepared,
     erased,
+    erased_context,
     no_chat,
     prepare,
     prepare_group,
@@ -320,8 +321,8 @@ async def _commit(
 
 
 async def _why_not_stored(services: Services, prepared: Prepared) -> Answer | ServiceError:
-    """The queue takes no row whose key is another's, nor one whose context is missing, or holds
-    messages nobody rendered.
+    """The queue takes no row whose key is another's, nor one whose context is missing, is erased,
+    or holds messages nobody rendered.
     """
     result = prepared.result
     if result.key is not None:
@@ -333,6 +334,8 @@ async def _why_not_stored(services: Services, prepared: Prepared) -> Answer | Se
             context = await services.contexts.get(result.team_id, result.context_id)
         except NotFoundError as error:
             return error
+        if context.erased_at is not None:
+            return erased_context(context)
         if result.key is None or (context.messages is not None and result.prompt is None):
             return no_chat(prepared.model)
     if result.key is None:

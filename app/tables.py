@@ -58,6 +58,8 @@ contexts = Table(
     Column("content", Text),
     Column("messages", JSONB),
     Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    # Since when its text is gone: `content` is empty then.
+    _time("erased_at"),
     CheckConstraint("num_nonnulls(content, messages) = 1", name="one_form"),
     Index("ix_contexts_team_id_id", "team_id", "id"),
 )

@@ -119,6 +119,9 @@ class ContextRead(BaseModel):
     metadata: dict[str, Any]
     created_at: datetime
     updated_at: datetime
+    erased_at: datetime | None = Field(
+        None, description="Only of a prompt that is gone (`store: false`): since when."
+    )
 
 
 class ErrorRead(BaseModel):
@@ -229,7 +232,7 @@ class ProblemRead(BaseModel):
 def context_to_wire(context: Context) -> dict[str, Any]:
     """A context as JSON members; it never changes, so both times are its creation."""
     created = created_at(context.id)
-    return {
+    wire: dict[str, Any] = {
         "id": str(context.id),
         "content": context.content,
         "messages": context.messages,
@@ -237,6 +240,9 @@ def context_to_wire(context: Context) -> dict[str, Any]:
         "created_at": created,
         "updated_at": created,
     }
+    if context.erased_at is not None:
+        wire["erased_at"] = context.erased_at
+    return wire
 
 
 def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:

@@ -345,7 +345,7 @@ async def test_lines_that_are_not_to_be_stored_are_erased_once_they_are_told(
     output = {one["custom_id"]: one for one in await read(client, ended.output_file_id)}
     assert output["a"]["response"]["body"]["choices"][0]["text"]
     rows = await connection.fetch(
-        "SELECT output, erased_at, c.content FROM results r JOIN contexts c ON c.id = context_id"
+        "SELECT output, r.erased_at, c.content FROM results r JOIN contexts c ON c.id = context_id"
         " ORDER BY store"
     )
     assert (rows[0]["output"], rows[0]["content"]) == (None, "")
