@@ -75,6 +75,8 @@ class RateBuckets:
 async def _take(
     connection: Connection, requests: Sequence[Sequence[Cost]], _resent: bool
 ) -> Sequence[Shortage | None]:
+    # Sent again after a connection was lost at COMMIT, it may take twice. To know, each taking would
+    # have to be kept; a bucket that fills up has forgotten this one.
     capacities = {cost.bucket: cost.capacity for costs in requests for cost in costs}
     columns = [list(column) for column in zip(*capacities, strict=True)]
     async with connection.transaction():
