@@ -14,9 +14,11 @@ from uuid import UUID
 import asyncpg
 import orjson
 
+from app.batch_creation import ACTIVE, BY_KEY, NewBatch, create_batch, same_request
 from app.database import Connection, Database
 from app.errors import ConflictError, NotFoundError
 from app.files import FileDetails, FileWriter, finish_file
+from app.idempotency import NewKey
 from app.listener import BATCHES
 
 State = Literal[
@@ -27,21 +29,11 @@ End = Literal["completed", "expired", "cancelled"]
 
 _PAGE_BYTES = 8_000_000  # of bodies that are read at once
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
-_ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
 _COLUMNS = """id, team_id, endpoint, input_file_id, output_file_id, error_file_id,
   completion_window, metadata, state, errors, total, completed, failed, output_seconds, expires_at,
   in_progress_at, cancelling_at, expiring_at, finalizing_at, ended_at"""
 
-_CREATE = f"""
-WITH created AS (
-  INSERT INTO batches (id, team_id, endpoint, input_file_id, completion_window, metadata,
-                       output_seconds, expires_at)
-  SELECT $1, $2, $3, $4, $5, $6::jsonb, $7, now() + make_interval(secs => $8)
-  ON CONFLICT (id) DO NOTHING RETURNING id
-)
-SELECT pg_notify('{BATCHES}', '') FROM created
-"""
 _GET = f"SELECT {_COLUMNS} FROM batches WHERE id = $1 AND team_id = $2"
 # Rows, not equalities: only an index that begins with the team has this order.
 _LIST = f"""
@@ -60,7 +52,7 @@ SELECT pg_notify('{BATCHES}', id::text) FROM marked
 _CLAIM = f"""
 WITH free AS (
   SELECT id FROM batches
-  WHERE {_ACTIVE} AND (lease_expires_at IS NULL OR lease_expires_at <= now())
+  WHERE {ACTIVE} AND (lease_expires_at IS NULL OR lease_expires_at <= now())
   ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 UPDATE batches b SET feeder_id = $1, lease_expires_at = now() + make_interval(secs => $3)
@@ -68,7 +60,7 @@ FROM free WHERE b.id = free.id RETURNING b.id
 """
 _RENEW = f"""
 UPDATE batches SET lease_expires_at = now() + make_interval(secs => $3)
-WHERE id = $1 AND feeder_id = $2 AND {_ACTIVE} RETURNING id
+WHERE id = $1 AND feeder_id = $2 AND {ACTIVE} RETURNING id
 """
 _RELEASE = """
 UPDATE batches SET lease_expires_at = NULL, feeder_id = NULL
@@ -76,7 +68,7 @@ WHERE id = ANY($1::uuid[]) AND feeder_id = $2
 """
 _LOOK = f"""
 SELECT {_COLUMNS}, extract(epoch FROM expires_at - now())::float8 AS seconds_left
-FROM batches WHERE id = $1 AND feeder_id = $2 AND {_ACTIVE}
+FROM batches WHERE id = $1 AND feeder_id = $2 AND {ACTIVE}
 """
 _MARK_EXPIRING = """
 UPDATE batches SET expiring_at = now()
@@ -174,20 +166,6 @@ WHERE id = $1 AND feeder_id = $2 AND state IN ('finalizing', 'cancelling') RETUR
 
 
 @dataclass(slots=True, frozen=True)
-class NewBatch:
-    """A batch as it was asked for; its input file exists."""
-
-    id: UUID
-    team_id: str
-    endpoint: str
-    input_file_id: UUID
-    completion_window: str
-    metadata: str  # JSON text
-    window_seconds: float
-    output_seconds: int | None  # that its output files live; None: they are kept
-
-
-@dataclass(slots=True, frozen=True)
 class Batch:
     """A batch as it stands. `ended_at` is when it became what `state` says."""
 
@@ -242,23 +220,25 @@ class Outcome:
 class BatchStore:
     """Create, read, list and cancel batches of one team at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_open: int = 0) -> None:
+        """`max_open`: batches of a team that have not ended; 0 is no bound."""
         self._database = database
+        self._max_open = max_open
 
-    async def create(self, new: NewBatch) -> Batch:
-        """Commit a new batch, and tell the feeders."""
-        await self._database.fetch(
-            _CREATE,
-            new.id,
-            new.team_id,
-            new.endpoint,
-            new.input_file_id,
-            new.completion_window,
-            new.metadata,
-            new.output_seconds,
-            new.window_seconds,
+    async def create(self, new: NewBatch) -> tuple[Batch, bool]:
+        """Commit a new batch, and tell the feeders; whether it is new, or known by its key.
+
+        Raises IdempotencyConflictError, LimitError.
+        """
+        identifier = await self._database.run(
+            lambda connection: create_batch(connection, new, self._max_open)
         )
-        return await self.get(new.team_id, new.id)
+        return await self.get(new.team_id, identifier), identifier == new.id
+
+    async def find(self, team_id: str, key: NewKey) -> Batch | None:
+        """The batch that the same request made under its key. Raises IdempotencyConflictError."""
+        taken = await self._database.fetchrow(BY_KEY, team_id, key.key)
+        return None if taken is None else await self.get(team_id, same_request(taken, key))
 
     async def get(self, team_id: str, batch_id: UUID) -> Batch:
         """Raises NotFoundError, for another team's as well."""

@@ -31,7 +31,8 @@ API keys are for people and programs that you hand one to; they are rows of the 
 here, and refused by every replica within a second. docs/authentication.md tells more."""
 
 _JWT_EPILOG = """The secret is JWT_SECRET of the environment, or else --secret (others on the machine
-see the arguments of a command). `decode` ends with status 1 if the service would not take the token.
+see the arguments of a command). RS256 and ES256 tokens are read by LLM_JWKS, LLM_JWT_ISSUER and
+LLM_JWT_AUDIENCE. `decode` ends with status 1 if the service would not take the token.
 
 examples:
   ... encode '{"team_id": "tenstorrent", "token_id": "debug-test"}'
@@ -71,7 +72,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _add_jwt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "Make and read JWTs signed with a secret (HS256)."
+    text = "Make JWTs signed with a secret (HS256), and read JWTs."
     parser = actions.add_parser("jwt", help=text, description=text, **_teaching(_JWT_EPILOG))
     parser.add_argument("--secret", help="where JWT_SECRET is not set")
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

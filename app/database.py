@@ -153,6 +153,13 @@ class Database:
         return await self.run(lambda connection: connection.fetchrow(query, *arguments))
 
 
+async def lock_team(connection: Connection, what: str, team_id: str) -> None:
+    """Until the transaction ends, be the only one, of all processes, that adds to what a team has."""
+    await connection.execute(
+        "SELECT pg_advisory_xact_lock(hashtext($1), hashtext($2))", what, team_id
+    )
+
+
 class Retry:
     """The pauses between tries: growing, and ended by `DatabaseUnavailableError` after `seconds`."""
 

@@ -170,6 +170,12 @@ class LimitError(ServiceError):
     status, code, title = 429, "limit_reached", "A limit of the team is reached"
 
 
+class StorageFullError(ServiceError):
+    """400, as OpenAI answers it: their client would send the whole file again after a 429."""
+
+    status, code, title = 400, "storage_full", "The team's files have no more room"
+
+
 class TritonError(ServiceError):
     status, code, title = 502, "triton_error", "Triton refused the call"
 

@@ -11,8 +11,8 @@ from uuid import UUID
 
 import asyncpg
 
-from app.database import Connection, Database
-from app.errors import NotFoundError
+from app.database import Connection, Database, lock_team
+from app.errors import NotFoundError, StorageFullError
 from app.ids import lowest_id, new_id
 
 Order = Literal["asc", "desc"]
@@ -32,6 +32,11 @@ _FINISH = """
 UPDATE files SET size = $2, purpose = $3, filename = $4,
   expires_at = now() + make_interval(secs => $5)
 WHERE id = $1
+"""
+# Without the file itself: it may be stored already, and its answer lost.
+_STORED_BYTES = """
+SELECT coalesce(sum(size), 0)::bigint FROM files
+WHERE team_id = $1 AND id <> $2 AND size IS NOT NULL
 """
 _COLUMNS = "id, purpose, filename, size, expires_at"
 _VISIBLE = "size IS NOT NULL AND (expires_at IS NULL OR expires_at > now())"
@@ -139,18 +144,47 @@ async def finish_file(connection: Connection, writer: FileWriter, details: FileD
 class FileStore:
     """Write, read, list and delete files of one team at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_bytes: int = 0) -> None:
+        """`max_bytes`: of all files of a team; 0 is no bound."""
         self._database = database
+        self._max_bytes = max_bytes
+
+    async def check_room(self, team_id: str) -> None:
+        """Refuse an upload before it begins. Raises StorageFullError."""
+        if self._max_bytes:
+            await self._database.run(
+                lambda connection: self._check(connection, team_id, UUID(int=0), 1)
+            )
 
     def writer(self, team_id: str) -> FileWriter:
         """A new file of a team."""
         return FileWriter(self._database, team_id)
 
     async def finish(self, team_id: str, writer: FileWriter, details: FileDetails) -> File:
-        """Commit the file."""
+        """Commit the file. Raises StorageFullError.
+
+        Of one team, files are committed one after another; what is not committed yet counts nothing.
+        """
         await writer.store_rest()
-        await self._database.run(lambda connection: finish_file(connection, writer, details))
+
+        async def work(connection: Connection) -> None:
+            async with connection.transaction():
+                if self._max_bytes:
+                    await lock_team(connection, "files", team_id)
+                    await self._check(connection, team_id, writer.id, writer.size)
+                await finish_file(connection, writer, details)
+
+        await self._database.run(work)
         return await self.get(team_id, writer.id)
+
+    async def _check(self, connection: Connection, team_id: str, new: UUID, size: int) -> None:
+        stored = await connection.fetchval(_STORED_BYTES, team_id, new)
+        if stored + size > self._max_bytes:
+            raise StorageFullError(
+                f"The files of your team have {stored} bytes, of {self._max_bytes} that they may "
+                "(LLM_TEAM_MAX_FILE_BYTES). Delete old files, or send a smaller one.",
+                extra={"limit": "max_file_bytes", "allowed": self._max_bytes},
+            )
 
     async def get(self, team_id: str, file_id: UUID) -> File:
         """Raises NotFoundError, for another team's as well."""

@@ -10,6 +10,7 @@ from app.principal import SCOPES, Principal, Scope
 
 MAX_TEAM = 64
 MAX_TOKEN_ID = 128
+MAX_TIME = 2**53  # seconds: larger integers are no floats
 
 
 def _printable(value: str) -> str:
@@ -18,13 +19,22 @@ def _printable(value: str) -> str:
     return value
 
 
+def _seconds(value: object) -> object:
+    # A truth value is an integer to Python; NaN is in no range.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME:
+        raise ValueError("must be a number of seconds since 1970")
+    return value
+
+
 Team = Annotated[str, Field(min_length=1, max_length=MAX_TEAM), AfterValidator(_printable)]
 TokenId = Annotated[str, Field(min_length=1, max_length=MAX_TOKEN_ID), AfterValidator(_printable)]
+# A NumericDate of RFC 7519. Its library takes texts and truth values for numbers.
+Seconds = Annotated[Any, AfterValidator(_seconds)]
 MaxPriority = Annotated[int, Field(ge=0, le=100)]
 
 
 class _Claims(BaseModel):
-    """Ours among the claims. Scopes that we do not know grant nothing: they are another's."""
+    """Ours among the claims, and its times. Scopes that we do not know grant nothing: they are another's."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -32,6 +42,9 @@ class _Claims(BaseModel):
     token_id: TokenId
     scopes: list[str] = ["use"]
     max_priority: MaxPriority = 0
+    exp: Seconds = 0
+    nbf: Seconds = 0
+    iat: Seconds = 0
 
 
 def to_principal(claims: Mapping[str, Any]) -> Principal:

@@ -21,8 +21,8 @@ from app.signing_keys import SigningKeys
 LEEWAY_SECONDS = 5.0  # clocks of issuers differ from ours
 MIN_SECRET_BYTES = 32  # RFC 7518, 3.2
 MAX_TOKEN_BYTES = 8192
-_NEVER = 2**53  # seconds: larger integers are no floats
 
+KEY_ALGORITHMS = ("RS256", "ES256")
 _SECRET_ALGORITHM = "HS256"  # noqa: S105 - a name, not a secret
 
 
@@ -57,7 +57,7 @@ class JwtVerifier:
         return Verified(to_principal(claims), _seconds_left(claims))
 
     async def _decode_with_key(self, token: str, header: dict[str, Any]) -> dict[str, Any]:
-        if self.keys is None or header.get("alg") not in ("RS256", "ES256"):
+        if self.keys is None or header.get("alg") not in KEY_ALGORITHMS:
             raise jwt.InvalidAlgorithmError("The specified alg value is not allowed")
         key = await self.keys.find(header.get("kid"))
         return jwt.decode(
@@ -109,4 +109,4 @@ def _reason(error: jwt.PyJWTError) -> str:
 def _seconds_left(claims: dict[str, Any]) -> float | None:
     if "exp" not in claims:
         return None
-    return float(min(int(claims["exp"]), _NEVER)) + LEEWAY_SECONDS - time.time()
+    return float(claims["exp"]) + LEEWAY_SECONDS - time.time()

@@ -1,7 +1,7 @@
 """How migrations change tables that are in use: no reader and no writer waits longer than a moment.
 
 A column with a constant default or a constraint that is not valid yet is a matter of milliseconds,
-once a lock is had that nobody else may hold (`lock_table`). What reads a whole table (an index, the
+once a lock is had that nobody else may hold (`lock_tables`). What reads a whole table (an index, the
 validation of a constraint) runs outside of transactions, beside readers and writers. It may be
 interrupted there, so each of these steps gets over what its own first run has left.
 https://www.postgresql.org/docs/current/sql-createindex.html#SQL-CREATEINDEX-CONCURRENTLY
@@ -10,6 +10,7 @@ https://www.postgresql.org/docs/current/sql-createindex.html#SQL-CREATEINDEX-CON
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import context, op
@@ -25,17 +26,20 @@ _LOCK_NOT_AVAILABLE = "55P03"
 Columns = Sequence[str | sa.TextClause]
 
 
-def lock_table(table: str) -> None:
-    """Have a table alone until the transaction ends, for changes that take no time.
+def lock_tables(*tables: str) -> None:
+    """Have tables alone until the transaction ends, for changes that take no time.
 
-    Raises DBAPIError if others hold it for minutes.
+    All that the transaction changes, at once: none is held while another is waited for. Raises
+    DBAPIError if others hold one of them for minutes.
     """
     connection = op.get_bind()
     for left in reversed(range(_TRIES)):
         try:
             with connection.begin_nested():
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}")
-                connection.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+                connection.exec_driver_sql(
+                    f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE"
+                )
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE or not left:
                 raise
@@ -44,7 +48,7 @@ def lock_table(table: str) -> None:
             return
 
 
-def add_column(table: str, column: sa.Column[object]) -> None:
+def add_column(table: str, column: sa.Column[Any]) -> None:
     """Add a column without a default, or with a constant one: no row is written."""
     op.add_column(table, column, if_not_exists=True)
 

@@ -134,6 +134,13 @@ class Settings(BaseSettings):
         le=10_000_000_000,
         description="Largest file of `POST /v1/files`, in bytes; larger ones are answered 413.",
     )
+    team_max_file_bytes: int = Field(
+        10_000_000_000,
+        alias="LLM_TEAM_MAX_FILE_BYTES",
+        ge=0,
+        description="Most bytes that the files of one team have together, those of its batches "
+        "included; further uploads are answered 400. 0: no limit.",
+    )
     max_wait_seconds: float = Field(
         60.0,
         alias="LLM_MAX_WAIT_SECONDS",
@@ -261,7 +268,8 @@ class Settings(BaseSettings):
         alias="LLM_IDEMPOTENCY_SECONDS",
         ge=1,
         le=31_536_000,
-        description="How long an `Idempotency-Key` names the result of its first request.",
+        description="How long an `Idempotency-Key` names the result, or the batch, of its first "
+        "request.",
     )
 
     # --- Worker ---------------------------------------------------------------------------------
@@ -310,6 +318,14 @@ class Settings(BaseSettings):
         ge=1,
         le=200_000,
         description="Most requests of one batch.",
+    )
+    team_max_batches: int = Field(
+        100,
+        alias="LLM_TEAM_MAX_BATCHES",
+        ge=0,
+        le=100_000,
+        description="Most batches of one team that have not ended; further ones are answered 429. "
+        "0: no limit.",
     )
     batch_in_flight: int = Field(
         500,

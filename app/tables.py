@@ -416,6 +416,10 @@ batches = Table(
     # The process that feeds it, and until when nobody else may.
     Column("feeder_id", UUID),
     _time("lease_expires_at"),
+    # Under which the same request finds it, until then.
+    Column("idempotency_key", String),
+    Column("request_hash", LargeBinary),
+    _time("key_expires_at"),
     CheckConstraint(
         "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', "
         "'cancelling', 'cancelled')",
@@ -426,7 +430,18 @@ batches = Table(
         name="ended",
     ),
     Index("ix_batches_team_id_id", "team_id", "id"),
+    CheckConstraint(
+        "num_nonnulls(idempotency_key, request_hash, key_expires_at) IN (0, 3)", name="whole_key"
+    ),
     Index("ix_batches_active", "id", postgresql_where=_ACTIVE),
+    Index("ix_batches_team_id_active", "team_id", postgresql_where=_ACTIVE),
+    Index(
+        "ix_batches_team_id_idempotency_key",
+        "team_id",
+        "idempotency_key",
+        unique=True,
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
 )
 
 batch_lines = Table(

@@ -1,4 +1,4 @@
-"""What `python -m app token` does: API keys in the database; JWTs by the secret alone.
+"""What `python -m app token` does: API keys in the database; JWTs by secret or issuer's keys alone.
 
 What is asked for goes to standard output, so that it can be piped; what is said about it to
 standard error.
@@ -22,7 +22,12 @@ from app.database import Database
 from app.errors import InvalidTokenError, ServiceError
 from app.exposure import secret_weakness
 from app.jwt_claims import to_principal
-from app.jwt_verifier import decode_with_secret, encode_with_secret
+from app.jwt_verifier import (
+    KEY_ALGORITHMS,
+    JwtVerifier,
+    decode_with_secret,
+    encode_with_secret,
+)
 from app.settings import Settings
 from app.token_store import TokenStore
 
@@ -122,20 +127,30 @@ def _encode(options: argparse.Namespace) -> int:
 
 
 def _decode(options: argparse.Namespace) -> int:
-    secret = _secret(options)
-    if secret is None:
-        return 2
     try:
         found = jwt.decode_complete(options.token, options={"verify_signature": False})
     except jwt.PyJWTError as error:
         return _fail(f"This is no JWT: {error}")
     sys.stdout.write(json.dumps(found["payload"], indent=2, ensure_ascii=False) + "\n")
+    is_issued = found["header"].get("alg") in KEY_ALGORITHMS
+    secret = None if is_issued else _secret(options)
+    if secret is None and not is_issued:
+        return 2
     try:
-        to_principal(decode_with_secret(options.token, secret))
-    except (InvalidTokenError, jwt.PyJWTError) as error:
+        if secret is None:
+            asyncio.run(_verify_issued(options.token))
+        else:
+            to_principal(decode_with_secret(options.token, secret))
+    except (ServiceError, jwt.PyJWTError) as error:
         return _fail(f"The service would not take this token: {error}")
     _say("The signature verifies, and the claims are good. (Revocations are not looked up.)")
     return 0
+
+
+async def _verify_issued(token: str) -> None:
+    """As the service does it, by the issuer's keys (LLM_JWKS). No database is asked."""
+    unused = ("database_host", "database_user", "database_password", "database_name")
+    await JwtVerifier(Settings.model_validate(dict.fromkeys(unused, "unused"))).verify(token)
 
 
 def _secret(options: argparse.Namespace) -> SecretStr | None:

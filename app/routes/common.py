@@ -36,6 +36,7 @@ Force = Annotated[bool, Query(description="Also what is pending: it is stopped."
 
 
 _KEY = TypeAdapter(Key)
+REPLAYED_HEADER = "Idempotent-Replayed"
 KEY_HEADER = {
     "Idempotency-Key": {
         "schema": {"type": "string", "minLength": 1, "maxLength": 255},

@@ -8,10 +8,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.batch_feeder import Endpoint, LineRequest
+from app.batches import Batch
+from app.idempotency import hash_request
 from app.openai_requests import prepare_chat, prepare_completion
 from app.principal import Principal
 from app.responses import prepare_response
-from app.routes.common import ServicesOf, TeamOf, body_of, describe, reference
+from app.routes.common import (
+    KEY_HEADER,
+    REPLAYED_HEADER,
+    ServicesOf,
+    TeamOf,
+    body_of,
+    describe,
+    idempotency_key,
+    reference,
+)
 from app.schemas.batches import (
     BatchCreate,
     BatchListRead,
@@ -44,16 +55,27 @@ _EXAMPLE = {
 @router.post(
     "/v1/batches",
     response_model=BatchRead,
-    openapi_extra=describe(body={"schema": reference(BatchCreate), "example": _EXAMPLE}),
+    openapi_extra=describe(
+        header=KEY_HEADER, body={"schema": reference(BatchCreate), "example": _EXAMPLE}
+    ),
 )
 async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> Response:
     """Send the requests of a file. They run as there is room, within a day."""
     create = parse(_CREATE, await body_of(request))
+    key = None
+    if (text := idempotency_key(request)) is not None:
+        key = services.keys.new(text, hash_request(create.model_dump(exclude_defaults=True)))
+        if (known := await services.batches.find(team, key)) is not None:
+            return _replayed(known)
     file = await services.files.get(team, from_wire_id("file-", create.input_file_id, "file"))
     if file.purpose != "batch":
         raise invalid("input_file_id", f"is a file for `{file.purpose}`, not for `batch`")
-    batch = await services.batches.create(to_new_batch(team, create, file.id))
-    return json_response(batch_to_wire(batch))
+    batch, is_new = await services.batches.create(to_new_batch(team, create, file.id, key))
+    return json_response(batch_to_wire(batch)) if is_new else _replayed(batch)
+
+
+def _replayed(batch: Batch) -> Response:
+    return json_response(batch_to_wire(batch), headers={REPLAYED_HEADER: "true"})
 
 
 @router.get("/v1/batches", response_model=BatchListRead)

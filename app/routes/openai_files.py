@@ -55,6 +55,7 @@ _FORM = {
 @router.post(UPLOADS, response_model=FileRead, openapi_extra={"requestBody": _FORM})
 async def upload_file(request: Request, services: ServicesOf, team: TeamOf) -> Response:
     """Upload a file of requests for a batch; it is stored part by part as it comes."""
+    await services.files.check_room(team)
     writer = services.files.writer(team)
     try:
         return json_response(file_to_wire(await _receive(request, services, team, writer)))

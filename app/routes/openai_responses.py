@@ -34,6 +34,7 @@ from app.routes.synchronous import (
     as_asked_for,
     erase_delivered,
     ids_of,
+    replayed_header,
     to_header,
 )
 from app.schemas.batches import DeletedRead, page_to_wire
@@ -185,13 +186,14 @@ async def _answer_at_once(request: Request, asked: AskedResponse) -> Response:
         wire = bare_response(stored, result_id, "queued")
     else:
         wire = response_to_wire(stored, answer.row)
-    return json_response(wire, 200, {RESULT_ID_HEADER: to_header([result_id])})
+    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
+    return json_response(wire, 200, headers)
 
 
 async def _answer_live(request: Request, asked: AskedResponse) -> Response:
     services, team = services_of(request), team_of(request)
     services.hub.check_room()
-    _, result_id, stored = await _submit(request, services, asked)
+    answer, result_id, stored = await _submit(request, services, asked)
     is_cancelled = as_asked_for(request, asked.group).on_disconnect == "cancel"
     events = ResponseEvents(stored, result_id)
 
@@ -208,7 +210,7 @@ async def _answer_live(request: Request, asked: AskedResponse) -> Response:
         if is_cancelled and not stored.background and not events.is_over:
             await cancel_all(services, team, [result_id])
 
-    headers = {RESULT_ID_HEADER: to_header([result_id])}
+    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
     return EventStreamResponse(frames(), headers, on_left=leave)
 
 

@@ -26,6 +26,7 @@ from app.follow import Position
 from app.ids import new_id
 from app.routes.common import (
     KEY_HEADER,
+    REPLAYED_HEADER,
     PrincipalOf,
     ServicesOf,
     body_of,
@@ -272,7 +273,7 @@ def _response(
 def _headers(answer: Answer) -> dict[str, str]:
     headers = {"Location": f"/results/{_id_of(answer)}"}
     if isinstance(answer, Replayed):
-        headers["Idempotent-Replayed"] = "true"
+        headers[REPLAYED_HEADER] = "true"
     return headers
 
 

@@ -18,7 +18,14 @@ from app.errors import DatabaseUnavailableError, ResultFailedError, StoppingErro
 from app.group import GroupEvent, cancel_all, follow_all, wait_for_all
 from app.ids import new_id
 from app.preparation import GroupRequest
-from app.routes.common import idempotency_key, on_disconnect_of, principal_of, services_of, watching
+from app.routes.common import (
+    REPLAYED_HEADER,
+    idempotency_key,
+    on_disconnect_of,
+    principal_of,
+    services_of,
+    watching,
+)
 from app.services import Services
 from app.sse import MEDIA_TYPE, EventStreamResponse
 from app.submission import Answer, Replayed, submit_group
@@ -64,6 +71,8 @@ async def answer_whole(
             is_over = not has_left()
         except (ResultFailedError, StoppingError) as error:
             error.headers[RESULT_ID_HEADER] = to_header(ids)
+            if not is_new:
+                tell_replayed(error)
             raise
         finally:
             if not is_over and group.on_disconnect == "cancel":
@@ -72,6 +81,8 @@ async def answer_whole(
         return Response(status_code=_CLIENT_LEFT)
     response = render(rows)
     response.headers[RESULT_ID_HEADER] = to_header(ids)
+    if not is_new:
+        response.headers[REPLAYED_HEADER] = "true"
     if not group.store:
         response.background = BackgroundTask(erase_delivered, services, ids)
     return response
@@ -100,12 +111,14 @@ async def answer_live(
             stack.enter_context(services.hub.reading(one))
         answers = await submit_group(services, principal, group, ids)
     ids = ids_of(answers)
+    headers = {RESULT_ID_HEADER: to_header(ids)} | replayed_header(answers)
     is_complete = False
 
     async def events() -> Events:
         nonlocal is_complete
         followed = follow_all(services, principal.team_id, ids, with_tokens=with_tokens)
-        async with contextlib.aclosing(followed) as items:
+        telling = _telling(followed, is_replayed=REPLAYED_HEADER in headers)
+        async with contextlib.aclosing(telling) as items:
             async for item in items:
                 yield item
         is_complete = True
@@ -126,9 +139,19 @@ async def answer_live(
         if not is_complete and group.on_disconnect == "cancel":
             await cancel_all(services, principal.team_id, ids)
 
-    return response_type(
-        frames(), {RESULT_ID_HEADER: to_header(ids)}, on_left=leave, media_type=media_type
-    )
+    return response_type(frames(), headers, on_left=leave, media_type=media_type)
+
+
+async def _telling(followed: Events, *, is_replayed: bool) -> Events:
+    """What happens to results; of those that were made before, a failure tells it."""
+    async with contextlib.aclosing(followed) as items:
+        try:
+            async for item in items:
+                yield item
+        except ResultFailedError as error:
+            if is_replayed:
+                tell_replayed(error)
+            raise
 
 
 async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
@@ -142,6 +165,25 @@ def ids_of(answers: Sequence[Answer]) -> list[UUID]:
     return [
         answer.row["id"] if isinstance(answer, Replayed) else answer.result.id for answer in answers
     ]
+
+
+def replayed_header(answers: Sequence[Answer]) -> dict[str, str]:
+    """Tells of results that were made before, by the same request under the same key."""
+    return {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
+
+
+def tell_replayed(error: ResultFailedError | StoppingError) -> None:
+    """Have an error say that it is the first request's: the same key would give it once more.
+
+    OpenAI's client, which sends again what failed, would do that in vain.
+    """
+    error.headers[REPLAYED_HEADER] = "true"
+    if isinstance(error, ResultFailedError):
+        error.headers["X-Should-Retry"] = "false"
+        error.detail += (
+            " (So ended the first request under this Idempotency-Key, and so it is told as long as "
+            "the key is kept: another try needs another key.)"
+        )
 
 
 def to_header(ids: Sequence[UUID]) -> str:

@@ -10,9 +10,11 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from app.batches import Batch, NewBatch, NewLine
+from app.batch_creation import NewBatch
+from app.batches import Batch, NewLine
 from app.errors import FieldError, InvalidRequestError, NotFoundError
 from app.files import File, FileDetails
+from app.idempotency import NewKey
 from app.ids import created_at, new_id
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
@@ -206,7 +208,9 @@ def file_to_wire(file: File) -> dict[str, Any]:
     return wire
 
 
-def to_new_batch(team_id: str, create: BatchCreate, input_file_id: UUID) -> NewBatch:
+def to_new_batch(
+    team_id: str, create: BatchCreate, input_file_id: UUID, key: NewKey | None
+) -> NewBatch:
     """The row of a new batch."""
     expires = create.output_expires_after
     return NewBatch(
@@ -218,6 +222,7 @@ def to_new_batch(team_id: str, create: BatchCreate, input_file_id: UUID) -> NewB
         metadata=orjson.dumps(create.metadata or {}).decode(),
         window_seconds=WINDOWS[create.completion_window],
         output_seconds=expires.seconds if expires else None,
+        key=key,
     )
 
 

@@ -16,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    schema_changes.lock_table("results")
+    schema_changes.lock_tables("results")
     schema_changes.add_column(
         "results",
         sa.Column("on_disconnect", sa.String(), server_default="continue", nullable=False),
@@ -29,15 +29,14 @@ def upgrade() -> None:
         schema_changes.create_index(
             "ix_results_group_id", "results", ["group_id"], sa.text("group_id IS NOT NULL")
         )
-    schema_changes.lock_table("result_chunks")
+    schema_changes.lock_tables("result_chunks")
     op.add_column("result_chunks", sa.Column("logprobs", sa.Text(), nullable=True))
 
 
 def downgrade() -> None:
     with schema_changes.outside_transactions():
         schema_changes.drop_index("ix_results_group_id", "results")
-    schema_changes.lock_table("result_chunks")
+    schema_changes.lock_tables("results", "result_chunks")
     op.drop_column("result_chunks", "logprobs")
-    schema_changes.lock_table("results")
     op.drop_constraint(op.f("ck_results_on_disconnect"), "results")
     op.drop_column("results", "on_disconnect")

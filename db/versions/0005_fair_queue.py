@@ -18,7 +18,7 @@ _UNCLAIMED = sa.text("state = 'pending' AND worker_id IS NULL")
 
 
 def upgrade() -> None:
-    schema_changes.lock_table("results")
+    schema_changes.lock_tables("results")
     schema_changes.add_column(
         "results", sa.Column("fair_key", sa.Float(), server_default="0", nullable=False)
     )
@@ -65,7 +65,7 @@ def downgrade() -> None:
             ["kind", "model_name", sa.text("priority DESC"), "id"],
             _UNCLAIMED,
         )
+    schema_changes.lock_tables("results", "rate_buckets", "team_limits")
     op.drop_table("rate_buckets")
     op.drop_table("team_limits")
-    schema_changes.lock_table("results")
     op.drop_column("results", "fair_key")

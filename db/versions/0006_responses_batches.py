@@ -39,7 +39,7 @@ def _count(name: str) -> sa.Column[object]:
 
 
 def upgrade() -> None:
-    schema_changes.lock_table("results")
+    schema_changes.lock_tables("results")
     schema_changes.add_column("results", _json("request"))
     schema_changes.add_column(
         "results", sa.Column("store", sa.Boolean(), server_default=sa.text("true"), nullable=False)
@@ -172,7 +172,7 @@ def downgrade() -> None:
         "of results with `store` false, what is to be erased would be kept, and what is erased "
         "would be an empty answer.",
     )
-    schema_changes.lock_table("results")
+    schema_changes.lock_tables("results")
     op.drop_constraint(op.f(_AT_END), "results", if_exists=True)
     # Rows that were written before are put right below, before they are judged.
     schema_changes.replace_check("results", _HAS_OUTPUT, _COMPLETED_HAS_OUTPUT)
@@ -181,8 +181,9 @@ def downgrade() -> None:
         op.execute("UPDATE results SET output = '' WHERE state = 'completed' AND output IS NULL")
         schema_changes.validate("results", _HAS_OUTPUT)
         schema_changes.drop_index("ix_results_finished_at_to_erase", "results")
-    for table in ("batch_lines", "batches", "file_parts", "files"):
+    tables = ("batch_lines", "batches", "file_parts", "files")
+    schema_changes.lock_tables("results", *tables)
+    for table in tables:
         op.drop_table(table)
-    schema_changes.lock_table("results")
     for name in ("erased_at", "store", "request"):
         op.drop_column("results", name)

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import re
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -23,7 +25,7 @@ from app.token_store import TokenStore
 from tests.conftest import Service, run_service
 from tests.integration.support import UNKNOWN_ID, assert_problem, assert_refusal, serve, until
 from tests.unit.test_exposure import STRONG
-from tests.unit.test_jwt import OTHER_SECRET, sign
+from tests.unit.test_jwt import OTHER_SECRET, raw, sign
 
 CLAIMS = {"team_id": "red", "token_id": "t1"}
 FOREVER = 10_000.0
@@ -504,5 +506,33 @@ async def test_a_stranger_is_told_no_model_names(closed: Service) -> None:
     assert "scripted" not in answer.text
 
 
-async def test_a_token_that_ends_beyond_all_numbers_is_good(closed: Service) -> None:
-    assert await status(closed, sign(CLAIMS | {"exp": 10**400})) == 200
+@pytest.mark.parametrize("name", ["exp", "nbf", "iat"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 5000, "9007199254740993", "NaN", "Infinity",
+        "-Infinity", "1e400", "1e300", "-1e300", "-1", "-0.5", "true", "false", "null",
+        '"2000000000"', "[]", "{}",
+    ],
+)  # fmt: skip
+async def test_a_time_that_is_none_is_refused_in_each_dialects_way(
+    closed: Service, name: str, value: str
+) -> None:
+    claims = json.dumps(CLAIMS)[:-1] + f', "{name}": {value}}}'
+    headers = bearer(raw({"alg": "HS256"}, claims.encode()))
+    for method, path in (
+        ("GET", "/results/"),
+        ("GET", "/v1/models"),
+        ("POST", "/generate"),
+        ("POST", "/inference/scripted"),
+    ):
+        answer = await closed.client.request(method, path, headers=headers)
+        assert_refusal(path, answer, 401, "invalid_token")
+
+
+async def test_times_that_are_times_are_good(closed: Service) -> None:
+    now = time.time()
+    for claims in (
+        {"exp": now + 60.5}, {"exp": 2**53}, {"exp": int(now) + 60, "nbf": 0, "iat": 0.5},
+    ):  # fmt: skip
+        assert await status(closed, sign(CLAIMS | claims)) == 200

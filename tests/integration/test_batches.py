@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import httpx
 import openai
 import pytest
 from openai.types import Batch
@@ -345,7 +346,7 @@ async def test_lines_that_are_not_to_be_stored_are_erased_once_they_are_told(
     output = {one["custom_id"]: one for one in await read(client, ended.output_file_id)}
     assert output["a"]["response"]["body"]["choices"][0]["text"]
     rows = await connection.fetch(
-        "SELECT output, erased_at, c.content FROM results r JOIN contexts c ON c.id = context_id"
+        "SELECT output, r.erased_at, c.content FROM results r JOIN contexts c ON c.id = context_id"
         " ORDER BY store"
     )
     assert (rows[0]["output"], rows[0]["content"]) == (None, "")
@@ -433,3 +434,105 @@ async def test_teams_have_their_own_batches_within_their_limits(settings: Settin
         with pytest.raises(openai.NotFoundError):
             await blue.files.content(ended.output_file_id or "")
         assert len(await read(red, ended.output_file_id)) == 60
+
+
+async def test_the_same_request_under_a_key_is_answered_with_its_batch(
+    running: Service, client: openai.AsyncOpenAI, connection: asyncpg.Connection
+) -> None:
+    file = await client.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch")
+    body = {
+        "input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h",
+    }  # fmt: skip
+
+    async def create(key: str = "k", **members: object) -> httpx.Response:
+        headers = {"Idempotency-Key": key}
+        return await running.client.post("/v1/batches", json=body | members, headers=headers)
+
+    # All at one moment: one of them makes it.
+    answers = await asyncio.gather(*(create() for _ in range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    replayed = [answer.headers.get("Idempotent-Replayed") for answer in answers]
+    assert sorted(replayed, key=str) == [None] + ["true"] * 7
+    assert await connection.fetchval("SELECT count(*) FROM batches") == 1
+    first = answers[0].json()["id"]
+
+    error = assert_openai_error(await create(metadata={"a": "b"}), 409, "idempotency_conflict")
+    assert first in error["message"]
+    other = await create("other")
+    assert other.json()["id"] != first
+    # It is told as it stands, also when its file is gone.
+    await end_of(client, await client.batches.retrieve(first))
+    await client.files.delete(file.id)
+    again = await create()
+    assert (again.status_code, again.json()["id"]) == (200, first)
+    assert again.json()["status"] == "completed"
+    assert_openai_error(await create("new"), 404)
+    assert_openai_error(await create("x" * 256), 400, param="Idempotency-Key")
+
+    # A key is free again when its time is over.
+    await connection.execute("UPDATE batches SET key_expires_at = now() - interval '1 s'")
+    file = await client.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch")
+    renewed = await create(input_file_id=file.id)
+    assert renewed.status_code == 200
+    assert renewed.json()["id"] != first
+    assert "Idempotent-Replayed" not in renewed.headers
+
+
+async def test_a_key_is_its_teams_and_holds_at_every_process(settings: Settings) -> None:
+    settings = settings.model_copy(update={"auth": "on", "jwt_secret": SecretStr(STRONG)})
+    async with serve(settings) as one, serve(settings) as other:
+        made = set()
+        for team in ("red", "blue"):
+            headers = {
+                "Authorization": f"Bearer {sign({'team_id': team, 'token_id': 't'})}",
+                "Idempotency-Key": "k",
+            }
+            file = await one.client.post(
+                "/v1/files",
+                files={"file": ("f", b"{}")},
+                data={"purpose": "batch"},
+                headers=headers,
+            )
+            body = {
+                "input_file_id": file.json()["id"], "endpoint": "/v1/completions",
+                "completion_window": "24h",
+            }  # fmt: skip
+            answers = await asyncio.gather(
+                *(api.client.post("/v1/batches", json=body, headers=headers)
+                  for api in (one, other, one, other))
+            )  # fmt: skip
+            assert {answer.status_code for answer in answers} == {200}
+            made |= {answer.json()["id"] for answer in answers}
+        assert len(made) == 2
+
+
+async def test_a_team_has_only_so_many_batches_open(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    settings = settings.model_copy(update={"team_max_batches": 3})
+    async with serve(settings) as one, serve(settings) as other:  # without a worker: they stay
+        async with openai_client(one) as client:
+            file = await client.files.create(file=("f", jsonl([line("a")])), purpose="batch")
+        body = {
+            "input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h",
+        }  # fmt: skip
+        answers = await asyncio.gather(
+            *(api.client.post("/v1/batches", json=body) for api in (one, other) * 5)
+        )
+        assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 7
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        error = assert_openai_error(refused, 429, "rate_limit_exceeded")
+        assert "3 batches" in error["message"]
+        assert int(refused.headers["Retry-After"]) > 0
+        # Another team's are not counted, nor those that have ended.
+        await connection.execute(
+            "UPDATE batches SET team_id = 'blue' WHERE id = ANY(ARRAY(SELECT id FROM batches LIMIT 1))"
+        )
+        await connection.execute(
+            "UPDATE batches SET state = 'cancelled', ended_at = now() WHERE id = ANY(ARRAY("
+            "SELECT id FROM batches WHERE team_id <> 'blue' LIMIT 1))"
+        )
+        for status in (200, 200, 429):
+            answer = await one.client.post("/v1/batches", json=body)
+            assert answer.status_code == status

@@ -1,15 +1,17 @@
 """/v1/files: uploads that are streamed into parts, and what the door does about them."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 
 import asyncpg
+import httpx
 import openai
 import pytest
 
 from app.settings import Settings
 from tests.conftest import Service
-from tests.integration.support import openai_client, serve, until
+from tests.integration.support import assert_openai_error, openai_client, serve, until
 
 CONTENT = b'{"custom_id": "a"}\n'
 
@@ -191,3 +193,28 @@ async def test_a_client_that_leaves_in_mid_upload_leaves_nothing(
         return not await connection.fetchval("SELECT count(*) FROM files")
 
     await until(is_clean)
+
+
+async def test_the_files_of_a_team_have_only_so_much_room(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    settings = settings.model_copy(update={"team_max_file_bytes": 2_000})
+
+    async def upload(api: Service, size: int) -> httpx.Response:
+        files = {"file": ("f", b"x" * size)}
+        return await api.client.post("/v1/files", files=files, data={"purpose": "batch"})
+
+    async with serve(settings) as one, serve(settings) as other:
+        answers = await asyncio.gather(*(upload(api, 600) for api in (one, other) * 4))
+        assert sorted(answer.status_code for answer in answers) == [200] * 3 + [400] * 5
+        refused = next(answer for answer in answers if answer.status_code == 400)
+        error = assert_openai_error(refused, 400, "storage_full")
+        assert error["type"] == "invalid_request_error"
+        assert "1800 bytes, of 2000" in error["message"]
+        # What was refused left nothing.
+        assert await connection.fetchval("SELECT count(*) FROM file_parts") == 3
+        # A smaller one has room yet; what another team has does not count.
+        assert (await upload(one, 200)).status_code == 200
+        assert_openai_error(await upload(one, 0), 400, "storage_full")
+        await connection.execute("UPDATE files SET team_id = 'blue' WHERE size = 600")
+        assert (await upload(one, 600)).status_code == 200

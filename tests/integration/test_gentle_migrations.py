@@ -27,7 +27,7 @@ SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%'
   AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted)
 """
 # Those that were written after the table had grown.
-REVISIONS = [("0003", "0004"), ("0004", "0005"), ("0005", "0006")]
+REVISIONS = [("0003", "0004"), ("0004", "0005"), ("0005", "0006"), ("0007", "0008")]
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def test_results_are_written_while_an_index_is_built_and_broken_off(
     client = await connect(empty)
     await add_result(client)
     # A transaction older than the index: its building must wait for it.
-    async with transaction(empty, "SELECT count(*) FROM contexts"):
+    async with transaction(empty, "SELECT count(*) FROM workers"):
         migration = asyncio.create_task(asyncio.to_thread(migrate, empty, after))
         builder = await until(lambda: client.fetchval(BUILDING))
         await add_result(client)
@@ -119,7 +119,7 @@ async def test_who_waits_to_migrate_too_does_not_hold_up_the_building_of_an_inde
 ) -> None:
     await asyncio.to_thread(migrate, empty, "0003")
     client = await connect(empty)
-    async with transaction(empty, "SELECT count(*) FROM contexts"):
+    async with transaction(empty, "SELECT count(*) FROM workers"):
         first = asyncio.create_task(asyncio.to_thread(migrate, empty))
         await until(lambda: client.fetchval(BUILDING))
         second = await asyncio.to_thread(lambda: migrating(empty))

@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 
 from app.admission import Admission
+from app.batch_creation import NewBatch
 from app.batches import BatchStore, BatchWork, Outcome as LineOutcome
 from app.contexts import ContextStore
 from app.database import Connection, Database
@@ -573,6 +574,16 @@ async def test_batches(table: Table) -> None:
     await check(table, work.look(feeder, table.batch), "ix_batches_active")
     await check(table, store.list(TEAM, table.batch, 20), "ix_batches_team_id_id")
     await check(table, store.get(TEAM, table.batch))
+    key = NewKey("k", b"hash", 60.0)
+    await check(table, store.find(TEAM, key), "ix_batches_team_id_idempotency_key")
+    store = BatchStore(table.database, max_open=100)
+    new = NewBatch(new_id(), TEAM, "/v1/completions", new_id(), "24h", "{}", 60.0, None, key)
+    await check(
+        table,
+        store.create(new),
+        "ix_batches_team_id_active",
+        "ix_batches_team_id_idempotency_key",
+    )
 
 
 async def test_lines_of_a_batch(table: Table) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import pytest
 
 from app.settings import Settings
 from tests.conftest import Service, run_service
@@ -108,3 +109,56 @@ async def test_control_characters_in_a_path_name_nothing(service: Service) -> No
     assert_problem(await service.client.get("/models/%0A"), 404, "not_found")
     listed = await service.client.get("/models/scripted")
     assert listed.json()["ready"]
+
+
+FAILING = "{{chunks=3 fail_at=1}}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", BODY | {"prompt": FAILING}),
+        ("/generate", {"model": "scripted", "inputs": FAILING}),
+        ("/inference/scripted", {"text": "{{chunks=3 fail_at=0}}"}),
+    ],
+)  # fmt: skip
+async def test_a_failure_that_is_told_again_says_so(
+    service: Service, path: str, body: dict[str, Any]
+) -> None:
+    first = await service.client.post(path, json=body, headers=KEY)
+    again = await service.client.post(path, json=body, headers=KEY)
+    assert first.status_code >= 400
+    assert again.status_code == first.status_code
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert "another key" in again.text
+    assert "another key" not in first.text
+    assert "Idempotent-Replayed" not in first.headers
+    other = await service.client.post(path, json=body, headers={"Idempotency-Key": "other"})
+    assert "another key" not in other.text
+
+
+async def test_a_stream_of_what_failed_before_says_so(service: Service) -> None:
+    """And OpenAI's client does not send it again and again."""
+    first = await complete(service, prompt=FAILING)
+    assert "X-Should-Retry" not in first.headers
+    assert (await complete(service, prompt=FAILING)).headers["X-Should-Retry"] == "false"
+    body = BODY | {"prompt": FAILING, "stream": True}
+    streamed = await service.client.post("/v1/completions", json=body, headers=KEY)
+    assert streamed.headers["Idempotent-Replayed"] == "true"
+    assert "another key" in streamed.text
+
+
+async def test_what_is_told_again_is_marked(service: Service) -> None:
+    response = {"model": "scripted", "input": "{{chunks=1}}"}
+    for path, body in (
+        ("/v1/completions", BODY),
+        ("/v1/responses", response),
+        ("/v1/responses", response | {"background": True}),
+        ("/v1/responses", response | {"stream": True}),
+    ):
+        headers = {"Idempotency-Key": f"{path}{len(body)}{'stream' in body}"}
+        first = await service.client.post(path, json=body, headers=headers)
+        again = await service.client.post(path, json=body, headers=headers)
+        assert (first.status_code, again.status_code) == (200, 200), again.text
+        assert "Idempotent-Replayed" not in first.headers
+        assert again.headers["Idempotent-Replayed"] == "true"

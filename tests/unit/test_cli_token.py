@@ -4,15 +4,31 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from app.cli import main
 from tests.unit.test_exposure import STRONG
-from tests.unit.test_jwt import OTHER_SECRET, sign
+from tests.unit.test_jwt import (
+    EC_KEY,
+    ISSUED,
+    OTHER_SECRET,
+    PLACE,
+    RSA_KEY,
+    sign,
+    to_jwk,
+    write_keys,
+)
 from tests.unit.test_layout import ROOT
 
+OTHER_KEYS = {
+    "RS256": rsa.generate_private_key(65537, 2048),
+    "ES256": ec.generate_private_key(ec.SECP256R1()),
+}
 CLAIMS = '{"team_id": "tenstorrent", "token_id": "debug-test"}'
 
 
@@ -119,6 +135,35 @@ def test_the_environments_secret_wins(
     assert "JWT_SECRET" in capsys.readouterr().err
     assert main(["token", "jwt", "--secret", "test-secret-456", "encode", CLAIMS]) == 0
     assert "loopback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("key", "algorithm"), [(RSA_KEY, "RS256"), (EC_KEY, "ES256")])
+def test_an_issuers_token_is_read_by_its_keys(
+    key: Any,
+    algorithm: str,
+    tmp_path: Path,
+    environment: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    environment.delenv("JWT_SECRET")
+    token = jwt.encode(ISSUED, key, algorithm=algorithm)
+    decode = ["token", "jwt", "decode", token]
+    assert main(decode) == 1  # no keys are configured
+    assert json.loads(capsys.readouterr().out) == ISSUED
+    for name, value in PLACE.items():
+        environment.setenv(name, value)
+    environment.setenv("LLM_JWKS", write_keys(tmp_path, to_jwk(key)))
+    assert main(decode) == 0
+    assert "verifies" in capsys.readouterr().err
+    expired = jwt.encode(ISSUED | {"exp": 1}, key, algorithm=algorithm)
+    assert main([*decode[:-1], expired]) == 1
+    assert "expired" in capsys.readouterr().err
+    # Keys of another issuer, and keys that are not there.
+    environment.setenv("LLM_JWKS", write_keys(tmp_path, to_jwk(OTHER_KEYS[algorithm])))
+    assert main(decode) == 1
+    environment.setenv("LLM_JWKS", str(tmp_path / "none.json"))
+    assert main(decode) == 1
+    assert "LLM_JWKS" in capsys.readouterr().err
 
 
 def test_the_command_line_itself_stays_small() -> None:

@@ -1,7 +1,7 @@
 """attributions: results of another kind; a queue is found by its name alone
 
-Revision: 0009
-Revises: 0007
+Revision: 0007
+Revises: 0006
 """
 
 import sqlalchemy as sa
@@ -10,8 +10,8 @@ from sqlalchemy.dialects import postgresql
 
 from app import schema_changes
 
-revision = "0009"
-down_revision = "0007"
+revision = "0007"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 
@@ -21,7 +21,7 @@ _ORDER: schema_changes.Columns = [sa.text("priority DESC"), "fair_key", "id"]
 
 
 def upgrade() -> None:
-    schema_changes.lock_table("results")
+    schema_changes.lock_tables("results")
     schema_changes.add_column("results", sa.Column("source_id", sa.UUID(), nullable=True))
     schema_changes.add_column(
         "results",
@@ -51,7 +51,7 @@ def downgrade() -> None:
         "attributions, which the service before does not know, would be deleted.",
     )
     op.execute("DELETE FROM results WHERE kind = 'attribution'")
-    schema_changes.lock_table("results")
+    schema_changes.lock_tables("results")
     schema_changes.replace_check("results", "ck_results_kind", "kind IN ('generation')")
     with schema_changes.outside_transactions():
         schema_changes.validate("results", "ck_results_kind")
@@ -64,6 +64,6 @@ def downgrade() -> None:
             )
             schema_changes.drop_index(f"ix_results_queue{name}", "results")
         schema_changes.drop_index("ix_results_source_id_id", "results")
-    schema_changes.lock_table("results")
+    schema_changes.lock_tables("results")
     op.drop_column("results", "attribution")
     op.drop_column("results", "source_id")
