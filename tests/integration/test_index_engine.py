@@ -321,6 +321,21 @@ def test_it_is_the_packages_answer(index: BuiltIndex) -> None:
         assert answer["ptrs_by_shard"] == both.ptrs_by_shard
 
 
+def test_what_the_package_does_and_docs_tell(tmp_path: Path) -> None:
+    """A new version that does it otherwise changes docs/infini_gram.md, too."""
+    engine = build_index(tmp_path, ["bbc"], name="first").engine
+    assert engine.count(list(b"b")).count == 2
+    assert engine.attribute(list(b"bz"), [], 1, 10, True)
+    # The match would be at the very first of all suffixes: it is not looked at.
+    assert engine.attribute(list(b"ba"), [], 1, 10, True) == []
+
+    engine = build_index(tmp_path, ["x one two x"] * 3, name="clauses").engine
+    clauses = [[list(b"one")], [list(b"two")]]
+    assert engine.count_cnf(clauses, 1000, 3).count == 0
+    # Three documents hold both; the nearest on one side is another document's.
+    assert engine.count_cnf(clauses, 1000, 1000).count == 1
+
+
 def test_a_hostile_afternoon_leaves_the_process_alive(index: BuiltIndex) -> None:
     """In a process of its own, so that a crash is told as one: what fails here killed it."""
     code = (
