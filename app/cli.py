@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from app import cli_index, cli_token
 from app.cli_team import add_team_commands
+from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
             # Without a name it is about several, and names them itself.
             place = f"setting {name}" if name else "settings"
             sys.stderr.write(f"{place}: {problem['msg']} (see docs/settings.md)\n")
+        return 2
+    except DeclarationError as error:
+        sys.stderr.write(f"setting INDEXES_FILE: {error}\n")
         return 2
 
 
@@ -109,7 +113,7 @@ def _up(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from app.exposure import judge
 
-    settings = Settings()
+    settings = _settings()
     exposure = judge(settings)
     for line in exposure.warnings:
         logger.warning("%s", line)
@@ -128,8 +132,15 @@ def _serve(options: argparse.Namespace) -> int:
 def _worker(_options: argparse.Namespace) -> int:
     import uvloop
 
-    uvloop.run(_run_worker(Settings()))
+    uvloop.run(_run_worker(_settings()))
     return 0
+
+
+def _settings() -> Settings:
+    """The settings, with what they name looked at: better told now than in the middle of a start."""
+    settings = Settings()
+    read_declarations(settings.indexes_file)
+    return settings
 
 
 async def _run_worker(settings: Settings) -> None:

@@ -54,7 +54,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     tokenizer = build.add_mutually_exclusive_group()
     tokenizer.add_argument(
-        "--tokenizer", default="bytes", metavar="FILE", help="a tokenizer.json, or `bytes` (bytes)"
+        "--tokenizer", metavar="FILE", help="a tokenizer.json, or `bytes` (bytes)"
     )
     tokenizer.add_argument(
         "--model", help="take the tokenizer of this model (of LLM_MODEL_REPOSITORY)"

@@ -33,6 +33,8 @@ _ETA_AFTER_SECONDS = 3.0
 def run(command: str, options: argparse.Namespace) -> int:
     """Run one of them; its exit status."""
     commands = {"build": _build, "list": _list, "check": _check}
+    # It cleans up as Ctrl-C does.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return commands[command](options)
     except (BuildError, CorpusError, DeclarationError, ManifestError, TokenizerError) as error:
@@ -46,13 +48,14 @@ def run(command: str, options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _fail("Interrupted: nothing is left of it.")
         return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # --- Commands ----------------------------------------------------------------------------------------
 
 
 def _build(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up as Ctrl-C does
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.cpus))  # of the tokenizer
     file = _file(options)
     directory: Path = options.out.expanduser().absolute() / options.name
@@ -167,7 +170,8 @@ def _declared(file: Path) -> list[Declaration]:
 
 def _tokenizer(options: argparse.Namespace) -> str:
     if options.model is None:
-        return BYTES if options.tokenizer == BYTES else str(Path(options.tokenizer).expanduser())
+        named: str = options.tokenizer or BYTES
+        return BYTES if named == BYTES else str(Path(named).expanduser())
     repository = Path(os.environ.get("LLM_MODEL_REPOSITORY", "models"))
     found = tokenizer_file(repository, options.model)
     if found is None:
@@ -221,7 +225,8 @@ class _Line:
             return
         self._told = now
         passed = now - self._begun
-        parts = [f"{step} {share:.0%}"]
+        # A step that writes its output at its end tells no share before.
+        parts = [f"{step} {share:.0%}" if share > 0 else f"{step}, {passed:.0f} s so far"]
         if share > 0 and passed > _ETA_AFTER_SECONDS:
             parts.append(f"{passed / share - passed:.0f} s left")
         text = ", ".join(filter(None, [*parts, detail]))

@@ -1,5 +1,7 @@
 """The command line: help, settings told by name, and an API that is not for everyone."""
 
+from pathlib import Path
+
 import pytest
 
 from app.cli import main
@@ -18,7 +20,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for command in ("up", "serve", "worker", "migrate", "team", "token"):
+    for command in ("up", "serve", "worker", "migrate", "team", "token", "index"):
         assert f"\n    {command} " in text
 
 
@@ -61,3 +63,20 @@ def test_an_open_address_needs_a_word(
         environment.setenv(name, value)
     assert main(["serve"]) == 2
     assert "LLM_ALLOW_UNAUTHENTICATED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_indexes_that_are_declared_wrongly_are_told_before_anything_starts(
+    command: str,
+    tmp_path: Path,
+    environment: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in REQUIRED:
+        environment.setenv(name, "x")
+    environment.setenv("INDEXES_FILE", str(tmp_path / "indexes.toml"))
+    (tmp_path / "indexes.toml").write_text('[indexes."results"]\npath = "a"')
+    assert main([command]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"setting INDEXES_FILE: {tmp_path}/indexes.toml: indexes.results: ")
+    assert error.count("\n") == 1
