@@ -7,7 +7,6 @@ kept, each with documents, and each document with three windows around the part.
 All of it blocks, and may take long: `check` is called between the steps, and stops it by raising.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from math import ceil
 from random import Random
@@ -21,16 +20,16 @@ from app.infini_gram.engine import Document, Engine, Span
 
 # The original has no upper bounds. These keep one request from taking a machine; each is far above
 # what its clients ask for.
-MAX_CHARACTERS = 200_000
-MAX_TOKENS = 50_000
+MAX_CHARACTERS = 100_000
+# The engine starts a thread for each span, all at once: twice as many, and Linux gives no more.
+MAX_TOKENS = 16_384
 MAX_FREQUENCY = 1_000_000
 MAX_DOCUMENTS_PER_SPAN = 1000
 MAX_CONTEXT = 10_000
 MAX_DELIMITERS = 100
 MAX_DELIMITER_CHARACTERS = 100
-# Places that the engine may have to write down for all parts together: 24 bytes each, and for those
-# that are told 100 more.
-MAX_PLACES = 20_000_000
+# Places that the engine may have to write down for all spans together: about 300 bytes each.
+MAX_PLACES = 2_000_000
 # Tokens of all documents of an answer: about ten bytes of JSON each.
 MAX_DOCUMENT_TOKENS = 5_000_000
 
@@ -108,10 +107,11 @@ def attribute(
     ids = engine.tokenizer.encode(response)
     _check_length(len(ids), MAX_TOKENS, "tokens")
     check()
-    _check_frequency(engine, ids, parameters, check)
+    delimiters = delimiter_ids(engine, parameters.delimiters)
+    _check_frequency(engine, ids, delimiters, parameters, check)
     spans = engine.attribute(
         ids,
-        delimiter_ids(engine, parameters.delimiters),
+        delimiters,
         parameters.minimum_span_length,
         parameters.maximum_frequency,
         parameters.allow_spans_with_partial_words,
@@ -234,25 +234,73 @@ def _check_length(found: int, most: int, unit: str) -> None:
 
 
 def _check_frequency(
-    engine: Engine, ids: Sequence[int], parameters: AttributionParameters, check: Check
+    engine: Engine,
+    ids: Sequence[int],
+    delimiters: Sequence[int],
+    parameters: AttributionParameters,
+    check: Check,
 ) -> None:
     """Refuse what could make the engine write down too many places.
 
-    No span occurs more often than its first token. Only for large `maximumFrequency` need those be
-    counted.
+    Only for a large `maximumFrequency` need any be counted.
     """
-    most = parameters.maximum_frequency
-    if len(ids) * min(most, engine.total_tokens) <= MAX_PLACES:
+    if len(ids) * min(parameters.maximum_frequency, engine.total_tokens) <= MAX_PLACES:
         return
-    places = 0
-    for token_id, times in Counter(ids).items():
+    enough = MAX_PLACES // len(ids)
+    is_start, is_end = _word_bounds(engine, ids, parameters)
+    places = reached = 0
+    for left in range(len(ids)):
         check()
-        places += times * min(most, engine.count([token_id]).count)
+        if not is_start[left]:
+            continue
+        most, right, is_whole = _measure(engine, ids, left, frozenset(delimiters), is_end, enough)
+        if is_whole and right <= reached:
+            continue  # it is within an earlier one, and falls away
+        reached = max(reached, right)
+        places += min(parameters.maximum_frequency, most)
     if places > MAX_PLACES:
         raise _refused(
             "maximumFrequency",
-            f"is too large for a text of {len(ids):,} tokens: {MAX_PLACES // len(ids):,} is safe",
+            f"is too large for this text, whose parts occur too often: {enough:,} is safe",
         )
+
+
+def _word_bounds(
+    engine: Engine, ids: Sequence[int], parameters: AttributionParameters
+) -> tuple[Sequence[bool], Sequence[bool]]:
+    """Whether a span may begin with each token; whether one may end before it, or with the text."""
+    if parameters.allow_spans_with_partial_words:
+        return [True] * len(ids), [True] * (len(ids) + 1)
+    starts = engine.tokenizer.word_start_ids()
+    is_start = [token_id in starts for token_id in ids]
+    return is_start, [*is_start, True]
+
+
+def _measure(
+    engine: Engine,
+    ids: Sequence[int],
+    left: int,
+    delimiters: frozenset[int],
+    is_end: Sequence[bool],
+    enough: int,
+) -> tuple[int, int, bool]:
+    """A bound of the occurrences of the span that begins here: those of a beginning of it.
+
+    Also where that beginning ends, and whether it is the whole span. The search for a longer one
+    ends when few enough places are left.
+    """
+    most, end = 0, left
+    for right in range(left + 1, len(ids) + 1):
+        if is_end[right]:
+            count = engine.count(ids[left:right]).count
+            if count == 0:
+                break
+            most, end = count, right
+            if count <= enough:
+                return most, end, False
+        if ids[right - 1] in delimiters:
+            break
+    return most, end, True
 
 
 def _refused(field: str, message: str) -> InvalidRequestError:

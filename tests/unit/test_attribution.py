@@ -1,5 +1,6 @@
 """Attribution held against the plainest code, over corpora that hypothesis makes up."""
 
+import dataclasses
 import math
 import random
 import tempfile
@@ -204,15 +205,16 @@ DOCUMENT_MEMBERS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Forty documents of bytes; the odd ones have all of TEXT, the others its beginning."""
     shard = [_FIRST]
     shard += [
         Text(list((f"{n} " + TEXT * (n % 2) + TEXT[:8]).encode()), {"n": n}) for n in range(40)
     ]
-    write_index(tmp_path, [shard], ByteTokenizer())
-    return Engine(Declaration("corpus", tmp_path, BYTES))
+    directory = tmp_path_factory.mktemp("index") / "corpus"
+    write_index(directory, [shard], ByteTokenizer())
+    return Engine(Declaration("corpus", directory, BYTES))
 
 
 def ask(engine: Engine, text: str, **members: Any) -> dict[str, Any]:
@@ -287,7 +289,7 @@ def test_bad_parameters(members: dict[str, Any]) -> None:
 
 
 def test_a_bad_response() -> None:
-    for members in ({}, {"response": None}, {"response": 1}, {"response": "x" * 200_001}):
+    for members in ({}, {"response": None}, {"response": 1}, {"response": "x" * 100_001}):
         with pytest.raises(ValidationError):
             AttributionRequest.model_validate(members)
 
@@ -314,8 +316,8 @@ def test_a_delimiter_ends_a_span(engine: Engine) -> None:
     assert texts("", "#") == texts()
 
 
-def test_delimiters_that_an_index_declares(engine: Engine, tmp_path: Path) -> None:
-    declared = Declaration("corpus", tmp_path, BYTES, delimiters={"end": 46})
+def test_delimiters_that_an_index_declares(engine: Engine) -> None:
+    declared = dataclasses.replace(engine.declaration, delimiters={"end": 46})
     assert delimiter_ids(Engine(declared), ["end", ".", "ab", "a"]) == [46, 97, 98]
 
 
@@ -423,23 +425,57 @@ def test_it_can_be_stopped_between_all_steps(engine: Engine) -> None:
             attribute(engine, parameters, TEXT * 3, stop)
 
 
-def test_bounds_of_one_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(field: str, text: str, **members: Any) -> str:
-        with pytest.raises(InvalidRequestError) as raised:
-            ask(engine, text, **members)
-        assert raised.value.errors[0].field == field
-        return str(raised.value)
+def refused(engine: Engine, field: str, text: str, **members: Any) -> str:
+    with pytest.raises(InvalidRequestError) as raised:
+        ask(engine, text, **members)
+    assert raised.value.errors[0].field == field
+    return str(raised.value)
 
-    assert "50,000 are most" in refused("response", "é" * 25_001)
-    assert "200,000 are most" in refused("response", "x" * 200_001)
+
+def test_bounds_of_one_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "16,384 are most" in refused(engine, "response", "é" * 8193)
+    assert "100,000 are most" in refused(engine, "response", "x" * 100_001)
     monkeypatch.setattr(attribution, "MAX_DOCUMENT_TOKENS", 400)
-    assert "less context" in refused("maximumContextLength", TEXT)
+    assert "less context" in refused(engine, "maximumContextLength", TEXT)
     assert ask(engine, TEXT, maximumContextLength=2)["spans"]
-    monkeypatch.setattr(attribution, "MAX_PLACES", 2000)
-    assert "55 is safe" in refused("maximumFrequency", TEXT)
-    assert ask(engine, TEXT, maximumFrequency=55, maximumContextLength=2)["spans"]
-    # Only what occurs is counted: few bytes do so often.
-    assert ask(engine, "1234" * 9, maximumFrequency=1000, maximumContextLength=2)["inputTokens"]
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_places_are_bounded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, partial: bool
+) -> None:
+    """What is asked for, or what there is: each span of the engine, not those within others."""
+    members = {"maximumContextLength": 2, "allowSpansWithPartialWords": partial}
+    whole, twos = ask(engine, TEXT, **members), ask(engine, " two\n" * 9, **members)
+    assert [span["count"] for span in twos["spans"]] == [60] * 9
+    monkeypatch.setattr(attribution, "MAX_PLACES", 12 * 45)
+    assert ask(engine, TEXT, **members) == whole
+    assert ask(engine, " two\n" * 9, **members) == twos
+    monkeypatch.setattr(attribution, "MAX_PLACES", 12 * 45 - 1)
+    assert "11 is safe" in refused(engine, "maximumFrequency", " two\n" * 9, **members)
+    assert ask(engine, " two\n" * 9, maximumFrequency=11, **members)["spans"] == []
+    # A delimiter makes spans shorter, and so more of them.
+    monkeypatch.setattr(attribution, "MAX_PLACES", 5 * 36)
+    assert ask(engine, TEXT, **members) == whole
+    assert refused(engine, "maximumFrequency", TEXT, delimiters=[" "], **members)
+    # What occurs nowhere has no places.
+    assert ask(engine, "#%&" * 12, **members)["spans"] == []
+
+
+@_settings
+@given(response=st.text("onetw hrfuivs.", min_size=1, max_size=60), partial=st.booleans())
+def test_the_bound_of_places_is_one(engine: Engine, response: str, *, partial: bool) -> None:
+    """No text that is taken has more places than allowed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attribution, "MAX_PLACES", 300)
+        try:
+            answer = ask(
+                engine, response, allowSpansWithPartialWords=partial, delimiters=["n"],
+                maximumDocumentsPerSpan=1,
+            )  # fmt: skip
+        except InvalidRequestError:
+            return
+    assert sum(span["count"] for span in answer["spans"]) <= 300
 
 
 def test_the_first_suffix(tmp_path: Path) -> None:
