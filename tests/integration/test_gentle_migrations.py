@@ -27,13 +27,7 @@ SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%'
   AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted)
 """
 # Those that were written after the table had grown.
-REVISIONS = [
-    ("0003", "0004"),
-    ("0004", "0005"),
-    ("0005", "0006"),
-    ("0006", "0007"),
-    ("0007", "0008"),
-]
+REVISIONS = [(f"{number:04}", f"{number + 1:04}") for number in range(3, 8)]
 
 
 @pytest.fixture
