@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 _SAMPLED_RANKS = 1_000
 _SAMPLED_BYTES = 64_000_000
 _COMPARED_BYTES = 64
+
+_FILE = re.compile(rf"({'|'.join(KINDS)})\.\d+")
 
 Tell = Callable[[str, float, str], None]
 
@@ -79,8 +82,7 @@ def _files(directory: Path) -> list[str]:
     """The names of the index's files. Raises ManifestError where there are none."""
     if not directory.is_dir():
         raise ManifestError(f"{directory} is not a directory")
-    names = [f"{kind}.{shard}" for kind in KINDS for shard in range(10_000)]
-    found = [name for name in names if (directory / name).is_file()]
+    found = sorted(one.name for one in directory.iterdir() if _FILE.fullmatch(one.name))
     if not any(name.startswith("tokenized.") for name in found):
         raise ManifestError(f"{directory} holds no index: it has no file tokenized.0")
     return found
