@@ -30,7 +30,7 @@ _RETRY_SECONDS = 5
 _COUNT = """
 SELECT (SELECT count(*) FROM (
   SELECT FROM results r
-  WHERE r.kind = 'generation' AND r.model_name = i.model_name AND r.team_id = i.team_id
+  WHERE r.model_name = i.model_name AND r.team_id = i.team_id
     AND r.state = 'pending' AND r.worker_id IS NULL
   -- The order of the one index that holds this team's rows together.
   ORDER BY r.priority DESC, r.fair_key, r.id LIMIT i.most) q) AS queued

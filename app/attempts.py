@@ -14,11 +14,10 @@ from app.database import Connection, is_passing
 from app.errors import INTERNAL_ERROR
 from app.job_queue import AttemptEnd, Claim, JobQueue, Outcome
 from app.model_trust import ModelTrust
-from app.runner import Attempt, StopReason
+from app.runner import Attempt, Backend, StopReason
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.throughput import Throughput
-from app.triton_client import TritonClient
 from app.watched import Watched
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class Attempts:
         self,
         worker_id: UUID,
         queue: JobQueue,
-        triton: TritonClient,
+        backend: Backend,
         hub: StreamHub,
         watched: Watched,
         trust: ModelTrust,
@@ -52,7 +51,7 @@ class Attempts:
         self.writer = ChunkWriter(queue, worker_id, self.running, watched, settings.flush_seconds)
         self._worker_id = worker_id
         self._queue = queue
-        self._triton = triton
+        self._backend = backend
         self._hub = hub
         self._trust = trust
         self._throughput = throughput
@@ -93,7 +92,7 @@ class Attempts:
             is_ours.set_result(False)
 
     def _make(self, claim: Claim) -> Attempt:
-        return Attempt(claim, self._triton, self._on_text)
+        return self._backend.attempt(claim, self._on_text)
 
     def _on_text(self, attempt: Attempt) -> None:
         self._hub.on_text(attempt)

@@ -182,9 +182,8 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                if _CONTROL.search(
-                    scope["path"]
-                ):  # a route's pattern ends before a line's end, too
+                # A route's pattern ends before a line's end, too.
+                if _CONTROL.search(scope["path"]):
                     raise NotFoundError("There is no such path: it holds a control character.")
                 scope["principal"] = await self._principal(scope) if self._is_on else ANYONE
             except ServiceError as error:

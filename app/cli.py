@@ -146,6 +146,7 @@ def _settings() -> Settings:
 async def _run_worker(settings: Settings) -> None:
     """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
     from app.batch_feeder import Feeder
+    from app.generation import TritonBackend
     from app.routes.openai_batches import ENDPOINTS
     from app.services import background, open_services
     from app.worker import Worker
@@ -154,8 +155,7 @@ async def _run_worker(settings: Settings) -> None:
         worker = Worker(
             services.database,
             services.queue,
-            services.triton,
-            services.registry,
+            TritonBackend(services.registry, services.triton),
             services.listener,
             services.hub,
             settings,

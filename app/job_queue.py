@@ -5,7 +5,7 @@ a race becomes a row count of zero: somebody else decided, stop, write nothing. 
 database's clock. `docs/state_machine.md` draws the transitions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import compress
@@ -16,7 +16,7 @@ import orjson
 from asyncpg import Record
 
 from app import job_queue_sql as sql
-from app.database import Connection, Database, is_passing
+from app.database import Connection, Database
 from app.errors import Failure
 from app.group_commit import Lane
 from app.idempotency import NewKey
@@ -30,6 +30,7 @@ _MAX_ENQUEUE = 1000
 NO_LIMITS = Limits()
 
 OnDisconnect = Literal["continue", "cancel"]
+Kind = Literal["generation", "attribution"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,6 +67,9 @@ class NewResult:
     on_disconnect: OnDisconnect = "continue"
     request: str | None = None  # what its dialect answers with later, as JSON text
     store: bool = True  # or its texts are erased once it is delivered
+    kind: Kind = "generation"
+    source_id: UUID | None = None  # of an attribution: the result whose text it is about
+    attribution: str | None = None  # the one that follows its completion, as JSON text
     tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
     limits: Limits = NO_LIMITS  # of its team and model
 
@@ -81,6 +85,7 @@ class Claim:
     parameters: dict[str, Any]
     seconds_left: float
     is_suspect: bool
+    has_attribution: bool = False  # one is to follow its completion
 
 
 class Outcome(StrEnum):
@@ -108,6 +113,7 @@ class AttemptEnd:
     first_token_seconds: float | None = None
     failure: Failure | None = None
     retry_after_seconds: float = 0.0
+    has_attribution: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -223,28 +229,28 @@ class JobQueue:
             stored |= {row["id"] for row in await connection.fetch(sql.ALREADY_ENQUEUED, ids)}
         return [result.id in stored for result in results]
 
-    async def claim(self, worker_id: UUID, free: Mapping[str, int]) -> list[Claim]:
+    async def claims(
+        self, worker_id: UUID, free: Mapping[str, int]
+    ) -> AsyncIterator[Sequence[Claim]]:
         """Claim up to `free[model]` results of each model; none once the worker is marked dead.
+
+        What is claimed must be run at once: for a model with running limits other claims of it may
+        have to be waited for.
 
         Not sent again after a lost connection: rows of a claim whose answer was lost show up in
         `owned` and are handed back by the heartbeat.
         """
         limited = {model: found for model in free if (found := self._limits.running(model))}
         open_to_all = {model: count for model, count in free.items() if model not in limited}
-        rows: list[Any] = []
         if open_to_all:
             async with self._database.connection() as connection:
-                rows += await connection.fetch(
+                free_for_all = await connection.fetch(
                     sql.CLAIM, worker_id, list(open_to_all), list(open_to_all.values())
                 )
+            yield [_to_claim(row) for row in free_for_all]
         for model, limits in limited.items():
-            try:
-                rows += await self._claim_within_limits(worker_id, model, free[model], limits)
-            except Exception as error:
-                if not rows or not is_passing(error):
-                    raise
-                break  # what is claimed must run
-        return [_to_claim(row) for row in rows]
+            rows = await self._claim_within_limits(worker_id, model, free[model], limits)
+            yield [_to_claim(row) for row in rows]
 
     @property
     def has_running_limits(self) -> bool:
@@ -259,7 +265,7 @@ class JobQueue:
         self, worker_id: UUID, model: str, free: int, limits: RunningLimits
     ) -> Sequence[Any]:
         async with self._database.connection() as connection, connection.transaction():
-            await connection.execute("SELECT FROM models WHERE name = $1 FOR UPDATE", model)
+            await connection.execute(sql.LOCK_QUEUE, model)
             return await connection.fetch(
                 sql.CLAIM_WITHIN_LIMITS,
                 worker_id,
@@ -276,7 +282,7 @@ class JobQueue:
         for row in await self._database.fetch(sql.SUSPECT_MODELS, list(models)):
             model = row["model_name"]
             async with self._database.connection() as connection, connection.transaction():
-                await connection.execute("SELECT FROM models WHERE name = $1 FOR UPDATE", model)
+                await connection.execute(sql.LOCK_QUEUE, model)
                 claimed = await connection.fetch(sql.CLAIM_SUSPECT, worker_id, model)
             claims += [_to_claim(row) for row in claimed]
         return claims
@@ -451,6 +457,9 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.new_context is not None for result in results],
         [result.request for result in results],
         [result.store for result in results],
+        [result.kind for result in results],
+        [result.source_id for result in results],
+        [result.attribution for result in results],
     ]
 
 
@@ -487,6 +496,7 @@ def _to_first_claim(result: NewResult, prompt: str | None = None) -> Claim:
         parameters=orjson.loads(result.parameters),
         seconds_left=result.deadline_seconds,
         is_suspect=False,
+        has_attribution=result.attribution is not None,
     )
 
 
@@ -501,7 +511,7 @@ async def _end_attempts(
     failures = [end.failure for end in ends]
     awaited = [end.result_id for end in ends if audience and audience.awaits(end.result_id)]
     first, *others = await connection.fetch(
-        sql.END_ATTEMPTS_AND_READ if awaited else sql.END_ATTEMPTS,
+        sql.END_ATTEMPTS[bool(awaited), any(end.has_attribution for end in ends)],
         worker_id,
         [end.result_id for end in ends],
         [end.attempt for end in ends],
@@ -544,4 +554,5 @@ def _to_claim(row: Any) -> Claim:
         parameters=orjson.loads(row["parameters"]),
         seconds_left=row["seconds_left"],
         is_suspect=row["engine_deaths"] >= SUSPECT_DEATHS,
+        has_attribution=row["attribution"] is not None,
     )

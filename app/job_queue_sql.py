@@ -1,5 +1,7 @@
 """The statements of the queue: every one that writes `results.state` is here, run by `job_queue`.
 
+A queue is a `model_name`: a model's, or, behind a prefix that no model can have, an index's.
+
 Every write names the state, the worker and the attempt it expects. `docs/state_machine.md` draws
 the transitions.
 """
@@ -83,7 +85,7 @@ def _fair_key(row: str, team: str, order: str) -> str:
     """The first or last key of what waits in the queue that a row belongs to; NULL if nothing."""
     return f"""(
     SELECT q.fair_key FROM results q
-    WHERE q.kind = 'generation' AND q.model_name = {row}.model_name AND {team}
+    WHERE q.model_name = {row}.model_name AND {team}
       q.priority = {row}.priority AND q.state = 'pending' AND q.worker_id IS NULL
     ORDER BY q.fair_key {order} LIMIT 1)"""
 
@@ -97,10 +99,11 @@ WITH {keys} context_input AS (
 ), input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
-    $18::text[], $19::text[], $20::float8[], $21::bool[], $22::text[], $23::bool[], $24::bool[])
+    $18::text[], $19::text[], $20::float8[], $21::bool[], $22::text[], $23::bool[], $24::text[],
+    $25::uuid[], $26::text[], $27::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
          deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect, step,
-         has_new_context, request, store, may_start)
+         has_new_context, request, store, kind, source_id, attribution, may_start)
 ), new_contexts AS (
   INSERT INTO contexts (id, team_id, content, messages, metadata)
   SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
@@ -114,13 +117,13 @@ WITH {keys} context_input AS (
   FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
         FROM input) f
 ), me AS (
-  SELECT id FROM workers WHERE id = $25::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $28::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
   FROM me, (SELECT DISTINCT model_name FROM input WHERE may_start) m
   WHERE NOT EXISTS (
-    SELECT FROM results w WHERE w.kind = 'generation' AND w.model_name = m.model_name
+    SELECT FROM results w WHERE w.model_name = m.model_name
       AND w.state = 'pending' AND w.worker_id IS NULL)
   AND NOT EXISTS (
     SELECT FROM results s WHERE s.model_name = m.model_name
@@ -128,16 +131,18 @@ WITH {keys} context_input AS (
 ), inserted AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
-                       webhook_url, on_disconnect, request, store, fair_key, worker_id, attempt,
-                       started_at)
+                       webhook_url, on_disconnect, request, store, kind, source_id, attribution,
+                       fair_key, worker_id, attempt, started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
-         i.on_disconnect, i.request::jsonb, i.store, f.first_key + i.step * (row_number() OVER (
-           PARTITION BY i.team_id, i.model_name, i.priority ORDER BY i.id) - 1), idle.worker_id, (idle.worker_id IS NOT NULL)::int,
+         i.on_disconnect, i.request::jsonb, i.store, i.kind, i.source_id, i.attribution::jsonb,
+         f.first_key + i.step * (row_number() OVER (
+           PARTITION BY i.team_id, i.model_name, i.priority ORDER BY i.id) - 1),
+         idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
-  FROM input i
-  JOIN flows f USING (team_id, model_name, priority) LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
+  FROM input i JOIN flows f USING (team_id, model_name, priority)
+  LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
   WHERE {_has_context("i.prompt IS NOT NULL")} AND {is_result_kept}
   ON CONFLICT (id) DO NOTHING
   RETURNING id, model_name, context_id, prompt, worker_id
@@ -159,21 +164,26 @@ _IS_REFUSED = (
     "i.id IN (SELECT id FROM refused) OR coalesce(i.group_id IN (SELECT id FROM refused), false)"
 )
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(26, _has_context("i.is_rendered")),
+    take_keys_sql(29, _has_context("i.is_rendered")),
     f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})",
     f"NOT ({_IS_REFUSED})",
 )
 
 ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
 
-_START_PICKED = """
+_CLAIMED = """
+RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
+          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths,
+          r.attribution
+"""
+
+_START_PICKED = f"""
 UPDATE results r
 SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
 FROM contexts c
 -- An array: a generic plan takes the limit for a tenth of the queue, and would join all ids.
 WHERE r.id = ANY (ARRAY(SELECT id FROM picked)) AND c.id = r.context_id
-RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
-          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
+{_CLAIMED}
 """
 
 
@@ -181,7 +191,7 @@ def _next_team(condition: str) -> str:
     """The first team, in the order of their ids, of which something waits for the model $2."""
     return f"""(
     SELECT r.team_id FROM results r
-    WHERE r.kind = 'generation' AND r.model_name = $2 AND {condition}
+    WHERE r.model_name = $2 AND {condition}
       r.state = 'pending' AND r.worker_id IS NULL
     ORDER BY r.team_id LIMIT 1)"""
 
@@ -193,7 +203,7 @@ WITH me AS (
   SELECT p.id FROM me, unnest($2::text[], $3::int[]) AS w(model_name, free)
   CROSS JOIN LATERAL (
     SELECT r.id FROM results r
-    WHERE r.kind = 'generation' AND r.model_name = w.model_name
+    WHERE r.model_name = w.model_name
       AND r.state = 'pending' AND r.worker_id IS NULL
       AND (r.not_before IS NULL OR r.not_before <= now())
     ORDER BY r.priority DESC, r.fair_key, r.id
@@ -206,9 +216,11 @@ WITH me AS (
 {_START_PICKED}
 """
 
+# Against those who count what runs of one model at the same moment, until the transaction ends.
+LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtext('results.model_name'), hashtext($1))"
+
 # For a model of which teams may run only so much: $3 results, at most $4 (NULL: any number) of each
-# team, or what $5 and $6 say. Run under a lock of the model's row, so that no two workers count the
-# same. It visits the teams that wait, and no row of one that has its fill.
+# team, or what $5 and $6 say. Run under LOCK_QUEUE, so that no two workers count the same. It visits the teams that wait, and no row of one that has its fill.
 CLAIM_WITHIN_LIMITS = f"""
 WITH RECURSIVE me AS (
   SELECT id FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE
@@ -225,7 +237,7 @@ WITH RECURSIVE me AS (
   LEFT JOIN unnest($5::text[], $6::int[]) AS l(team_id, most) USING (team_id)
   CROSS JOIN LATERAL (
     SELECT r.id, r.priority, r.fair_key FROM results r
-    WHERE r.kind = 'generation' AND r.model_name = $2 AND r.team_id = w.team_id
+    WHERE r.model_name = $2 AND r.team_id = w.team_id
       AND r.state = 'pending' AND r.worker_id IS NULL
       AND (r.not_before IS NULL OR r.not_before <= now())
     ORDER BY r.priority DESC, r.fair_key, r.id
@@ -242,7 +254,7 @@ WITH RECURSIVE me AS (
 {_START_PICKED}
 """
 
-# Run under a lock of the model's row, so that two workers cannot each find the model empty.
+# Run under LOCK_QUEUE, so that two workers cannot each find the model empty.
 CLAIM_SUSPECT = f"""
 UPDATE results r
 SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
@@ -256,8 +268,7 @@ AND NOT EXISTS (
   SELECT FROM results o
   WHERE o.state = 'pending' AND o.worker_id IS NOT NULL AND o.model_name = $2)
 AND EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE)
-RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
-          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths
+{_CLAIMED}
 """
 
 SUSPECT_MODELS = f"""
@@ -336,8 +347,53 @@ _CONCLUDE = f"""
 """
 
 
-def _end_attempts_sql(returning: str, answer: str) -> str:
-    """The end of a batch of attempts, and what it answers beside the ids of those that were ours."""
+# The attributions that completed texts were sent with: results of their own from now on. Of those
+# of one team that are stored at once, each stands a step behind the other.
+_ATTRIBUTE = f"""due AS (
+  SELECT e.id, e.team_id, e.context_id, e.output, e.priority, e.webhook_url, e.store,
+    e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
+    (SELECT l.weight FROM team_limits l WHERE l.team_id = e.team_id AND l.weight IS NOT NULL
+       AND l.model_name IN (e.attribution ->> 'queue', '*')
+     ORDER BY l.model_name = '*' LIMIT 1), 1) AS step
+  FROM ended e WHERE e.state = 'completed' AND e.attribution IS NOT NULL
+), attributions AS (
+  INSERT INTO results (id, team_id, kind, context_id, source_id, model_name, prompt, parameters,
+                       priority, deadline_at, deadline_seconds, webhook_url, store, fair_key)
+  SELECT (d.attribution ->> 'id')::uuid, d.team_id, 'attribution', d.context_id, d.id, d.model_name,
+         d.output, d.attribution -> 'parameters', d.priority,
+         now() + make_interval(secs => (d.attribution ->> 'deadline_seconds')::float8),
+         (d.attribution ->> 'deadline_seconds')::float8, d.webhook_url, d.store,
+         greatest({_fair_key("d", "q.team_id = d.team_id AND", "DESC")} + d.step,
+                  {_fair_key("d", "", "ASC")}, 0) + d.step * (row_number() OVER (
+           PARTITION BY d.team_id, d.model_name, d.priority ORDER BY d.id) - 1)
+  FROM due d
+  ON CONFLICT (id) DO NOTHING RETURNING model_name
+), """
+
+
+def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
+    """The end of a batch of attempts; it answers the ids of those that were ours.
+
+    `reads`: and what a read of those gives that $17 names. `attributes`: some of them, once they
+    have completed, are to be attributed. What a batch does not need is no part of its statement: it
+    would copy each row with all its text.
+    """
+    returned = ["id", "state", "team_id", "webhook_url"]
+    if attributes:
+        returned += ["attribution", "context_id", "priority", "output", "store"]
+    if reads:
+        returned += READ_COLUMNS
+    columns = ", ".join(f"r.{column}" for column in dict.fromkeys(returned))
+    answer = "SELECT * FROM told"
+    if reads:
+        answer += " LEFT JOIN ended e ON e.id = ANY($17::uuid[]) AND e.state <> 'pending'"
+    enqueued = (
+        f"""CASE WHEN EXISTS (SELECT FROM attributions)
+      THEN pg_notify('{ENQUEUED}', (SELECT string_agg(DISTINCT model_name, ',') FROM attributions))
+      END"""
+        if attributes
+        else "NULL"
+    )
     return f"""
 WITH {_lock_named("UPDATE")}, input AS (
   SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
@@ -357,23 +413,23 @@ WITH {_lock_named("UPDATE")}, input AS (
       ELSE 'requeued' END AS verdict
   FROM input i JOIN locked r ON r.id = i.result_id
   WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
-), ended AS ({_CONCLUDE} RETURNING {returning}, r.webhook_url), swept AS (
+), ended AS ({_CONCLUDE} RETURNING {columns}), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}, told AS (
+), {_ATTRIBUTE if attributes else ""}{_write_deliveries("ended")}, told AS (
   SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")} AS ended,
-    {_NOTIFY_DELIVERIES} AS deliveries
+    {_NOTIFY_DELIVERIES} AS deliveries, {enqueued} AS enqueued
   FROM ended
 )
 {answer}
 """
 
 
-END_ATTEMPTS = _end_attempts_sql("r.id, r.state, r.team_id", "SELECT * FROM told")
-# A statement of its own, where somebody waits: else no row, with all its text, is copied.
-END_ATTEMPTS_AND_READ = _end_attempts_sql(
-    ", ".join(f"r.{column}" for column in READ_COLUMNS),
-    """SELECT * FROM told LEFT JOIN ended e ON e.id = ANY($17::uuid[]) AND e.state <> 'pending'""",
-)
+# By whether it reads, and whether it attributes.
+END_ATTEMPTS = {
+    (reads, attributes): _end_attempts_sql(reads=reads, attributes=attributes)
+    for reads in (False, True)
+    for attributes in (False, True)
+}
 
 ALREADY_ENDED = """
 SELECT r.id FROM results r

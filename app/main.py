@@ -21,6 +21,7 @@ from app.auth import Authentication
 from app.batch_feeder import Feeder
 from app.door import Door
 from app.errors import ServiceError
+from app.generation import TritonBackend
 from app.routes import (
     contexts,
     errors,
@@ -126,8 +127,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                 worker = Worker(
                     services.database,
                     services.queue,
-                    services.triton,
-                    services.registry,
+                    TritonBackend(services.registry, services.triton),
                     services.listener,
                     services.hub,
                     settings,

@@ -5,13 +5,11 @@ from collections.abc import Iterable
 
 from app.errors import FailureCode
 from app.job_queue import AttemptEnd, Outcome
-from app.runner import Attempt
-from app.triton_client import GenerationError, ModelDeadError, TritonClient
+from app.runner import Attempt, Backend
 
 _DOUBT_SECONDS = 1.0  # after a lost stream, before one more result is risked on its model
 _SILENCE_SECONDS = 10.0  # of all streams of a model, before it is probed
 _ANSWERS = (FailureCode.INVALID_REQUEST, FailureCode.MODEL_ERROR)
-_PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
 
 
 class ModelTrust:
@@ -21,8 +19,8 @@ class ModelTrust:
     ready. A doubtful model is given one result at a time.
     """
 
-    def __init__(self, triton: TritonClient) -> None:
-        self._triton = triton
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._doubtful: dict[str, float] = {}  # model -> loop time of its last lost stream
 
     def judge(self, model: str, end: AttemptEnd) -> None:
@@ -57,16 +55,5 @@ class ModelTrust:
         return [
             model
             for model, at in heard.items()
-            if now - at > _SILENCE_SECONDS and await self._is_dead(model)
+            if now - at > _SILENCE_SECONDS and await self._backend.is_dead(model)
         ]
-
-    async def _is_dead(self, model: str) -> bool:
-        """Whether Triton itself says so; one that is merely busy is given its time."""
-        try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                await self._triton.run(model, "a", {"max_tokens": 1}, lambda _: None)
-        except ModelDeadError:
-            return True
-        except (GenerationError, TimeoutError):
-            return False
-        return False

@@ -30,7 +30,7 @@ _READ = """
 SELECT m.name,
   ARRAY(
     SELECT r.id FROM results r
-    WHERE r.kind = 'generation' AND r.model_name = m.name
+    WHERE r.model_name = m.name
       AND r.state = 'pending' AND r.worker_id IS NULL
     ORDER BY r.priority DESC, r.fair_key, r.id LIMIT $2) AS head,
   (SELECT sum((w.load -> m.name ->> 'results_per_second')::float8) FROM workers w

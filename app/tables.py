@@ -75,6 +75,10 @@ results = Table(
     Column("group_id", UUID),
     # The result that this one is a retry of; it may have been deleted since.
     Column("retry_of", UUID),
+    # Of an attribution: the result whose text it is about; it may have been deleted since.
+    Column("source_id", UUID),
+    # The attribution that follows once this one has completed: its id, queue and parameters.
+    Column("attribution", JSONB),
     Column("context_id", UUID, ForeignKey("contexts.id", ondelete="CASCADE"), nullable=False),
     # --- the request ---
     Column("model_name", String, nullable=False),
@@ -126,7 +130,7 @@ results = Table(
     # Since when prompt, output and the rest of its texts are gone.
     _time("erased_at"),
     CheckConstraint("state IN ('pending', 'completed', 'failed')", name="state"),
-    CheckConstraint("kind IN ('generation')", name="kind"),
+    CheckConstraint("kind IN ('generation', 'attribution')", name="kind"),
     CheckConstraint("on_disconnect IN ('continue', 'cancel')", name="on_disconnect"),
     CheckConstraint("(state = 'pending') = (finished_at IS NULL)", name="finished"),
     CheckConstraint("(state = 'failed') = (error_code IS NOT NULL)", name="failed_has_error"),
@@ -145,6 +149,12 @@ results = Table(
     Index("ix_results_context_id_id", "context_id", "id"),
     Index("ix_results_group_id", "group_id", postgresql_where=text("group_id IS NOT NULL")),
     Index(
+        "ix_results_source_id_id",
+        "source_id",
+        "id",
+        postgresql_where=text("source_id IS NOT NULL"),
+    ),
+    Index(
         "ix_results_team_id_id_pending", "team_id", "id", postgresql_where=text("state = 'pending'")
     ),
     Index(
@@ -160,8 +170,7 @@ results = Table(
     ),
     # The queue: claims read only unclaimed rows, rescues only claimed ones.
     Index(
-        "ix_results_unclaimed",
-        "kind",
+        "ix_results_queue",
         "model_name",
         text("priority DESC"),
         "fair_key",
@@ -169,8 +178,7 @@ results = Table(
         postgresql_where=_UNCLAIMED,
     ),
     Index(
-        "ix_results_unclaimed_team",
-        "kind",
+        "ix_results_queue_team",
         "model_name",
         "team_id",
         text("priority DESC"),

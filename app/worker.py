@@ -16,12 +16,11 @@ from app.errors import DatabaseUnavailableError
 from app.job_queue import Claim, JobQueue
 from app.lease import FencedError, Lease
 from app.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
-from app.model_registry import ModelRegistry
 from app.model_trust import ModelTrust
+from app.runner import Backend
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.throughput import Throughput
-from app.triton_client import TritonClient
 from app.waiting import is_set_within
 from app.watched import Watched
 
@@ -37,22 +36,20 @@ class Worker:
         self,
         database: Database,
         queue: JobQueue,
-        triton: TritonClient,
-        registry: ModelRegistry,
+        backend: Backend,
         listener: Listener,
         hub: StreamHub,
         settings: Settings,
     ) -> None:
         self._database = database
         self._queue = queue
-        self._triton = triton
-        self._registry = registry
+        self._backend = backend
         self._hub = hub
         self._settings = settings
         self._watched = Watched(database, listener, hub.id, self._tell)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
-        self._trust = ModelTrust(triton)
+        self._trust = ModelTrust(backend)
         self._throughput = Throughput()
         self._lease: Lease
         self._attempts: Attempts  # of this lease
@@ -61,7 +58,7 @@ class Worker:
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         listener.subscribe(ENDED, self._on_ended)
-        registry.on_change(self._wake.set)
+        backend.on_change(self._wake.set)
 
     def stop(self) -> None:
         """Stop claiming, let running results finish within the grace period, then hand back."""
@@ -118,7 +115,7 @@ class Worker:
             self._attempts = Attempts(
                 self._lease.id,
                 self._queue,
-                self._triton,
+                self._backend,
                 self._hub,
                 self._watched,
                 self._trust,
@@ -142,7 +139,7 @@ class Worker:
             asked = self._free_slots()
             claimed = await self._claim(asked) if asked else Counter[str]()
             # Else the queue was empty: what comes is notified, and a free slot finds nothing.
-            self._is_short = len(asked) < len(self._registry.ready()) or any(
+            self._is_short = len(asked) < len(self._backend.ready()) or any(
                 claimed[model] >= count for model, count in asked.items()
             )
             if asked and claimed.total() >= sum(asked.values()):
@@ -153,7 +150,7 @@ class Worker:
         """The free slots, shared between the ready models."""
         running = self._attempts.running.values()
         free = self._settings.worker_slots - len(running)
-        models = self._registry.ready()
+        models = self._backend.ready()
         if free <= 0 or not models:
             return {}
         # The models that run least here are served first when there are fewer slots than models.
@@ -199,15 +196,16 @@ class Worker:
 
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
         """Claim and start what is there; how much, by model."""
+        claimed = Counter[str]()
         try:
-            claims = await self._queue.claim(self._lease.id, asked)
+            async for claims in self._queue.claims(self._lease.id, asked):
+                self._start(claims)
+                claimed.update(claim.model_name for claim in claims)
         except Exception as error:
             if not is_passing(error):
                 raise
             logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
-            return Counter()
-        self._start(claims)
-        return Counter(claim.model_name for claim in claims)
+        return claimed
 
     async def _claim_suspects(self) -> None:
         models = list(self._free_slots())

@@ -30,8 +30,8 @@ _STATEMENTS = 60  # a round
 _ORDER = "r.priority DESC, r.fair_key, r.id"
 
 _FIFO_SCHEMA = """
-DROP INDEX ix_results_unclaimed; DROP INDEX ix_results_unclaimed_team;
-CREATE INDEX ix_results_unclaimed ON results (kind, model_name, priority DESC, id)
+DROP INDEX ix_results_queue; DROP INDEX ix_results_queue_team;
+CREATE INDEX ix_results_queue ON results (model_name, priority DESC, id)
   WHERE state = 'pending' AND worker_id IS NULL
 """
 

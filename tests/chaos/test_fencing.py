@@ -20,6 +20,7 @@ from tests.chaos.stack import (
     check_completed,
     until,
 )
+from tests.claims import claim_all
 from tests.conftest import make_settings
 
 
@@ -86,15 +87,15 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
         queue = JobQueue(database, settings)
         dead, alive = Lease(database, 1.0), Lease(database, 600.0)
         await dead.register()
-        assert [claim.attempt for claim in await queue.claim(dead.id, {"scripted": 1})] == [1]
+        assert [claim.attempt for claim in await claim_all(queue, dead.id, {"scripted": 1})] == [1]
 
         async def is_rescued() -> bool:
             return await stack.count("worker_id IS NULL") == 1
 
         await until(is_rescued, 60, "the API rescued the result")
-        assert await queue.claim(dead.id, {"scripted": 1}) == []
+        assert await claim_all(queue, dead.id, {"scripted": 1}) == []
         await alive.register()
-        assert [claim.attempt for claim in await queue.claim(alive.id, {"scripted": 1})] == [2]
+        assert [claim.attempt for claim in await claim_all(queue, alive.id, {"scripted": 1})] == [2]
 
         before = len(await stack.fetch("SELECT FROM history"))
         # Whatever it believes about the attempt, its own id and a number that is over are refused.

@@ -7,6 +7,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from app import job_queue_sql as sql
 from app.database import Database
 from app.job_queue import NewContext, NewResult, Outcome
 from app.settings import Settings
@@ -179,3 +180,21 @@ async def test_the_default_limit_holds_for_every_team(
     assert await teams_of(bench.connection, [one.id for one in claims]) == (
         ["a"] * 2 + ["b"] * 2 + ["rich"] * 4
     )
+
+
+async def test_a_claim_that_must_wait_for_another_holds_up_no_other_model(
+    bench: Bench, limits: TeamLimits
+) -> None:
+    await limits.set("a", "n", {"max_running": 1})
+    await limits.refresh()
+    (free,) = await add(bench, "a", 1)
+    await bench.add(team_id="a", model_name="n")
+    worker = await bench.worker()
+    async with bench.connection.transaction():
+        await bench.connection.execute(sql.LOCK_QUEUE, "n")
+        claims = bench.queue.claims(worker, {"m": 5, "n": 5})
+        assert [claim.id for claim in await anext(claims)] == [free]
+        waiting = asyncio.ensure_future(anext(claims))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    assert [claim.model_name for claim in await waiting] == ["n"]

@@ -27,6 +27,7 @@ from app.job_queue_sql import MAX_BATCH
 from app.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.results import ResultStore
 from app.settings import Settings
+from tests.claims import claim_all
 from tests.conftest import connect, make_settings
 from tests.integration.support import until
 from tests.postgres import PostgresServer
@@ -65,7 +66,7 @@ class Bench:
         return identifier
 
     async def claim(self, worker: UUID, count: int = 100, model: str = MODEL) -> list[Claim]:
-        return await self.queue.claim(worker, {model: count})
+        return await claim_all(self.queue, worker, {model: count})
 
     async def end(self, worker: UUID, *ends: AttemptEnd) -> list[bool]:
         lane = self.queue.ending_lane(worker, 5.0)
@@ -313,7 +314,7 @@ async def test_claim_takes_no_more_than_asked_by_model(bench: Bench) -> None:
     await bench.add(5)
     await bench.add(5, model_name="n")
     await bench.add(5, model_name="o")
-    claims = await bench.queue.claim(await bench.worker(), {MODEL: 2, "n": 9, "p": 3})
+    claims = await claim_all(bench.queue, await bench.worker(), {MODEL: 2, "n": 9, "p": 3})
     assert sorted(claim.model_name for claim in claims) == [MODEL] * 2 + ["n"] * 5
 
 
@@ -909,3 +910,95 @@ async def until_blocked(bench: Bench) -> None:
         )
 
     await until(is_blocked)
+
+
+# --- attributions ---------------------------------------------------------------------------------
+
+
+def attributed(**members: Any) -> tuple[UUID, dict[str, Any]]:
+    """An attribution to follow, and the members of a result that asks for it."""
+    identifier = new_id()
+    asked = {
+        "id": str(identifier),
+        "queue": "infini-gram/corpus",
+        "parameters": {"minimumSpanLength": 2},
+        "deadline_seconds": 60.0,
+    }
+    return identifier, {"attribution": orjson.dumps(asked).decode(), **members}
+
+
+class Waiter:
+    """Waits for every result, and keeps what it is handed."""
+
+    def __init__(self) -> None:
+        self.rows: list[asyncpg.Record] = []
+
+    def awaits(self, _: UUID) -> bool:
+        return True
+
+    def hand(self, row: asyncpg.Record) -> None:
+        self.rows.append(row)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_a_completed_text_is_attributed_by_a_result_of_its_own(
+    bench: Bench, is_awaited: bool
+) -> None:
+    first, members = attributed(webhook_url="http://hook.example/", priority=-2)
+    second, more = attributed(priority=-2)
+    sources = await bench.add(**members) + await bench.add(**more)
+    (plain,) = await bench.add()
+    worker, waiter = await bench.worker(), Waiter()
+    claims = {claim.id: claim for claim in await bench.claim(worker)}
+    assert [claims[one].has_attribution for one in (*sources, plain)] == [True, True, False]
+    lane = bench.queue.ending_lane(worker, 5.0, waiter if is_awaited else None)
+    ends = [
+        ended(claims[one], output=f"text {place}", has_attribution=claims[one].has_attribution)
+        for place, one in enumerate((*sources, plain))
+    ]
+    assert list(await lane.submit_all(ends)) == [True] * 3
+    assert len(waiter.rows) == (3 if is_awaited else 0)
+    rows = [await bench.row(one) for one in (first, second)]
+    for place, row in enumerate(rows):
+        source = await bench.row(sources[place])
+        assert (row["kind"], row["state"], row["source_id"]) == (
+            "attribution",
+            "pending",
+            source["id"],
+        )
+        assert (row["prompt"], row["context_id"]) == (f"text {place}", source["context_id"])
+        assert orjson.loads(row["parameters"]) == {"minimumSpanLength": 2}
+        assert (row["priority"], row["webhook_url"]) == (-2, source["webhook_url"])
+    assert rows[0]["fair_key"] + 1 == rows[1]["fair_key"]
+    # One that is told twice is stored once.
+    count = "SELECT count(*) FROM results"
+    before = await bench.connection.fetchval(count)
+    await lane.submit_all(ends)
+    assert await bench.connection.fetchval(count) == before == 5
+    claimed = await bench.claim(worker, 1, "infini-gram/corpus")
+    assert [(claim.id, claim.prompt) for claim in claimed] == [(first, "text 0")]
+
+
+async def test_a_text_that_did_not_complete_is_not_attributed(bench: Bench) -> None:
+    identifier, members = attributed()
+    (source,) = await bench.add(**members)
+    worker = await bench.worker()
+    (claim,) = await bench.claim(worker)
+    await bench.queue.cancel("default", id=source)
+    assert await bench.end(worker, ended(claim, has_attribution=True)) == [True]
+    assert (await bench.row(source))["error_code"] == "cancelled"
+    assert await bench.connection.fetchval("SELECT count(*) FROM results") == 1
+    assert not await bench.connection.fetchval("SELECT true FROM results WHERE id=$1", identifier)
+
+
+async def test_an_attribution_costs_its_team_a_place_by_its_weight(bench: Bench) -> None:
+    await bench.connection.execute("INSERT INTO team_limits VALUES ('default', '*', 4)")
+    keys = []
+    worker = await bench.worker()
+    for _ in range(2):
+        identifier, members = attributed()
+        await bench.add(**members)
+        (claim,) = await bench.claim(worker)
+        await bench.end(worker, ended(claim, has_attribution=True))
+        keys.append((await bench.row(identifier))["fair_key"])
+    assert keys[1] - keys[0] == 0.25

@@ -33,6 +33,7 @@ from app.results import ResultFilter, ResultStore
 from app.settings import Settings
 from app.team_limits import Limits, RunningLimits, TeamLimits
 from app.webhook_outbox import State, Verdict, WebhookOutbox
+from tests.claims import claim_all
 from tests.conftest import connect
 from tests.integration.support import fresh_database
 from tests.postgres import PostgresServer
@@ -303,13 +304,13 @@ async def check(
 
 async def test_claim(table: Table) -> None:
     free = {"model-0": 50, "rare": 50}
-    await check(table, table.queue.claim(table.worker, free), "ix_results_unclaimed", "pk_results")
+    await check(table, claim_all(table.queue, table.worker, free), "ix_results_queue", "pk_results")
 
 
 async def test_claim_within_limits(table: Table) -> None:
     limits = RunningLimits(None, {TEAM: 320, "other": 3})
     claim = table.queue._claim_within_limits(table.worker, "model-0", 50, limits)
-    await check(table, claim, "ix_results_unclaimed_team", "ix_results_worker_id", "pk_results")
+    await check(table, claim, "ix_results_queue_team", "ix_results_worker_id", "pk_results")
 
 
 async def test_admission(table: Table) -> None:
@@ -327,7 +328,7 @@ async def test_admission(table: Table) -> None:
 
     depth = table.depth._snapshot
     table.depth._snapshot = replace(depth, expires=float("inf"))  # counted apart from this
-    await check(table, admit(), "ix_results_unclaimed_team")
+    await check(table, admit(), "ix_results_queue_team")
     table.depth._snapshot = depth
 
 
@@ -424,7 +425,7 @@ async def test_queue_position(table: Table) -> None:
         "SELECT * FROM results WHERE state = 'pending' AND worker_id IS NULL LIMIT $1", 1
     )
     assert row is not None
-    await check(table, table.positions.estimate(row), "ix_results_unclaimed")
+    await check(table, table.positions.estimate(row), "ix_results_queue")
 
 
 async def test_request_of_a_retry(table: Table) -> None:
@@ -531,7 +532,7 @@ async def test_delete(table: Table) -> None:
 
 async def test_queue_depth_reads_the_queue_alone(table: Table) -> None:
     plan = await explain_unprepared(table, table.depth.by_model())
-    assert "ix_results_unclaimed" in plan or "ix_results_deadline_at_unclaimed" in plan
+    assert "ix_results_queue" in plan or "ix_results_deadline_at_unclaimed" in plan
 
 
 async def test_webhooks_due(table: Table) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from app.chunk_writer import ChunkWriter
+from app.generation import Generation
 from app.ids import new_id
 from app.job_queue import Chunk, Claim, JobQueue
 from app.runner import Attempt
@@ -47,9 +48,9 @@ class Desk:
             flush_seconds,
         )
 
-    def attempt(self, *, watched: bool = True) -> Attempt:
+    def attempt(self, *, watched: bool = True) -> Generation:
         claim = Claim(new_id(), 1, "m", "p", {}, 60.0, is_suspect=False)
-        attempt = Attempt(claim, cast(TritonClient, None), self.writer.on_text)
+        attempt = Generation(claim, cast(TritonClient, None), self.writer.on_text)
         self.running[claim.id] = attempt
         if watched:
             self.watched.add(claim.id)
@@ -62,7 +63,7 @@ class Desk:
                 await self.table.has_news.wait()
 
 
-def say(attempt: Attempt, text: str, finish_reason: str | None = None) -> None:
+def say(attempt: Generation, text: str, finish_reason: str | None = None) -> None:
     attempt._hear(Delta(text, finish_reason, 1, 1, None, None))
 
 

@@ -1,0 +1,11 @@
+"""Claims as one list, for tests that look at all of them."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from app.job_queue import Claim, JobQueue
+
+
+async def claim_all(queue: JobQueue, worker_id: UUID, free: Mapping[str, int]) -> list[Claim]:
+    """What a worker with these free slots is given."""
+    return [claim async for claims in queue.claims(worker_id, free) for claim in claims]
