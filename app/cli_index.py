@@ -28,6 +28,10 @@ ids must be below 65535. `bytes` needs none, finds any piece of text, and makes 
 The index is there when the command ends with status 0. If it fails or is interrupted, nothing is
 left of it. Status 2: the input was wrong; one line says what and where."""
 
+_ADOPT_EPILOG = """Looks at the files, and writes manifest.json beside them: what they hold now. From then on the
+service opens the index, and notices what changes in it. The tokenizer must be the one that the
+index was built with (of one or two bytes a token); that it is cannot be known for certain."""
+
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command and its own commands to the command line."""
@@ -36,6 +40,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     _add_build(actions)
+    _add_adopt(actions)
     _add_file(_add(actions, "list", "Show the declared indexes, and whether each can be opened."))
     check = _add(
         actions, "check", "Read all of an index's files, and tell whether they are as they were."
@@ -52,13 +57,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--out", type=Path, default=Path("indexes"), metavar="DIR",
         help="directory in which the index gets one of its own, called NAME (indexes)",
     )  # fmt: skip
-    tokenizer = build.add_mutually_exclusive_group()
-    tokenizer.add_argument(
-        "--tokenizer", metavar="FILE", help="a tokenizer.json, or `bytes` (bytes)"
-    )
-    tokenizer.add_argument(
-        "--model", help="take the tokenizer of this model (of LLM_MODEL_REPOSITORY)"
-    )
+    _add_tokenizer(build)
     build.add_argument(
         "--replace", action="store_true",
         help="put it in the place of an index of this name; processes that run keep the old one",
@@ -85,6 +84,34 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="id of the end-of-text token, where the tokenizer does not tell",
     )  # fmt: skip
     _add_file(build)
+
+
+def _add_adopt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    adopt = _add(
+        actions, "adopt", "Take an index that the package infini-gram built.",
+        **_teaching(_ADOPT_EPILOG),
+    )  # fmt: skip
+    adopt.add_argument(
+        "directory", type=Path, help="where its files are: tokenized.0, table.0, ..."
+    )
+    adopt.add_argument("--name", required=True, type=_name, help="what it is called in requests")
+    _add_tokenizer(adopt)
+    adopt.add_argument("--description", default="", help="what it is, for `list` and for people")
+    adopt.add_argument(
+        "--end-id", type=_number(0, 65_534), metavar="ID",
+        help="id of the end-of-text token, where the tokenizer does not tell",
+    )  # fmt: skip
+    _add_file(adopt)
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    tokenizer = parser.add_mutually_exclusive_group()
+    tokenizer.add_argument(
+        "--tokenizer", metavar="FILE", help="a tokenizer.json, or `bytes` (bytes)"
+    )
+    tokenizer.add_argument(
+        "--model", help="take the tokenizer of this model (of LLM_MODEL_REPOSITORY)"
+    )
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from app.errors import EngineError
+from app.infini_gram.adoption import adopt
 from app.infini_gram.builder import GIB, BuildError, BuildOptions, build
 from app.infini_gram.corpus import CorpusError
 from app.infini_gram.declarations import (
@@ -32,7 +33,7 @@ _ETA_AFTER_SECONDS = 3.0
 
 def run(command: str, options: argparse.Namespace) -> int:
     """Run one of them; its exit status."""
-    commands = {"build": _build, "list": _list, "check": _check}
+    commands = {"build": _build, "adopt": _adopt, "list": _list, "check": _check}
     # It cleans up as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -90,6 +91,20 @@ def _build(options: argparse.Namespace) -> int:
     )
     sys.stdout.write(f"{_summary(manifest)}, {directory} ({time.monotonic() - begun:.1f} s)\n")
     return _declare(file, declaration, declared.get(options.name))
+
+
+def _adopt(options: argparse.Namespace) -> int:
+    file = _file(options)
+    directory: Path = options.directory.expanduser().absolute()
+    if file and any(one.name == options.name for one in _declared(file)):
+        raise DeclarationError(f"{file} declares an index {options.name!r} already")
+    tokenizer = _tokenizer(options)
+    place = tokenizer if tokenizer == BYTES else str(Path(tokenizer).absolute())
+    declaration = Declaration(options.name, directory, place, options.description)
+    with _Line() as line:
+        manifest = adopt(declaration, options.end_id, line.tell)
+    sys.stdout.write(f"{_summary(manifest)}, {directory}\n")
+    return _declare(file, declaration, None)
 
 
 def _declare(file: Path | None, declaration: Declaration, declared: Declaration | None) -> int:

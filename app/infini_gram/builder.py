@@ -96,11 +96,24 @@ def build(options: BuildOptions, tell: Tell = lambda *_: None) -> Manifest:
         _make_suffix_array(options, new, tokenizer, written.tokens, tell)
         manifest = _seal(options, new, tokenizer, written, tell)
         _try_out(new, written)
-        if options.directory.exists():
-            # Processes that have it open keep what they have.
-            options.directory.rename(hidden / "replaced")
-        new.rename(options.directory)
+        _put(new, options.directory, hidden / "replaced")
     return manifest
+
+
+def _put(new: Path, directory: Path, aside: Path) -> None:
+    """Give the index its name; one that has it goes aside, and back where that fails.
+
+    Processes that have the old one open keep it.
+    """
+    if not directory.exists():
+        new.rename(directory)
+        return
+    directory.rename(aside)
+    try:
+        new.rename(directory)
+    except BaseException:
+        aside.rename(directory)
+        raise
 
 
 @contextlib.contextmanager

@@ -20,8 +20,10 @@ MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 FORMAT = 1
 WIDTH: dict[TokenDtype, int] = {"u8": 1, "u16": 2}
-# The files of a shard; `.0`, `.1`, ... follow.
-KINDS = ("tokenized", "table", "offset", "metadata", "metaoff", "unigram")
+# The files of a shard; `.0`, `.1`, ... follow. The engine can do without the second row, which an
+# index that others built may lack.
+NEEDED = ("tokenized", "table", "offset")
+KINDS = (*NEEDED, "metadata", "metaoff", "unigram")
 _OFFSET_BYTES = 8
 _BLOCK = 1 << 20
 
@@ -68,7 +70,7 @@ class Manifest(BaseModel):
         most = 2 ** (8 * WIDTH[self.token_dtype]) - 1  # which separates documents
         if not self.end_id < self.vocab_size <= most:
             raise ValueError("vocab_size, end_id and token_dtype do not fit together")
-        expected = {f"{kind}.{shard}" for kind in KINDS for shard in range(self.shards)}
+        expected = {f"{kind}.{shard}" for kind in self.kinds for shard in range(self.shards)}
         if set(self.files) != expected:
             wrong = sorted(set(self.files) ^ expected)[0]
             raise ValueError(f"files: {wrong} is missing or unknown")
@@ -79,7 +81,7 @@ class Manifest(BaseModel):
         """Sizes that contradict each other: the engine would read past an end."""
         width, tokens, documents = WIDTH[self.token_dtype], 0, 0
         for shard in range(self.shards):
-            size = {kind: self.files[f"{kind}.{shard}"].size for kind in KINDS}
+            size = {kind: self.files[f"{kind}.{shard}"].size for kind in self.kinds}
             in_shard = size["tokenized"] // width
             tokens += in_shard
             documents += size["offset"] // _OFFSET_BYTES
@@ -87,13 +89,21 @@ class Manifest(BaseModel):
                 not in_shard
                 or size["tokenized"] % width
                 or size["offset"] % _OFFSET_BYTES
-                or size["metaoff"] != size["offset"]
+                or size.get("metaoff", size["offset"]) != size["offset"]
                 or size["table"] % in_shard
                 or not 1 <= size["table"] // in_shard <= _OFFSET_BYTES
+                or 256 ** (size["table"] // in_shard) < size["tokenized"]
             ):
                 raise ValueError(f"files: the sizes of shard {shard} do not fit together")
         if (tokens, documents) != (self.tokens, self.documents):
             raise ValueError("files: the sizes do not fit tokens and documents")
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of files that each shard has."""
+        has_metadata = {"metadata.0", "metaoff.0"} & set(self.files)
+        kinds = [*NEEDED, *(("metadata", "metaoff") if has_metadata else ())]
+        return [*kinds, "unigram"] if "unigram.0" in self.files else kinds
 
     @property
     def size(self) -> int:
@@ -120,7 +130,8 @@ def read(directory: Path) -> Manifest:
         return Manifest.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         raise ManifestError(
-            f"{file} is missing: build the index with `python -m app index build`"
+            f"{file} is missing: build the index with `python -m app index build`, or take one that "
+            "is there with `python -m app index adopt`"
         ) from None
     except OSError as error:
         raise ManifestError(f"{file} cannot be read: {error.strerror}") from error

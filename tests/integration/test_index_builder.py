@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,6 +250,100 @@ def test_without_a_file_the_lines_are_shown(tmp_path: Path) -> None:
     assert Engine(found).total_documents == 1
     done = index(tmp_path, "list", "--file", tmp_path / "mine.toml")
     assert "small" in done.stdout
+
+
+# --- An index of others --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[BYTES, str(DEMO_TOKENIZER)], ids=["bytes", "demo"])
+def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index without what only we put there."""
+    place = tmp_path_factory.mktemp("original")
+    (place / "a.jsonl").write_bytes(lines(*({"text": text} for text in some_texts())))
+    build(BuildOptions(place / "a.jsonl", place / request.param.rpartition("/")[2], request.param))
+    (directory,) = (one for one in place.iterdir() if one.is_dir())
+    (directory / "manifest.json").unlink()
+    (directory / "tokenizer.json").unlink(missing_ok=True)
+    return directory
+
+
+@pytest.fixture
+def foreign(original: Path, tmp_path: Path) -> tuple[Path, tuple[str, ...]]:
+    """A copy of it, and how its tokenizer is named."""
+    directory = shutil.copytree(original, tmp_path / "foreign")
+    return directory, () if original.name == BYTES else ("--tokenizer", str(DEMO_TOKENIZER))
+
+
+@pytest.mark.parametrize("without", [(), ("unigram",), ("unigram", "metadata", "metaoff")])
+def test_an_index_of_others_is_adopted(
+    tmp_path: Path, foreign: tuple[Path, tuple[str, ...]], without: tuple[str, ...]
+) -> None:
+    directory, how = foreign
+    for kind in without:
+        (directory / f"{kind}.0").unlink()
+    done = index(tmp_path, "adopt", directory, "--name", "theirs", *how)
+    assert done.returncode == 0, done.stderr
+    assert index(tmp_path, "check", "theirs").returncode == 0
+    (found,) = read_declarations(tmp_path / "indexes.toml")
+    engine = Engine(found)
+    assert texts_of(engine) == some_texts()
+    metadata = engine.document_by_index(5, 1).metadata
+    assert metadata == (
+        {} if "metadata" in without else {"path": "a.jsonl", "linenum": 5, "metadata": {}}
+    )
+    ids = engine.tokenizer.encode("only here: zyzzyva")
+    (whole,) = engine.attribute(ids, [], 1, 10, allow_partial_words=True)
+    assert -200 < whole.unigram_logprob_sum < -10  # counted by the engine, where nobody did
+    done = index(tmp_path, "adopt", directory, "--name", "again", *how)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "needs no adoption" in done.stderr
+
+
+def cross(directory: Path) -> None:
+    """The suffix array in reverse (a pointer of these small ones has two bytes)."""
+    entries = array("H", (directory / "table.0").read_bytes())
+    entries.reverse()
+    (directory / "table.0").write_bytes(entries.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda d: (d / "offset.0").unlink(), "is no index of"),
+        (lambda d: (d / "metaoff.0").unlink(), "is no index of"),
+        (lambda d: os.truncate(d / "table.0", 1001), "is no index of"),
+        (lambda d: os.truncate(d / "offset.0", 81), "is no index of"),
+        (lambda d: (d / "tokenized.0").unlink(), "holds no index"),
+        (lambda d: (d / "tokenized.0").rename(d / "tokenized.1"), "is no index of"),
+        (cross, "does not sort the tokens"),
+        (lambda d: (d / "unigram.0").write_text("1 2\n"), "unigram.0 "),
+        (lambda d: (d / "unigram.0").write_text("many\n"), "is no list of counts"),
+        (lambda d: (d / "unigram.0").write_text("7\n"), "counts other tokens"),
+    ],
+)
+def test_what_is_no_index_is_not_adopted(
+    tmp_path: Path,
+    foreign: tuple[Path, tuple[str, ...]],
+    damage: Callable[[Path], object],
+    problem: str,
+) -> None:
+    directory, how = foreign
+    damage(directory)
+    done = index(tmp_path, "adopt", directory, "--name", "theirs", *how)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert problem in done.stderr
+    assert not (directory / "manifest.json").exists()
+    assert not (tmp_path / "indexes.toml").exists()
+
+
+def test_another_tokenizer_is_noticed(
+    tmp_path: Path, foreign: tuple[Path, tuple[str, ...]]
+) -> None:
+    directory, how = foreign
+    other = ("--model", "demo") if not how else ()
+    done = index(tmp_path, "adopt", directory, "--name", "theirs", *other)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert not (directory / "manifest.json").exists()
 
 
 def test_a_file_that_cannot_be_written_costs_no_index(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from infini_gram.engine import InfiniGramEngine
 from app.errors import EngineInputError
 from app.infini_gram.declarations import BYTES, Declaration
 from app.infini_gram.engine import Engine
-from app.infini_gram.manifest import ManifestError
+from app.infini_gram.manifest import KINDS, ManifestError, verify
 from tests.conftest import ROOT
-from tests.indexes import TOKENIZERS, BuiltIndex, build_index, some_texts
+from tests.indexes import DEMO_TOKENIZER, TOKENIZERS, BuiltIndex, build_index, some_texts
 
 
 # The engine takes a file for a suffix array where its path says "table", and so on.
@@ -319,6 +319,68 @@ def test_it_is_the_packages_answer(index: BuiltIndex) -> None:
         answer = package.find_cnf(clauses, 100, 20)
         assert (answer["cnt"], answer["approx"]) == (both.count, both.approx)
         assert answer["ptrs_by_shard"] == both.ptrs_by_shard
+
+
+def test_shards(tmp_path: Path) -> None:
+    """Two indexes put together as the two shards of one."""
+    texts = some_texts()
+    first = build_index(tmp_path, texts[:70], str(DEMO_TOKENIZER), "first")
+    second = build_index(tmp_path, texts[70:], str(DEMO_TOKENIZER), "second")
+    for kind in KINDS:
+        file = second.declaration.path / f"{kind}.0"
+        file.rename(first.declaration.path / f"{kind}.1")
+    one, other = first.engine.manifest, second.engine.manifest
+    one.model_copy(
+        update={
+            "shards": 2,
+            "tokens": one.tokens + other.tokens,
+            "documents": len(texts),
+            "files": one.files
+            | {name.replace(".0", ".1"): entry for name, entry in other.files.items()},
+        }
+    ).write(first.declaration.path)
+    verify(first.declaration.path)
+    whole = BuiltIndex(
+        first.declaration, Engine(first.declaration), first.documents + second.documents
+    )
+    engine = whole.engine
+    assert (engine.shard_count, engine.total_documents) == (2, len(texts))
+    in_both = 0
+    for needle in needles(whole, 100, seed=8):
+        expected = whole.positions(needle)
+        found = engine.find(needle)
+        assert found.count == len(expected)
+        in_both += all(end > start for start, end in found.segment_by_shard)
+        for shard, (start, end) in enumerate(found.segment_by_shard):
+            for rank in range(start, min(end, start + 5)):
+                document = engine.document_by_rank(shard, rank, len(needle), 1_000_000)
+                assert (document.index, document.needle_offset) in expected
+    assert in_both
+    last = engine.document_by_index(len(texts) - 1, 1_000_000)
+    assert last.token_ids == whole.documents[-1]
+    ids = engine.tokenizer.encode("only here: zyzzyva self return")
+    for span in engine.attribute(ids, [], 1, 1_000_000, allow_partial_words=True):
+        assert span.count == len(span.pointers) == len(whole.positions(ids[span.left : span.right]))
+        for shard, pointer in span.pointers:
+            document = engine.document_by_pointer(shard, pointer, span.length, 0)
+            assert document.token_ids == ids[span.left : span.right]
+    with pytest.raises(EngineInputError, match="shard must be an integer from 0 to 1"):
+        engine.document_by_pointer(2, 2, 1, 1)
+
+
+def test_what_the_package_does_and_docs_tell(tmp_path: Path) -> None:
+    """A new version that does it otherwise changes docs/infini_gram.md, too."""
+    engine = build_index(tmp_path, ["bbc"], name="first").engine
+    assert engine.count(list(b"b")).count == 2
+    assert engine.attribute(list(b"bz"), [], 1, 10, True)
+    # The match would be at the very first of all suffixes: it is not looked at.
+    assert engine.attribute(list(b"ba"), [], 1, 10, True) == []
+
+    engine = build_index(tmp_path, ["x one two x"] * 3, name="clauses").engine
+    clauses = [[list(b"one")], [list(b"two")]]
+    assert engine.count_cnf(clauses, 1000, 3).count == 0
+    # Three documents hold both; the nearest on one side is another document's.
+    assert engine.count_cnf(clauses, 1000, 1000).count == 1
 
 
 def test_a_hostile_afternoon_leaves_the_process_alive(index: BuiltIndex) -> None:

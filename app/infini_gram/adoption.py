@@ -1,0 +1,149 @@
+"""Takes an index that the package's own indexer built: looks at it, and gives it a manifest."""
+
+import os
+import random
+import re
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from app.infini_gram.declarations import Declaration
+from app.infini_gram.engine import Engine
+from app.infini_gram.manifest import (
+    FORMAT,
+    KINDS,
+    MANIFEST,
+    WIDTH,
+    FileEntry,
+    Manifest,
+    ManifestError,
+    entry_of,
+)
+from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
+
+# How much of each shard is looked at: enough to notice another width of a token or another order.
+_SAMPLED_RANKS = 1_000
+_SAMPLED_BYTES = 64_000_000
+_COMPARED_BYTES = 64
+
+_FILE = re.compile(rf"({'|'.join(KINDS)})\.\d+")
+
+Tell = Callable[[str, float, str], None]
+
+
+def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
+    """Write the manifest of the declared index. Raises ManifestError or TokenizerError, OSError."""
+    directory = declaration.path
+    if (directory / MANIFEST).exists():
+        raise ManifestError(f"{directory / MANIFEST} is there: the index needs no adoption")
+    tokenizer = open_tokenizer(declaration.tokenizer, end_id)
+    files = _files(directory)
+    shards = sum(name.startswith("tokenized.") for name in files)
+    entries: dict[str, FileEntry] = {}
+    for number, name in enumerate(files):
+        tell("reading", number / len(files), name)
+        entries[name] = entry_of(directory / name)
+    width = WIDTH[tokenizer.dtype]
+    try:
+        manifest = Manifest(
+            format=FORMAT,
+            token_dtype=tokenizer.dtype,
+            vocab_size=tokenizer.vocab_size,
+            end_id=tokenizer.end_id,
+            tokenizer_sha256=tokenizer.sha256,
+            shards=shards,
+            tokens=sum(entries[f"tokenized.{n}"].size // width for n in range(shards)),
+            documents=sum(entries[f"offset.{n}"].size // 8 for n in range(shards)),
+            built_with="others",
+            files=entries,
+        )
+    except (ValidationError, KeyError) as error:
+        problem = (
+            error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is missing"
+        )
+        raise ManifestError(
+            f"{directory} is no index of {tokenizer.dtype} tokens: {problem}"
+        ) from None
+    for shard in range(shards):
+        tell("looking at", shard / shards, f"shard {shard}")
+        _look_at(directory, manifest, shard, tokenizer)
+    manifest.write(directory)
+    try:
+        Engine(declaration)
+    except BaseException:
+        (directory / MANIFEST).unlink()
+        raise
+    return manifest
+
+
+def _files(directory: Path) -> list[str]:
+    """The names of the index's files. Raises ManifestError where there are none."""
+    if not directory.is_dir():
+        raise ManifestError(f"{directory} is not a directory")
+    found = sorted(one.name for one in directory.iterdir() if _FILE.fullmatch(one.name))
+    if not any(name.startswith("tokenized.") for name in found):
+        raise ManifestError(f"{directory} holds no index: it has no file tokenized.0")
+    return found
+
+
+def _look_at(directory: Path, manifest: Manifest, shard: int, tokenizer: Tokenizer) -> None:
+    tokenized, table = directory / f"tokenized.{shard}", directory / f"table.{shard}"
+    width = WIDTH[manifest.token_dtype]
+    separator = 256**width - 1
+    code = "B" if width == 1 else "H"
+    with tokenized.open("rb") as file:
+        ids = array(code, file.read(_SAMPLED_BYTES))
+    if ids[0] != separator:
+        raise ManifestError(f"{tokenized} does not begin with a separator of {width} bytes")
+    wrong = next((one for one in set(ids) if tokenizer.vocab_size <= one != separator), None)
+    if wrong is not None:
+        raise ManifestError(
+            f"{tokenized} holds the token {wrong}, which the tokenizer does not know"
+        )
+    if not _is_sorted(tokenized, table, manifest, shard):
+        raise ManifestError(f"{table} does not sort the tokens of {tokenized.name}")
+    _check_unigrams(directory / f"unigram.{shard}", manifest, shard)
+
+
+def _is_sorted(tokenized: Path, table: Path, manifest: Manifest, shard: int) -> bool:
+    """Whether neighbours in the array are, wherever it is looked at."""
+    width, pointer_width = WIDTH[manifest.token_dtype], manifest.pointer_width(shard)
+    size = manifest.files[tokenized.name].size
+    last = size // width - 2
+    ranks = range(last + 1)
+    if last >= _SAMPLED_RANKS:
+        ranks_to_see = random.Random(0).sample(ranks, _SAMPLED_RANKS)  # noqa: S311 # no secret
+    else:
+        ranks_to_see = list(ranks)
+    with tokenized.open("rb") as texts, table.open("rb") as pointers:
+        for rank in ranks_to_see:
+            pair = os.pread(pointers.fileno(), 2 * pointer_width, rank * pointer_width)
+            suffixes = []
+            for entry in (pair[:pointer_width], pair[pointer_width:]):
+                pointer = int.from_bytes(entry, "little")
+                if pointer % width or pointer >= size:
+                    return False
+                suffixes.append(os.pread(texts.fileno(), _COMPARED_BYTES, pointer))
+            if suffixes[0] > suffixes[1]:
+                return False
+    return True
+
+
+def _check_unigrams(file: Path, manifest: Manifest, shard: int) -> None:
+    """That the counts are of this shard, in a form that the engine reads as it was meant."""
+    if file.name not in manifest.files:
+        return
+    rows = [line.split() for line in file.read_text().splitlines()]
+    if WIDTH[manifest.token_dtype] == 1 and any(len(row) != 1 for row in rows):
+        raise ManifestError(
+            f"{file} names bytes, which the engine reads as characters: remove it (the engine "
+            "counts by itself)"
+        )
+    try:
+        total = sum(int(row[-1]) for row in rows)
+    except (ValueError, IndexError):
+        raise ManifestError(f"{file} is no list of counts") from None
+    if total != manifest.files[f"tokenized.{shard}"].size // WIDTH[manifest.token_dtype]:
+        raise ManifestError(f"{file} counts other tokens than there are in the shard: remove it")
