@@ -25,6 +25,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
@@ -409,7 +410,7 @@ def _seal(
             shards=1,
             tokens=written.tokens,
             documents=written.documents,
-            built_with="infini-gram 2.6.0",
+            built_with=f"infini-gram {version('infini-gram')}",
             files=files,
         )
     except ValueError as error:

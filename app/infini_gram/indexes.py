@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from app.errors import EngineError, IndexBusyError, IndexUnavailableError, UnknownIndexError
@@ -87,7 +88,7 @@ class Indexes:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why the others cannot."""
+        """Why the others cannot; the log tells the places of the files, too."""
         return dict(self._failures)
 
     def engine(self, name: str) -> Engine:
@@ -175,7 +176,13 @@ class Indexes:
                 self._fail(declaration, error)
 
     def _fail(self, declaration: Declaration, error: Exception) -> None:
-        self._failures[declaration.name] = str(error).rstrip(".")
+        self._failures[declaration.name] = _without_places(str(error), declaration).rstrip(".")
         logger.error(
             "index %s is not open: %s", declaration.name, error, extra={"action": "index_failed"}
         )
+
+
+def _without_places(reason: str, declaration: Declaration) -> str:
+    """A reason as clients read it: names of files, but not where on this machine they are."""
+    reason = reason.replace(f"{declaration.path}/", "").replace(str(declaration.path), "its folder")
+    return reason.replace(declaration.tokenizer, Path(declaration.tokenizer).name)

@@ -70,7 +70,11 @@ def test_whole(copy: Declaration) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_damaged_file_is_named_and_the_other_index_opened(
-    built: BuiltIndex, copy: Declaration, kind: str, damage: Callable[[Path], None]
+    built: BuiltIndex,
+    copy: Declaration,
+    kind: str,
+    damage: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     file = copy.path / f"{kind}.0"
     damage(file)
@@ -79,7 +83,10 @@ async def test_a_damaged_file_is_named_and_the_other_index_opened(
     assert str(file) in str(raised.value)
     async with Indexes([copy, built.declaration]) as indexes:
         assert indexes.names == ["small"]
-        assert str(file) in indexes.failures["copy"]
+        # Clients need not know where on this machine it is.
+        assert indexes.failures["copy"].startswith(file.name)
+        assert str(copy.path) not in indexes.failures["copy"]
+        assert str(file) in caplog.text
         with pytest.raises(IndexUnavailableError, match=f"{kind}.0"):
             await indexes.run("copy", lambda engine: engine.total_tokens)
         assert await indexes.run("small", lambda engine: engine.count([]).count) > 0
@@ -109,6 +116,7 @@ async def test_manifests_that_are_wrong(
     async with Indexes([copy]) as indexes:
         assert problem in indexes.failures["copy"]
         assert "\n" not in indexes.failures["copy"]
+        assert str(copy.path) not in indexes.failures["copy"]
 
 
 async def test_other_ways_to_be_wrong(copy: Declaration, tmp_path: Path) -> None:
@@ -117,7 +125,7 @@ async def test_other_ways_to_be_wrong(copy: Declaration, tmp_path: Path) -> None
         (lambda: (copy.path / "tokenizer.json").write_text("{}"), "no tokenizer.json"),
         (lambda: (copy.path / "manifest.json").write_text("{"), "manifest.json: "),
         (lambda: (copy.path / "manifest.json").unlink(), "is missing: build the index"),
-        (lambda: shutil.rmtree(copy.path), "is not a directory"),
+        (lambda: shutil.rmtree(copy.path), "its folder is not a directory"),
     ):
         damage()
         async with Indexes([copy]) as indexes:
