@@ -5,7 +5,8 @@ tokenizer). Before anything is measured, a thousand random requests of each type
 API and by the package itself, and compared. Then counts of one to eight tokens (the bare engine in
 a loop, the API with one caller and with eight), and attributions of 500-token texts made of pieces of
 the corpus, with the default parameters (`attribute` of app/infini_gram, beside the package that
-finds the same spans and fetches the same documents, and does no more). Arms take turns.
+finds the same spans and fetches the same documents, and does no more). At last polls while as many
+attributions run as an attribution worker has engines. Arms take turns.
 """
 
 import asyncio
@@ -13,9 +14,11 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import orjson
@@ -26,6 +29,7 @@ from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
 from bench.corpus import texts, train_tokenizer, write_corpus
 from bench.cpu import Sample, measure
+from bench.fill import fill
 from bench.index_questions import KINDS, Asker, Bare, FileWords, Wire
 from bench.load import HOST, Load, connect, get, post
 from bench.report import Options, Report, median_ratio
@@ -58,11 +62,18 @@ async def run(house: House, options: Options) -> Report:
     asker = Asker(bare, words, list(islice(texts(SEED), 5000)), engine.vocab_size, SEED)
     environment = await house.environment("bench_ngram")
     environment["INDEXES_FILE"] = str(directory / "indexes.toml")
+    connection = await house.connect("bench_ngram")
+    await fill(connection, 100)
+    result_id = await connection.fetchval("SELECT min(id::text)::uuid FROM results")
+    await connection.close()
     async with house.api(environment) as api:
         questions = min(_QUESTIONS, options.corpus // 40_000)
         differing = await _compare(api, engine, bare, asker, questions)
         await _count(api, bare, asker, options, report)
         await _health(api, asker, options, report)
+        engines = ("--kind", "attribution", "--index", NAME, "--engines", str(_CALLERS))
+        async with house.worker(environment, *engines):
+            await _beside_attributions(api, result_id, asker, options, report)
     _attribute(engine, bare, asker, options, report)
     report.check(f"answers that differ, of {questions:,} of each type", differing, "<=", 0)
     return report
@@ -154,6 +165,57 @@ async def _health(api: Server, asker: Asker, options: Options, report: Report) -
                 measured.append(load)
     for name, measured in loads.items():
         report.rows.append((f"GET /health, {name}", _figures(measured, [])))
+
+
+async def _beside_attributions(
+    api: Server, result_id: UUID, asker: Asker, options: Options, report: Report
+) -> None:
+    """GET /health and a result, alone and while as many attributions run as there are engines.
+
+    Each text is another one: no answer is an older one's.
+    """
+    numbers = count()
+
+    def text() -> bytes:
+        response = f"{asker.response(_RESPONSE_TOKENS)} {next(numbers)}"
+        return post(f"/{NAME}/attribution", orjson.dumps({"response": response}))
+
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        url = f"http://{HOST}:{api.port}/{NAME}/attribution"
+        answer = await client.post(url, json={"response": asker.response(_RESPONSE_TOKENS)})
+    watched = {
+        "/health": get("/health"),
+        "a result": get(f"/results/{answer.headers['x-result-id']}"),
+    }
+    loads: dict[tuple[str, bool], list[Load]] = {
+        (name, is_busy): [] for name in watched for is_busy in (False, True)
+    }
+    attributions: list[Load] = []
+    for turn in range(-1, options.rounds):
+        for (name, is_busy), measured in loads.items():
+            async with connect(api.port, 1) as one, connect(api.port, _CALLERS) as others:
+                work = one.run(partial(watched.__getitem__, name), options.seconds, (200,))
+                if is_busy:
+                    load, attributed = await asyncio.gather(
+                        work, others.run(text, options.seconds, (200,))
+                    )
+                    attributions.append(attributed)
+                else:
+                    load = await work
+            if turn >= 0:
+                measured.append(load)
+    report.rows.append(
+        (f"POST attribution, {_CALLERS} engines and callers", _figures(attributions, []))
+    )
+    for (name, is_busy), measured in loads.items():
+        beside = f"beside {_CALLERS} attributions" if is_busy else "alone"
+        report.rows.append((f"GET {name}, {beside}", _figures(measured, [])))
+    for name in watched:
+        ratio = median_ratio(
+            [load.milliseconds(0.99) for load in loads[name, True]],
+            [load.milliseconds(0.99) for load in loads[name, False]],
+        )
+        report.check(f"GET {name}: p99 beside {_CALLERS} attributions, of alone", ratio, "<=", 2.0)
 
 
 def _attribute(engine: Engine, bare: Bare, asker: Asker, options: Options, report: Report) -> None:

@@ -129,14 +129,14 @@ class House:
             yield Server(pid, port)
 
     @contextlib.asynccontextmanager
-    async def worker(self, environment: Mapping[str, str]) -> AsyncIterator[Server]:
-        """`python -m app worker`, once it claims."""
+    async def worker(self, environment: Mapping[str, str], *options: str) -> AsyncIterator[Server]:
+        """`python -m app worker` with these options, once it claims."""
         start = processes.log_size(self._logs / "worker.log")
 
         async def is_ready() -> bool:
             return "worker ready" in processes.log_text(self._logs / "worker.log", start)
 
-        async with self._run(["-m", "app", "worker"], environment, "worker.log") as pid:
+        async with self._run(["-m", "app", "worker", *options], environment, "worker.log") as pid:
             await self._until_ready(pid, is_ready)
             yield Server(pid, 0)
 

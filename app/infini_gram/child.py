@@ -28,11 +28,13 @@ from app.infini_gram.indexes import Indexes
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_NICENESS = 10  # whoever shares its host's processors answers somebody who waits
 
 
 def main(file: Path, name: str, parent: int) -> None:
     """Serve the index of this name that the file declares, until stdin ends."""
     _die_with(parent)
+    os.nice(_NICENESS)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the engine prints must not end up among the answers
     try:

@@ -36,6 +36,7 @@ from app.infini_gram.attribution import AttributionParameters, AttributionReques
 from app.preparation import erased, prepare_attribution
 from app.routes.common import (
     KEY_HEADER,
+    REPLAYED_HEADER,
     PrincipalOf,
     ServicesOf,
     TeamOf,
@@ -114,7 +115,7 @@ async def attribute_text(request: Request) -> Response:
     if row["erased_at"] is not None:
         raise erased(row)
     if not is_new:
-        headers["Idempotent-Replayed"] = "true"
+        headers[REPLAYED_HEADER] = "true"
         if given is None:
             seconds = services.settings.attribution_cache_hit_seconds
             await services.keys.keep(row["team_id"], key.key, seconds)
