@@ -221,7 +221,8 @@ WITH me AS (
 LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtext('results.model_name'), hashtext($1))"
 
 # For a model of which teams may run only so much: $3 results, at most $4 (NULL: any number) of each
-# team, or what $5 and $6 say. Run under LOCK_QUEUE, so that no two workers count the same. It visits the teams that wait, and no row of one that has its fill.
+# team, or what $5 and $6 say. Run under LOCK_QUEUE, so that no two workers count the same. It visits
+# the teams that wait, and no row of one that has its fill.
 CLAIM_WITHIN_LIMITS = f"""
 WITH RECURSIVE me AS (
   SELECT id FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE
@@ -279,7 +280,7 @@ WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS N
 """
 
 
-def _lock_named(strength: str) -> str:
+def _lock_named(strength: str, condition: str = "true") -> str:
     """A CTE of the rows that $2 names, locked in the order of their ids.
 
     By their ids alone: told their worker and state as well, the planner reads all rows of the worker,
@@ -288,7 +289,7 @@ def _lock_named(strength: str) -> str:
     return f"""locked AS MATERIALIZED (
   SELECT id, worker_id, attempt, state, cancel_requested_at, deadline_at, lost_attempts,
     engine_deaths
-  FROM results WHERE id = ANY($2::uuid[]) ORDER BY id FOR {strength}
+  FROM results WHERE id = ANY($2::uuid[]) AND {condition} ORDER BY id FOR {strength}
 )"""
 
 
@@ -348,6 +349,14 @@ _CONCLUDE = f"""
 """
 
 
+# An attribution refers to its source's context, which is to be locked before results are: who deletes
+# a context does it in this order.
+_HOLD_CONTEXTS = """held AS MATERIALIZED (
+  SELECT id FROM contexts WHERE id IN (SELECT context_id FROM results WHERE id = ANY($2::uuid[]))
+  ORDER BY id FOR KEY SHARE
+), """
+_CONTEXTS_ARE_HELD = "(SELECT count(*) FROM held) >= 0"
+
 # The attributions that completed texts were sent with: results of their own from now on. Of those
 # of one team that are stored at once, each stands a step behind the other.
 _ATTRIBUTE = f"""due AS (
@@ -388,6 +397,7 @@ def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
     answer = "SELECT * FROM told"
     if reads:
         answer += " LEFT JOIN ended e ON e.id = ANY($17::uuid[]) AND e.state <> 'pending'"
+    locked = _lock_named("UPDATE", _CONTEXTS_ARE_HELD if attributes else "true")
     enqueued = (
         f"""CASE WHEN EXISTS (SELECT FROM attributions)
       THEN pg_notify('{ENQUEUED}', (SELECT string_agg(DISTINCT model_name, ',') FROM attributions))
@@ -396,7 +406,7 @@ def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
         else "NULL"
     )
     return f"""
-WITH {_lock_named("UPDATE")}, input AS (
+WITH {_HOLD_CONTEXTS if attributes else ""}{locked}, input AS (
   SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
     $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
     $15::float8[])

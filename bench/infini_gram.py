@@ -180,13 +180,7 @@ async def _beside_attributions(
         response = f"{asker.response(_RESPONSE_TOKENS)} {next(numbers)}"
         return post(f"/{NAME}/attribution", orjson.dumps({"response": response}))
 
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        url = f"http://{HOST}:{api.port}/{NAME}/attribution"
-        answer = await client.post(url, json={"response": asker.response(_RESPONSE_TOKENS)})
-    watched = {
-        "/health": get("/health"),
-        "a result": get(f"/results/{answer.headers['x-result-id']}"),
-    }
+    watched = {"/health": get("/health"), "a result": get(f"/results/{result_id}")}
     loads: dict[tuple[str, bool], list[Load]] = {
         (name, is_busy): [] for name in watched for is_busy in (False, True)
     }

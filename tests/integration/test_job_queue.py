@@ -10,6 +10,7 @@ import asyncpg
 import orjson
 import pytest
 
+from app.contexts import ContextStore
 from app.database import Database
 from app.errors import CANCELLED, Failure, FailureCode
 from app.idempotency import NewKey
@@ -989,6 +990,32 @@ async def test_a_text_that_did_not_complete_is_not_attributed(bench: Bench) -> N
     assert (await bench.row(source))["error_code"] == "cancelled"
     assert await bench.connection.fetchval("SELECT count(*) FROM results") == 1
     assert not await bench.connection.fetchval("SELECT true FROM results WHERE id=$1", identifier)
+
+
+async def test_a_text_is_attributed_or_its_context_deleted_without_a_deadlock(
+    bench: Bench, queue_settings: Settings
+) -> None:
+    contexts = ContextStore(bench.database, bench.queue, queue_settings)
+    worker = await bench.worker()
+    for _ in range(100):
+        ids = []
+        for _ in range(4):
+            _, members = attributed()
+            ids += await bench.add(**members)
+        claims = {claim.id: claim for claim in await bench.claim(worker)}
+        ends = [ended(claims[one], has_attribution=True) for one in ids]
+        deleted = [(await bench.row(one))["context_id"] for one in ids]
+        await asyncio.gather(
+            bench.end(worker, *ends),
+            *(contexts.delete("default", one, force=True) for one in deleted),
+        )
+        assert await bench.connection.fetchval("SELECT count(*) FROM results") == 0
+    assert (
+        await bench.connection.fetchval(
+            "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        )
+        == 0
+    )
 
 
 async def test_an_attribution_costs_its_team_a_place_by_its_weight(bench: Bench) -> None:

@@ -9,6 +9,8 @@ import contextlib
 import sys
 from pathlib import Path
 
+import pytest
+
 from app.settings import Settings
 from tests.integration.support import serve
 from tests.integration.test_auth import bearer, guarded
@@ -25,6 +27,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.timeout(300)  # thousands of requests
 async def test_every_operation_keeps_to_the_document(guarded: Settings, tmp_path: Path) -> None:
     async with serve(guarded, with_worker=True) as service:
         process = await asyncio.create_subprocess_exec(
