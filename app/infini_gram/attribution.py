@@ -28,8 +28,9 @@ MAX_DOCUMENTS_PER_SPAN = 1000
 MAX_CONTEXT = 10_000
 MAX_DELIMITERS = 100
 MAX_DELIMITER_CHARACTERS = 100
-# Places that the engine may have to write down for all spans together: about 300 bytes each.
-MAX_PLACES = 2_000_000
+# Places that the engine may have to write down for all spans together: about 50 bytes each, and for
+# the span whose documents are chosen just then 250.
+MAX_PLACES = 5_000_000
 # Tokens of all documents of an answer: about ten bytes of JSON each.
 MAX_DOCUMENT_TOKENS = 5_000_000
 

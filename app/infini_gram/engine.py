@@ -121,14 +121,19 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens [left, right) of a text that occur `count` times, at `pointers` (shard, pointer)."""
+    """Tokens [left, right) of a text that occur `count` times."""
 
     left: int
     right: int
     length: int
     count: int
     unigram_logprob_sum: float
-    pointers: list[tuple[int, int]]
+    _found: Any  # what the package tells of it
+
+    @property
+    def pointers(self) -> list[tuple[int, int]]:
+        """Where it occurs: (shard, pointer). Made when it is asked for: it may be of millions."""
+        return [(place.s, place.ptr) for place in self._found.docs]
 
 
 class Engine:
@@ -296,25 +301,17 @@ class Engine:
         allow_partial_words: bool,
     ) -> list[Span]:
         """The longest parts of a text that occur, and where; in the order of the text."""
-        answer = _good(
-            self._package.attribute(
-                input_ids=self._ids(ids),
-                delim_ids=self._ids(delimiter_ids),
-                min_len=_bounded("minimum_length", minimum_length, 0),
-                max_cnt=_bounded("maximum_frequency", maximum_frequency, 1),
-                enforce_bow=not allow_partial_words,
-            )
+        # Not the package's Python method: it makes an object of each place of each span.
+        answer = self._package.engine.attribute(
+            input_ids=self._ids(ids),
+            delim_ids=self._ids(delimiter_ids),
+            min_len=_bounded("minimum_length", minimum_length, 0),
+            max_cnt=_bounded("maximum_frequency", maximum_frequency, 1),
+            enforce_bow=not allow_partial_words,
         )
         return [
-            Span(
-                left=span["l"],
-                right=span["r"],
-                length=span["length"],
-                count=span["count"],
-                unigram_logprob_sum=span["unigram_logprob_sum"],
-                pointers=[(document["s"], document["ptr"]) for document in span["docs"]],
-            )
-            for span in answer["spans"]
+            Span(one.l, one.r, one.length, one.count, one.unigram_logprob_sum, one)
+            for one in answer.spans
         ]
 
     # --- Checks -----------------------------------------------------------------------------------

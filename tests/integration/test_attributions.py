@@ -34,7 +34,14 @@ from tests.postgres import PostgresServer
 from tests.unit.test_exposure import STRONG
 from tests.unit.test_jwt import sign
 
-LONG_TEXT = f"{SENTENCE} and " * 1000  # seconds of work
+# Seconds of work.
+LONG_TEXT = f"{SENTENCE} and " * 330
+ALL_OF_IT = {
+    "maximumSpanDensity": 1,
+    "allowSpansWithPartialWords": True,
+    "maximumFrequency": 10_000,
+    "maximumContextLength": 10_000,
+}
 JSON = {"Content-Type": "application/json"}
 TEXT = f"He wrote: {SENTENCE} again."
 
@@ -370,7 +377,7 @@ async def test_a_killed_engine_is_started_anew_and_the_work_done_again(
 async def test_what_kills_every_engine_fails_with_a_code(
     service: Service, worker: ServicePart, connection: asyncpg.Connection
 ) -> None:
-    sent = asyncio.create_task(attribute(service, LONG_TEXT, maximumSpanDensity=1))
+    sent = asyncio.create_task(attribute(service, LONG_TEXT, **ALL_OF_IT))
     for attempt in (1, 2, 3):
         await until(functools.partial(_is_running, connection, attempt))
         for engine in _engines(worker):
