@@ -49,12 +49,12 @@ def environment_of(settings: Settings) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def attribution_worker(
-    settings: Settings, log_file: Path, engines: int = 1
+    settings: Settings, log_file: Path, index: str = INDEX
 ) -> AsyncIterator[ServicePart]:
-    """A worker of the index."""
+    """A worker of an index."""
     worker = ServicePart(
         "worker",
-        f"worker --kind attribution --index {INDEX} --engines {engines}",
+        f"worker --kind attribution --index {index}",
         environment_of(settings),
         log_file,
         grace=10,

@@ -1,0 +1,51 @@
+"""The demo from prompt to corpus: what the demo model says stands in what it was trained on."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.embedded import demo_index
+from app.embedded.progress import Progress
+from app.settings import Settings
+from tests.attribution_workers import attribution_worker
+from tests.conftest import run_service
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]  # the index is built first
+
+
+async def test_a_result_is_attributed_to_what_the_model_read(
+    vllm_settings: Settings, tmp_path: Path
+) -> None:
+    async with Progress(sys.stdout) as progress:
+        declarations = await demo_index.prepare(tmp_path, progress)
+    assert declarations is not None
+    settings = vllm_settings.model_copy(update={"indexes_file": declarations})
+    async with (
+        run_service(settings, with_worker=True) as service,
+        attribution_worker(settings, tmp_path / "worker.log", demo_index.NAME),
+    ):
+        sent = await service.client.post(
+            "/results/",
+            json={
+                "model": "demo",
+                "content": "import ",
+                "parameters": {"max_tokens": 60, "temperature": 0},
+                "attribute": {"index": "demo", "maximumFrequency": 100},
+            },
+            headers={"Prefer": "wait=60"},
+        )
+        source = sent.json()
+        assert source["state"] == "completed", source
+        url = f"/results/{source['attribution']['id']}"
+        result = (await service.client.get(url, params={"wait": 60})).json()
+    assert (result["state"], result["source_id"]) == ("completed", source["id"])
+    attribution = result["result"]
+    assert "".join(attribution["inputTokens"]) == source["result"]
+    assert attribution["spans"]
+    for span in attribution["spans"]:
+        assert span["text"] in source["result"]
+        assert 0 < span["count"] <= 100
+        for document in span["documents"]:
+            assert span["text"] in document["text"]
+            assert span["text"] in document["textSnippet"]
