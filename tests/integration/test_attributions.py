@@ -1,6 +1,7 @@
 """Attributions as results: awaited, kept with a result, followed, cancelled, cached."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import signal
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from app.attribution_backend import AttributionBackend
 from app.embedded import processes
 from app.embedded.service import ServicePart
 from app.embedded.triton import EmbeddedTriton
@@ -409,6 +411,54 @@ async def test_a_cancelled_attribution_frees_its_engine(
     cancelled = await service.client.post(f"/results/{sent.json()['id']}/cancel")
     assert cancelled.json()["error"]["code"] == "cancelled"
     assert (await attribute(service)).status_code == 200
+
+
+async def test_signals_to_all_of_a_group_leave_an_engine_at_work(
+    service: Service, worker: ServicePart, connection: asyncpg.Connection
+) -> None:
+    (engine,) = _engines(worker)
+    engine.suspend()
+    sent = asyncio.create_task(attribute(service))
+    await until(lambda: _is_running(connection))
+    for number in (signal.SIGINT, signal.SIGTERM):  # of Ctrl-C, and of systemd
+        engine.send_signal(number)
+    engine.resume()
+    answer = await sent
+    assert answer.status_code == 200, answer.text
+    result = await read(service, answer.headers["x-result-id"])
+    assert result["attempt"] == 1
+
+
+async def test_a_worker_that_still_opens_its_index_stops_when_told(settings: Settings) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "app", "worker", "--kind", "attribution", "--index", INDEX),
+        env=environment_of(settings),
+    )
+
+    async def engine() -> psutil.Process | None:
+        found = processes.descendants(process.pid)
+        return found[0] if found else None
+
+    opening = await until(engine)
+    opening.suspend()
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    assert not opening.is_running()
+
+
+async def test_nothing_is_claimed_for_an_engine_that_is_being_ended(declarations: Path) -> None:
+    backend = AttributionBackend(declarations, INDEX, 1)
+    await backend.open()
+    running = asyncio.create_task(backend.run())
+    with contextlib.suppress(ValueError):
+        async with backend.engine():
+            assert backend.ready() == [QUEUE]
+            raise ValueError
+    assert backend.ready() == []  # at once, and not when the process has ended
+    async with backend.engine():  # another
+        assert backend.ready() == [QUEUE]
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_a_worker_of_an_index_that_is_broken_says_why(
