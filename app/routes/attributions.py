@@ -94,10 +94,10 @@ async def attribute_text(request: Request) -> Response:
     wanted = parse(_REQUEST, await body_of(request))
     version = services.indexes.engine(index).version
     parameters = _to_stored(wanted)
-    content = {"index": index, "version": version, "text": wanted.response, **parameters}
+    content = {"index": index, "text": wanted.response, **parameters}
     given = idempotency_key(request)
     seconds = services.settings.attribution_cache_seconds
-    key = services.keys.new(given, hash_request(content)) if given else cache_key(content, seconds)
+    key = _key(services, given, content, version, seconds)
     is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
     row, is_new, has_left = await _wait(
         request, index, wanted.response, parameters, key, is_cached=given is None
@@ -207,15 +207,10 @@ async def attribute_result(
         raise ConflictError("The result is an attribution itself.")
     if source["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
-    content = {
-        "index": name,
-        "version": services.indexes.engine(name).version,
-        "source": str(source["id"]),
-        **parameters,
-    }
+    version = services.indexes.engine(name).version
+    content = {"index": name, "source": str(source["id"]), **parameters}
     given = idempotency_key(request)
-    seconds = services.settings.idempotency_seconds
-    key = services.keys.new(given, hash_request(content)) if given else cache_key(content, seconds)
+    key = _key(services, given, content, version, services.settings.idempotency_seconds)
 
     def submission(new_result_id: UUID) -> Awaitable[Answer]:
         return submit_attribution(
@@ -258,6 +253,19 @@ def _named(services: Services, index: str | None) -> str:
         return index
     message = f"must be given: one of {', '.join(services.indexes.names) or 'none'}"
     raise InvalidRequestError(f"index: {message}.", [FieldError("index", message)])
+
+
+def _key(
+    services: Services,
+    given: str | None,
+    content: Mapping[str, Any],
+    version: str,
+    seconds: float,
+) -> NewKey:
+    """The client's key, or that of the cache, where the index has to be the same, too."""
+    if given is not None:
+        return services.keys.new(given, hash_request(content))
+    return cache_key({**content, "version": version}, seconds)
 
 
 def _to_stored(parameters: AttributionParameters) -> dict[str, Any]:
