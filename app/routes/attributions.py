@@ -281,8 +281,8 @@ def _too_long(services: Services, result_id: UUID, headers: dict[str, str]) -> S
         )
     return OverloadedError(
         f"The attribution took longer than {services.settings.attribution_seconds:.0f} s "
-        "(LLM_ATTRIBUTION_SECONDS). Try again later, or send the text to "
-        "/results/{id}/attribution, which waits for no answer.",
+        "(LLM_ATTRIBUTION_SECONDS). Try again later, or send it with an Idempotency-Key: then it "
+        "goes on, and the same request finds it.",
         headers=headers | {"Retry-After": "10"},
     )
 
