@@ -32,7 +32,7 @@ class AttributionBackend:
         self._count = engines
         self._first: EngineProcess | None = None
         self._idle: asyncio.Queue[EngineProcess] = asyncio.Queue()
-        self._alive = 0
+        self._engines: set[EngineProcess] = set()  # those that have not ended
         self._on_change: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -61,23 +61,24 @@ class AttributionBackend:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = 1.0
-            self._change(+1)
+            self._engines.add(engine)
+            self._tell_change()
             self._idle.put_nowait(engine)
             try:
                 await engine.wait()
             finally:
-                self._change(-1)
+                self._engines.remove(engine)
+                self._tell_change()
                 await engine.end()
             engine = None
 
-    def _change(self, count: int) -> None:
-        self._alive += count
+    def _tell_change(self) -> None:
         for handler in self._on_change:
             handler()
 
     def ready(self) -> list[str]:
         """The index's queue, while an engine is up."""
-        return [self._queue] if self._alive else []
+        return [self._queue] if any(engine.is_alive for engine in self._engines) else []
 
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call `handler` whenever that changes."""

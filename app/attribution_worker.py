@@ -34,9 +34,18 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
         backend = AttributionBackend(file, index, engines)
         worker = Worker(database, queue, backend, listener, hub, settings)
         loop = asyncio.get_running_loop()
+        opening = asyncio.create_task(backend.open(), name="open")
+
+        def stop() -> None:
+            opening.cancel()
+            worker.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.stop)
-        await backend.open()
+            loop.add_signal_handler(number, stop)
+        await asyncio.wait([opening])
+        if opening.cancelled():
+            return
+        opening.result()
         tasks = [
             asyncio.create_task(work, name=name)
             for name, work in {

@@ -41,25 +41,26 @@ def hash_request(request: Mapping[str, object]) -> bytes:
     return hashlib.sha256(orjson.dumps(request, option=orjson.OPT_SORT_KEYS)).digest()
 
 
-def take_keys_sql(first_place: int, has_context: str) -> str:
+def take_keys_sql(first_place: int, has_sources: str) -> str:
     """CTEs that take the keys of new results; `refused` are those whose key is another's.
 
     The insertion of a key decides: it waits for whoever is inserting the same one, so that of all
     batches of all processes one gets it, and of one batch its first row. In order of team and key,
-    so that no two batches wait for each other. A result without its context takes no key. Whose a
+    so that no two batches wait for each other. A result without its sources takes no key. Whose a
     refused key is, only a later statement can see: this one's snapshot is older than the winner.
     """
-    types = ("uuid", "text", "uuid", "bool", "bool", "text", "bytea", "float8")
+    types = ("uuid", "text", "uuid", "bool", "bool", "text", "bytea", "float8", "uuid")
     places = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(types, first_place))
     return f"""
 keyed AS (
   SELECT * FROM unnest({places})
-    AS i(id, team_id, context_id, has_new_context, is_rendered, key, request_hash, seconds)
+    AS i(id, team_id, context_id, has_new_context, is_rendered, key, request_hash, seconds,
+         source_id)
 ), keys AS (
   INSERT INTO idempotency_keys AS k (team_id, key, request_hash, result_id, expires_at)
   SELECT DISTINCT ON (i.team_id, i.key) i.team_id, i.key, i.request_hash, i.id,
          now() + make_interval(secs => i.seconds)
-  FROM keyed i WHERE {has_context}
+  FROM keyed i WHERE {has_sources}
   ORDER BY i.team_id, i.key, i.id
   ON CONFLICT (team_id, key) DO UPDATE SET request_hash = excluded.request_hash,
     result_id = excluded.result_id, expires_at = excluded.expires_at
@@ -119,10 +120,14 @@ class IdempotencyKeys:
             seconds,
         )
 
-    async def forget(self, team_id: str, key: str) -> None:
-        """Free a key: what it named is no answer."""
+    async def forget_failed(self, team_id: str, key: str) -> None:
+        """Free a key whose result failed, or is erased: it is no answer."""
         await self._database.fetch(
-            "DELETE FROM idempotency_keys WHERE team_id = $1 AND key = $2", team_id, key
+            """DELETE FROM idempotency_keys k USING results r
+               WHERE k.team_id = $1 AND k.key = $2 AND r.id = k.result_id
+                 AND (r.state = 'failed' OR r.erased_at IS NOT NULL)""",
+            team_id,
+            key,
         )
 
     async def remove_expired(self) -> int:

@@ -179,8 +179,8 @@ class JobQueue:
         )
 
     async def enqueue(self, results: Sequence[NewResult]) -> list[bool]:
-        """Commit new results in one statement; False where the context does not exist, or the
-        idempotency key is another result's.
+        """Commit new results in one statement; False where the context or source does not
+        exist, or the idempotency key is another result's.
 
         Returns only after the commit: an id may be told from then on.
         """
@@ -473,6 +473,7 @@ def _to_key_columns(keyed: Sequence[tuple[NewKey, NewResult]]) -> list[Sequence[
         [key.key for key, _ in keyed],
         [key.request_hash for key, _ in keyed],
         [key.seconds for key, _ in keyed],
+        [result.source_id for _, result in keyed],
     ]
 
 

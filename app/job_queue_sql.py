@@ -72,14 +72,19 @@ _NOTIFY_DELIVERIES = (
 )
 
 
-def _has_context(is_rendered: str) -> str:
-    """Whether the context of a new result `i` exists, as plain text unless the prompt is rendered.
+def _has_sources(is_rendered: str) -> str:
+    """Whether the context of a new result `i` exists, as plain text unless the prompt is rendered,
+    and, of an attribution, the result that it is about.
 
-    It is locked: one that is being deleted or erased is waited for, and then missing.
+    They are locked, the context first, as its deletion does it: what is being deleted or erased is
+    waited for, and then missing.
     """
-    return f"""(i.has_new_context OR EXISTS (
+    return f"""CASE WHEN i.has_new_context OR EXISTS (
       SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
-        AND ({is_rendered} OR c.content IS NOT NULL) AND c.erased_at IS NULL FOR KEY SHARE))"""
+        AND ({is_rendered} OR c.content IS NOT NULL) AND c.erased_at IS NULL FOR KEY SHARE)
+    THEN i.source_id IS NULL OR EXISTS (
+      SELECT FROM results s WHERE s.id = i.source_id AND s.team_id = i.team_id FOR KEY SHARE)
+    ELSE false END"""
 
 
 def _fair_key(row: str, team: str, order: str) -> str:
@@ -144,7 +149,7 @@ WITH {keys} context_input AS (
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i JOIN flows f USING (team_id, model_name, priority)
   LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
-  WHERE {_has_context("i.prompt IS NOT NULL")} AND {is_result_kept}
+  WHERE {_has_sources("i.prompt IS NOT NULL")} AND {is_result_kept}
   ON CONFLICT (id) DO NOTHING
   RETURNING id, model_name, context_id, prompt, worker_id
 )
@@ -165,7 +170,7 @@ _IS_REFUSED = (
     "i.id IN (SELECT id FROM refused) OR coalesce(i.group_id IN (SELECT id FROM refused), false)"
 )
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(29, _has_context("i.is_rendered")),
+    take_keys_sql(29, _has_sources("i.is_rendered")),
     f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})",
     f"NOT ({_IS_REFUSED})",
 )

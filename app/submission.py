@@ -14,7 +14,6 @@ from uuid import UUID
 import asyncpg
 
 from app.errors import (
-    ErasedError,
     IdempotencyConflictError,
     InternalError,
     NotFoundError,
@@ -140,17 +139,9 @@ async def submit_attribution(
     Where the key is of a cache (`is_cached`), an attribution that failed is no answer. Raises as
     above, and UnknownIndexError, IndexUnavailableError.
     """
-    while True:
-        try:
-            answer = _only(await _submit(services, principal, [_Asked(prepared, key)]))
-        except ErasedError:
-            if not is_cached:
-                raise
-        else:
-            is_failed = isinstance(answer, Replayed) and answer.row["state"] == "failed"
-            if not (is_cached and is_failed):
-                return answer
-        await services.keys.forget(principal.team_id, key.key)
+    if is_cached:
+        await services.keys.forget_failed(principal.team_id, key.key)
+    return _only(await _submit(services, principal, [_Asked(prepared, key)]))
 
 
 async def submit_group(
@@ -353,8 +344,8 @@ async def _commit(
 
 
 async def _why_not_stored(services: Services, prepared: Prepared) -> Answer | ServiceError:
-    """The queue takes no row whose key is another's, nor one whose context is missing, is erased,
-    or holds messages nobody rendered.
+    """The queue takes no row whose key is another's, nor one whose source is missing, or whose
+    context is missing, is erased, or holds messages nobody rendered.
     """
     result = prepared.result
     if result.key is not None:
@@ -368,6 +359,11 @@ async def _why_not_stored(services: Services, prepared: Prepared) -> Answer | Se
             return error
         if context.erased_at is not None:
             return erased_context(context)
+        if result.source_id is not None:
+            try:
+                await services.results.get(result.team_id, result.source_id)
+            except NotFoundError as error:
+                return error
         if result.key is None or (context.messages is not None and result.prompt is None):
             return no_chat(prepared.model)
     if result.key is None:

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from app.embedded.service import ServicePart
@@ -21,10 +21,10 @@ DOCUMENTS = [
 ]
 
 
-def build_index(directory: Path) -> Path:
+def build_index(directory: Path, documents: Sequence[object] = DOCUMENTS) -> Path:
     """Build the index as a user would; the file that declares it."""
     corpus = directory / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
+    corpus.write_text("".join(json.dumps(document) + "\n" for document in documents))
     declarations = directory / "indexes.toml"
     command = [sys.executable, "-m", "app", "index", "build", str(corpus), "--name", INDEX]
     command += ["--out", str(directory / "indexes"), "--file", str(declarations)]

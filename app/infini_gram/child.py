@@ -22,7 +22,6 @@ import orjson
 from app.errors import EngineInputError, InvalidRequestError, ServiceError
 from app.infini_gram.attribution import AttributionParameters, attribute
 from app.infini_gram.declarations import DeclarationError, read_declarations
-from app.infini_gram.engine import Engine
 from app.infini_gram.indexes import Indexes
 
 logger = logging.getLogger(__name__)
@@ -34,34 +33,38 @@ _NICENESS = 10  # whoever shares its host's processors answers somebody who wait
 def main(file: Path, name: str, parent: int) -> None:
     """Serve the index of this name that the file declares, until stdin ends."""
     _die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to all of a group: the worker ends its work
     os.nice(_NICENESS)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the engine prints must not end up among the answers
     try:
-        engine = _open(file, name)
+        indexes = _open(file, name)
     except (DeclarationError, ServiceError) as error:
         _answer(answers, "engine", str(error).encode())
         return
     _answer(answers, "ok", b"")
     for line in sys.stdin.buffer:
-        _answer(answers, *_attribute(engine, line))
+        _answer(answers, *_attribute(indexes, name, line))
 
 
-def _open(file: Path, name: str) -> Engine:
+def _open(file: Path, name: str) -> Indexes:
     """The index, if its files are what they were. Raises DeclarationError, UnknownIndexError,
     IndexUnavailableError.
     """
     declared = read_declarations(file)
     indexes = Indexes([one for one in declared if one.name == name])
     indexes.open_blocking()
-    return indexes.engine(name)
+    indexes.engine(name)
+    return indexes
 
 
-def _attribute(engine: Engine, line: bytes) -> tuple[str, bytes, int]:
+def _attribute(indexes: Indexes, name: str, line: bytes) -> tuple[str, bytes, int]:
     try:
         request = orjson.loads(line)
         parameters = AttributionParameters.model_validate(request["parameters"])
-        found = attribute(engine, parameters, request["text"])
+        # Asked for each time: a big index is taken away if its checksums turn out to be wrong.
+        found = attribute(indexes.engine(name), parameters, request["text"])
     except (InvalidRequestError, EngineInputError) as error:
         return "invalid", error.detail.encode(), 0
     except ServiceError as error:

@@ -37,6 +37,7 @@ class EngineProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._is_killed = False
 
     @classmethod
     async def start(cls, declarations: Path, name: str) -> "EngineProcess":
@@ -63,7 +64,8 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None
+        """Whether it can be given work: one that is killed takes its time to end."""
+        return self._process.returncode is None and not self._is_killed
 
     async def attribute(self, text: str, parameters: Mapping[str, Any]) -> tuple[str, int]:
         """The attribution of a text as JSON, and the text's number of tokens.
@@ -102,6 +104,7 @@ class EngineProcess:
 
     def kill(self) -> None:
         """End what it does, at once."""
+        self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 

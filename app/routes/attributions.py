@@ -94,10 +94,10 @@ async def attribute_text(request: Request) -> Response:
     wanted = parse(_REQUEST, await body_of(request))
     version = services.indexes.engine(index).version
     parameters = _to_stored(wanted)
-    content = {"index": index, "version": version, "text": wanted.response, **parameters}
+    content = {"index": index, "text": wanted.response, **parameters}
     given = idempotency_key(request)
     seconds = services.settings.attribution_cache_seconds
-    key = services.keys.new(given, hash_request(content)) if given else cache_key(content, seconds)
+    key = _key(services, given, content, version, seconds)
     is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
     row, is_new, has_left = await _wait(
         request, index, wanted.response, parameters, key, is_cached=given is None
@@ -207,15 +207,10 @@ async def attribute_result(
         raise ConflictError("The result is an attribution itself.")
     if source["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
-    content = {
-        "index": name,
-        "version": services.indexes.engine(name).version,
-        "source": str(source["id"]),
-        **parameters,
-    }
+    version = services.indexes.engine(name).version
+    content = {"index": name, "source": str(source["id"]), **parameters}
     given = idempotency_key(request)
-    seconds = services.settings.idempotency_seconds
-    key = services.keys.new(given, hash_request(content)) if given else cache_key(content, seconds)
+    key = _key(services, given, content, version, services.settings.idempotency_seconds)
 
     def submission(new_result_id: UUID) -> Awaitable[Answer]:
         return submit_attribution(
@@ -260,6 +255,19 @@ def _named(services: Services, index: str | None) -> str:
     raise InvalidRequestError(f"index: {message}.", [FieldError("index", message)])
 
 
+def _key(
+    services: Services,
+    given: str | None,
+    content: Mapping[str, Any],
+    version: str,
+    seconds: float,
+) -> NewKey:
+    """The client's key, or that of the cache, where the index has to be the same, too."""
+    if given is not None:
+        return services.keys.new(given, hash_request(content))
+    return cache_key({**content, "version": version}, seconds)
+
+
 def _to_stored(parameters: AttributionParameters) -> dict[str, Any]:
     return parameters.model_dump(by_alias=True, exclude_defaults=True, exclude={"response"})
 
@@ -273,8 +281,8 @@ def _too_long(services: Services, result_id: UUID, headers: dict[str, str]) -> S
         )
     return OverloadedError(
         f"The attribution took longer than {services.settings.attribution_seconds:.0f} s "
-        "(LLM_ATTRIBUTION_SECONDS). Try again later, or send the text to "
-        "/results/{id}/attribution, which waits for no answer.",
+        "(LLM_ATTRIBUTION_SECONDS). Try again later, or send it with an Idempotency-Key: then it "
+        "goes on, and the same request finds it.",
         headers=headers | {"Retry-After": "10"},
     )
 

@@ -1,6 +1,7 @@
 """Attributions as results: awaited, kept with a result, followed, cancelled, cached."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import signal
@@ -15,11 +16,13 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from app.attribution_backend import AttributionBackend
 from app.embedded import processes
 from app.embedded.service import ServicePart
 from app.embedded.triton import EmbeddedTriton
 from app.settings import Settings
 from tests.attribution_workers import (
+    DOCUMENTS,
     INDEX,
     QUEUE,
     SENTENCE,
@@ -27,9 +30,10 @@ from tests.attribution_workers import (
     build_index,
     environment_of,
 )
-from tests.conftest import Service, make_settings, run_service
+from tests.conftest import Service, connect, make_settings, run_service
 from tests.integration.support import assert_problem, until
 from tests.integration.test_auth import bearer
+from tests.integration.test_erasure import BLOCKED
 from tests.postgres import PostgresServer
 from tests.unit.test_exposure import STRONG
 from tests.unit.test_jwt import sign
@@ -217,7 +221,62 @@ async def test_an_index_that_is_not_there_is_told(api: Service) -> None:
     assert_problem(answer, 404, "unknown_index")
 
 
+async def test_a_key_outlives_an_index_that_is_built_anew(
+    settings: Settings, tmp_path: Path, connection: asyncpg.Connection
+) -> None:
+    short = settings.model_copy(update={"attribution_seconds": 0.3})
+    anew = short.model_copy(update={"indexes_file": build_index(tmp_path, DOCUMENTS[:2])})
+    headers: dict[str, str] = {"Idempotency-Key": "mine"}
+    ids = []
+    for of_index in (short, anew):
+        async with run_service(of_index, with_worker=False) as api:
+            for given in (headers, {"X-On-Disconnect": "continue"}):
+                answer = await api.client.post(
+                    f"/{INDEX}/attribution", json={"response": TEXT}, headers=given
+                )
+                assert answer.status_code == 503, answer.text
+                ids.append(answer.headers["x-result-id"])
+    assert ids[0] == ids[2]  # the same request
+    assert ids[1] != ids[3]  # no old answer
+
+
 # --- of a result ----------------------------------------------------------------------------------
+
+
+async def test_who_attributes_what_is_being_erased_is_refused(
+    service: Service, connection: asyncpg.Connection
+) -> None:
+    source = await generate(service)
+    async with connection.transaction():
+        await connection.execute("SELECT FROM contexts FOR UPDATE")
+        url = f"/results/{source['id']}/attribution?index={INDEX}"
+        sent = asyncio.create_task(service.client.post(url))
+        await _until_blocked(service)
+        await connection.execute("UPDATE results SET erased_at = now(), output = NULL")
+        await connection.execute("UPDATE contexts SET erased_at = now(), content = ''")
+    assert_problem(await sent, 410, "erased")
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "mine"}])
+async def test_who_attributes_what_is_being_deleted_is_refused(
+    service: Service, connection: asyncpg.Connection, headers: dict[str, str]
+) -> None:
+    source = await generate(service)
+    async with connection.transaction():
+        await connection.execute("SELECT FROM results FOR UPDATE")
+        url = f"/results/{source['id']}/attribution?index={INDEX}"
+        sent = asyncio.create_task(service.client.post(url, headers=headers))
+        await _until_blocked(service)
+        await connection.execute("DELETE FROM results")
+    assert_problem(await sent, 404, "not_found")
+    assert await connection.fetchval("SELECT count(*) FROM results") == 0
+
+
+async def _until_blocked(service: Service) -> None:
+    """Return when the statement that stores results waits for a lock."""
+    watcher = await connect(service.services.settings)
+    await until(lambda: watcher.fetchval(BLOCKED, "keyed"))
+    await watcher.close()
 
 
 async def test_a_result_is_attributed_once(service: Service, worker: ServicePart) -> None:
@@ -416,6 +475,54 @@ async def test_a_cancelled_attribution_frees_its_engine(
     cancelled = await service.client.post(f"/results/{sent.json()['id']}/cancel")
     assert cancelled.json()["error"]["code"] == "cancelled"
     assert (await attribute(service)).status_code == 200
+
+
+async def test_signals_to_all_of_a_group_leave_an_engine_at_work(
+    service: Service, worker: ServicePart, connection: asyncpg.Connection
+) -> None:
+    (engine,) = _engines(worker)
+    engine.suspend()
+    sent = asyncio.create_task(attribute(service))
+    await until(lambda: _is_running(connection))
+    for number in (signal.SIGINT, signal.SIGTERM):  # of Ctrl-C, and of systemd
+        engine.send_signal(number)
+    engine.resume()
+    answer = await sent
+    assert answer.status_code == 200, answer.text
+    result = await read(service, answer.headers["x-result-id"])
+    assert result["attempt"] == 1
+
+
+async def test_a_worker_that_still_opens_its_index_stops_when_told(settings: Settings) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "app", "worker", "--kind", "attribution", "--index", INDEX),
+        env=environment_of(settings),
+    )
+
+    async def engine() -> psutil.Process | None:
+        found = processes.descendants(process.pid)
+        return found[0] if found else None
+
+    opening = await until(engine)
+    opening.suspend()
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    assert not opening.is_running()
+
+
+async def test_nothing_is_claimed_for_an_engine_that_is_being_ended(declarations: Path) -> None:
+    backend = AttributionBackend(declarations, INDEX, 1)
+    await backend.open()
+    running = asyncio.create_task(backend.run())
+    with contextlib.suppress(ValueError):
+        async with backend.engine():
+            assert backend.ready() == [QUEUE]
+            raise ValueError
+    assert backend.ready() == []  # at once, and not when the process has ended
+    async with backend.engine():  # another
+        assert backend.ready() == [QUEUE]
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_a_worker_of_an_index_that_is_broken_says_why(

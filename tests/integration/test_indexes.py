@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import orjson
 import pytest
 
 from app.errors import IndexBusyError, IndexUnavailableError, UnknownIndexError
-from app.infini_gram import indexes as opened, manifest as manifests
+from app.infini_gram import child, indexes as opened, manifest as manifests
 from app.infini_gram.declarations import BYTES, Declaration
 from app.infini_gram.indexes import Indexes
 from app.infini_gram.manifest import KINDS, ManifestError, verify
@@ -206,6 +207,22 @@ async def test_a_big_index_is_opened_first_and_taken_away_when_it_is_wrong(
         assert indexes.names == ["small"]
         with pytest.raises(IndexUnavailableError, match=r"metadata\.0 was altered"):
             indexes.engine("copy")
+
+
+async def test_an_attribution_notices_that_its_index_was_taken_away(
+    copy: Declaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "CHECK_FIRST_BYTES", 0)
+    alter(copy.path / "metadata.0")
+    async with Indexes([copy]) as indexes:
+
+        async def is_checked() -> bool:
+            return bool(indexes.failures)
+
+        await until(is_checked)
+        request = orjson.dumps({"text": "a", "parameters": {}})
+        kind, message, _ = child._attribute(indexes, "copy", request)
+    assert (kind, b"metadata.0 was altered" in message) == ("engine", True)
 
 
 # --- Threads -------------------------------------------------------------------------------------
