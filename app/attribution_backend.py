@@ -9,6 +9,7 @@ from pathlib import Path
 from app.attributions import queue_of
 from app.errors import INTERNAL_ERROR, Failure, FailureCode
 from app.infini_gram.process import (
+    Attributed,
     AttributionFailedError,
     AttributionRefusedError,
     EngineDiedError,
@@ -115,7 +116,7 @@ class Attribution(Attempt):
 
     async def _work(self) -> tuple[Outcome, Failure | None]:
         try:
-            text, tokens = await self._attribute()
+            found = await self._attribute()
         except EngineDiedError as error:
             return Outcome.LOST, _engine_lost(error)
         except AttributionRefusedError as error:
@@ -124,12 +125,13 @@ class Attribution(Attempt):
             if error.is_bug:
                 return Outcome.FAILED, INTERNAL_ERROR
             return Outcome.FAILED, Failure(FailureCode.INFINI_GRAM_ERROR, str(error), False)
-        self.prompt_tokens, self.finish_reason = tokens, "stop"
+        self.prompt_tokens, self.finish_reason = found.tokens, "stop"
+        self.model_version = found.version
         self.is_over = True  # the end writes it: no chunk of it is kept
-        self._say(text)
+        self._say(found.answer)
         return Outcome.COMPLETED, None
 
-    async def _attribute(self) -> tuple[str, int]:
+    async def _attribute(self) -> Attributed:
         refusal: AttributionRefusedError | AttributionFailedError
         async with self._backend.engine() as engine:
             try:

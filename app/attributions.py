@@ -51,10 +51,7 @@ def renewed(stored: str) -> str:
 
 
 def cache_key(content: Mapping[str, Any], seconds: float) -> NewKey:
-    """The key under which the same attribution is found again, for a time.
-
-    `content` tells the index and its version: another may have had its name.
-    """
+    """The key under which the same attribution is found again, for a time."""
     request_hash = hash_request(content)
     return NewKey(_CACHED + request_hash.hex(), request_hash, seconds)
 

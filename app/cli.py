@@ -167,6 +167,9 @@ def _worker(options: argparse.Namespace) -> int:
     except (AttributionFailedError, EngineDiedError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except TimeoutError:
+        sys.stderr.write(f"index {options.index} could not be opened in time\n")
+        return 2
     return 0
 
 

@@ -120,14 +120,18 @@ class IdempotencyKeys:
             seconds,
         )
 
-    async def forget_failed(self, team_id: str, key: str) -> None:
-        """Free a key whose result failed, or is erased: it is no answer."""
+    async def forget_unless_good(self, team_id: str, key: str, version: int) -> None:
+        """Free a key whose result is no answer: it failed, is erased, or is of another version of its
+        model.
+        """
         await self._database.fetch(
             """DELETE FROM idempotency_keys k USING results r
                WHERE k.team_id = $1 AND k.key = $2 AND r.id = k.result_id
-                 AND (r.state = 'failed' OR r.erased_at IS NOT NULL)""",
+                 AND (r.state = 'failed' OR r.erased_at IS NOT NULL
+                   OR r.state = 'completed' AND r.model_version IS DISTINCT FROM $3)""",
             team_id,
             key,
+            version,
         )
 
     async def remove_expired(self) -> int:

@@ -405,7 +405,8 @@ def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
     locked = _lock_named("UPDATE", _CONTEXTS_ARE_HELD if attributes else "true")
     enqueued = (
         f"""CASE WHEN EXISTS (SELECT FROM attributions)
-      THEN pg_notify('{ENQUEUED}', (SELECT string_agg(DISTINCT model_name, ',') FROM attributions))
+      THEN pg_notify('{ENQUEUED}',
+        (SELECT left(string_agg(DISTINCT model_name, ','), 7000) FROM attributions))
       END"""
         if attributes
         else "NULL"

@@ -131,16 +131,15 @@ async def submit_attribution(
     principal: Principal,
     prepared: Callable[[], Awaitable[Prepared]],
     key: NewKey,
-    *,
-    is_cached: bool,
+    version: int | None,
 ) -> Answer:
     """Send a text's attribution, or find the one under its key.
 
-    Where the key is of a cache (`is_cached`), an attribution that failed is no answer. Raises as
-    above, and UnknownIndexError, IndexUnavailableError.
+    With a `version` the key is of a cache: an attribution that failed, or of another version of the
+    index, is no answer. Raises as above, and UnknownIndexError, IndexUnavailableError.
     """
-    if is_cached:
-        await services.keys.forget_failed(principal.team_id, key.key)
+    if version is not None:
+        await services.keys.forget_unless_good(principal.team_id, key.key, version)
     return _only(await _submit(services, principal, [_Asked(prepared, key)]))
 
 

@@ -4,8 +4,8 @@ Attributions run here. A call of the engine cannot be interrupted, and hostile i
 process is killed, or dies, alone. It reads requests from stdin and answers on stdout, one at a time;
 `process` is the other end.
 
-A request is a line of JSON, {"text", "parameters"}. An answer is a line of JSON, {"kind", "tokens",
-"size"}, and `size` bytes behind it: the attribution as JSON ("ok"), or a message ("invalid", "engine",
+A request is a line of JSON, {"text", "parameters"}. An answer is a line of JSON, {"kind", "size", "tokens",
+"version"}, and `size` bytes behind it: the attribution as JSON ("ok"), or a message ("invalid", "engine",
 "bug"). The first answer tells that the index is open.
 """
 
@@ -59,24 +59,26 @@ def _open(file: Path, name: str) -> Indexes:
     return indexes
 
 
-def _attribute(indexes: Indexes, name: str, line: bytes) -> tuple[str, bytes, int]:
+def _attribute(indexes: Indexes, name: str, line: bytes) -> tuple[str, bytes, int, int]:
     try:
         request = orjson.loads(line)
         parameters = AttributionParameters.model_validate(request["parameters"])
         # Asked for each time: a big index is taken away if its checksums turn out to be wrong.
-        found = attribute(indexes.engine(name), parameters, request["text"])
+        engine = indexes.engine(name)
+        found = attribute(engine, parameters, request["text"])
     except (InvalidRequestError, EngineInputError) as error:
-        return "invalid", error.detail.encode(), 0
+        return "invalid", error.detail.encode(), 0, 0
     except ServiceError as error:
-        return "engine", error.detail.encode(), 0
+        return "engine", error.detail.encode(), 0, 0
     except Exception:
         logger.exception("an attribution broke")
-        return "bug", b"", 0
-    return "ok", orjson.dumps(found), len(found["inputTokens"])
+        return "bug", b"", 0, 0
+    return "ok", orjson.dumps(found), len(found["inputTokens"]), engine.version
 
 
-def _answer(answers: IO[bytes], kind: str, body: bytes, tokens: int = 0) -> None:
-    answers.write(orjson.dumps({"kind": kind, "tokens": tokens, "size": len(body)}) + b"\n")
+def _answer(answers: IO[bytes], kind: str, body: bytes, tokens: int = 0, version: int = 0) -> None:
+    head = {"kind": kind, "size": len(body), "tokens": tokens, "version": version}
+    answers.write(orjson.dumps(head) + b"\n")
     answers.write(body)
     answers.flush()
 

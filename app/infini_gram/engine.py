@@ -196,10 +196,10 @@ class Engine:
         return engine
 
     @property
-    def version(self) -> str:
-        """Tells apart indexes that had the same name: SHA-256 over the checksums of the files."""
+    def version(self) -> int:
+        """Tells apart indexes that had the same name: of the checksums of the files, 28 bits."""
         sums = "".join(self.manifest.files[name].sha256 for name in sorted(self.manifest.files))
-        return hashlib.sha256(sums.encode()).hexdigest()
+        return int(hashlib.sha256(sums.encode()).hexdigest()[:7], 16)
 
     # --- Counting ---------------------------------------------------------------------------------
 

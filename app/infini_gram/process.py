@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ import orjson
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = re.compile(r"LLM_|JWT_|PG|DATABASE")
 _OPEN_SECONDS = 600.0  # of an index whose files are cold
+
+
+@dataclass(frozen=True, slots=True)
+class Attributed:
+    """A text's attribution: the answer as JSON, its number of tokens, and the index's version."""
+
+    answer: str
+    tokens: int
+    version: int
 
 
 class EngineDiedError(Exception):
@@ -67,8 +77,8 @@ class EngineProcess:
         """Whether it can be given work: one that is killed takes its time to end."""
         return self._process.returncode is None and not self._is_killed
 
-    async def attribute(self, text: str, parameters: Mapping[str, Any]) -> tuple[str, int]:
-        """The attribution of a text as JSON, and the text's number of tokens.
+    async def attribute(self, text: str, parameters: Mapping[str, Any]) -> Attributed:
+        """The attribution of a text.
 
         Raises AttributionRefusedError, AttributionFailedError, EngineDiedError. A caller that is
         cancelled must end the process: it goes on.
@@ -82,7 +92,7 @@ class EngineProcess:
             raise await self._death() from None
         return await self._hear()
 
-    async def _hear(self) -> tuple[str, int]:
+    async def _hear(self) -> Attributed:
         assert self._process.stdout is not None
         try:
             head = orjson.loads(await self._process.stdout.readline() or b"null")
@@ -92,7 +102,7 @@ class EngineProcess:
         except asyncio.IncompleteReadError:
             raise await self._death() from None
         if head["kind"] == "ok":
-            return body, head["tokens"]
+            return Attributed(body, head["tokens"], head["version"])
         if head["kind"] == "invalid":
             raise AttributionRefusedError(body)
         raise AttributionFailedError(body, is_bug=head["kind"] == "bug")

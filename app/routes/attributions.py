@@ -96,11 +96,10 @@ async def attribute_text(request: Request) -> Response:
     parameters = _to_stored(wanted)
     content = {"index": index, "text": wanted.response, **parameters}
     given = idempotency_key(request)
-    seconds = services.settings.attribution_cache_seconds
-    key = _key(services, given, content, version, seconds)
+    key = _key(services, given, content, services.settings.attribution_cache_seconds)
     is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
     row, is_new, has_left = await _wait(
-        request, index, wanted.response, parameters, key, is_cached=given is None
+        request, index, wanted.response, parameters, key, None if given else version
     )
     result_id = row["id"]
     headers = {RESULT_ID_HEADER: str(result_id)}
@@ -110,15 +109,15 @@ async def attribute_text(request: Request) -> Response:
         if has_left:
             return Response(status_code=_CLIENT_LEFT)
         raise _too_long(services, result_id, headers)
+    if not is_new:
+        headers[REPLAYED_HEADER] = "true"
     if row["state"] == "failed":
         raise _failure(row, headers)
     if row["erased_at"] is not None:
         raise erased(row)
-    if not is_new:
-        headers[REPLAYED_HEADER] = "true"
-        if given is None:
-            seconds = services.settings.attribution_cache_hit_seconds
-            await services.keys.keep(row["team_id"], key.key, seconds)
+    if not is_new and given is None:
+        seconds = services.settings.attribution_cache_hit_seconds
+        await services.keys.keep(row["team_id"], key.key, seconds)
     return Response(row["output"], media_type=JSON, headers=headers)
 
 
@@ -128,17 +127,16 @@ async def _wait(
     text: str,
     parameters: Mapping[str, Any],
     key: NewKey,
-    *,
-    is_cached: bool,
+    version: int | None,
 ) -> tuple[asyncpg.Record, bool, bool]:
     """The attribution once it has ended or the time is over, whether it is new, and whether the
-    client has left.
+    client has left. With a `version` the key is of the cache.
     """
     services, principal = services_of(request), principal_of(request)
     loop = asyncio.get_running_loop()
     ends = loop.time() + services.settings.attribution_seconds
     deadline = services.settings.default_deadline_seconds
-    if is_cached:  # nobody would look for it later, should this process die
+    if version is not None:  # nobody would look for it later, should this process die
         deadline = services.settings.attribution_seconds + _MARGIN_SECONDS
     while True:
         result_id = new_id()
@@ -157,7 +155,7 @@ async def _wait(
                     deadline_seconds=deadline,
                 ),
                 key,
-                is_cached=is_cached,
+                version,
             )
             is_new = not isinstance(answer, Replayed)
             (found,) = ids_of([answer])
@@ -172,7 +170,7 @@ async def _wait(
                     has_left=has_left,
                 )
         # One that another asked for, and cancelled, is no answer.
-        if is_new or not is_cached or row["state"] != "failed":
+        if is_new or version is None or row["state"] != "failed":
             return row, is_new, has_left()
 
 
@@ -210,7 +208,7 @@ async def attribute_result(
     version = services.indexes.engine(name).version
     content = {"index": name, "source": str(source["id"]), **parameters}
     given = idempotency_key(request)
-    key = _key(services, given, content, version, services.settings.idempotency_seconds)
+    key = _key(services, given, content, services.settings.idempotency_seconds)
 
     def submission(new_result_id: UUID) -> Awaitable[Answer]:
         return submit_attribution(
@@ -229,7 +227,7 @@ async def attribute_result(
                 store=source["store"],
             ),
             key,
-            is_cached=given is None,
+            None if given else version,
         )
 
     return await send(request, services, submission)
@@ -259,13 +257,12 @@ def _key(
     services: Services,
     given: str | None,
     content: Mapping[str, Any],
-    version: str,
     seconds: float,
 ) -> NewKey:
-    """The client's key, or that of the cache, where the index has to be the same, too."""
+    """The client's key, or that of the cache."""
     if given is not None:
         return services.keys.new(given, hash_request(content))
-    return cache_key({**content, "version": version}, seconds)
+    return cache_key(content, seconds)
 
 
 def _to_stored(parameters: AttributionParameters) -> dict[str, Any]:

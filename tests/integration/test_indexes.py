@@ -221,7 +221,7 @@ async def test_an_attribution_notices_that_its_index_was_taken_away(
 
         await until(is_checked)
         request = orjson.dumps({"text": "a", "parameters": {}})
-        kind, message, _ = child._attribute(indexes, "copy", request)
+        kind, message, *_ = child._attribute(indexes, "copy", request)
     assert (kind, b"metadata.0 was altered" in message) == ("engine", True)
 
 
