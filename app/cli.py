@@ -83,7 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--with-worker", action="store_true", help="run a worker inside the same process"
     )
-    worker = add("worker", _worker, "Run a worker: it claims results and streams them from Triton.")
+    worker = add(
+        "worker",
+        _worker,
+        "Run a worker: it claims results and runs them, on Triton or on an index.",
+    )
     worker.add_argument(
         "--kind",
         choices=("generation", "attribution"),

@@ -20,7 +20,7 @@ from app.infini_gram.declarations import (
     to_toml,
 )
 from app.infini_gram.engine import Engine
-from app.infini_gram.manifest import Manifest, ManifestError, remember_verified, verify
+from app.infini_gram.manifest import Manifest, ManifestError, remember_verified, unverified, verify
 from app.infini_gram.tokenizer import TokenizerError
 from app.prompt import tokenizer_file
 
@@ -63,7 +63,9 @@ def _build(options: argparse.Namespace) -> int:
     declared = {one.name: one for one in _declared(file)} if file else {}
     if found := declared.get(options.name):
         if not options.replace:
-            raise DeclarationError(f"{file} declares an index {options.name!r} already")
+            raise DeclarationError(
+                f"{file} declares an index {options.name!r} already: --replace builds it anew"
+            )
         if found.path != directory:
             raise DeclarationError(f"{file} declares {options.name!r} elsewhere: in {found.path}")
     begun = time.monotonic()
@@ -132,7 +134,9 @@ def _list(options: argparse.Namespace) -> int:
         try:
             manifest = verify(one.path, checksums=False)
             Engine(one)
-            rows.append([one.name, *_figures(manifest), one.tokenizer, "ok"])
+            changed = unverified(one.path, manifest)
+            state = f"{changed[0]} changed since its checksum was found good" if changed else "ok"
+            rows.append([one.name, *_figures(manifest), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]

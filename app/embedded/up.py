@@ -64,6 +64,7 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
     preflight.check(
         port=options.port, data=options.data, venv=options.triton_venv, light=options.light
     )
+    _check_indexes_file()
     processes.become_reaper()
     supervisor = Supervisor(progress)
     stop = asyncio.create_task(stopping.wait())
@@ -71,8 +72,8 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
     try:
         await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
-            models = start.result()
-            progress.line(_ready_text(options, models, time.monotonic() - begun))
+            models, indexes = start.result()
+            progress.line(_ready_text(options, models, indexes, time.monotonic() - begun))
             keep = asyncio.create_task(supervisor.wait())
             await asyncio.wait({keep, stop}, return_when=asyncio.FIRST_COMPLETED)
             if keep.done():
@@ -84,15 +85,17 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
         await supervisor.stop()
 
 
-async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress) -> list[str]:
-    """Start all parts, the model beside the API and the worker; the names of the models."""
+async def _start(
+    options: UpOptions, supervisor: Supervisor, progress: Progress
+) -> tuple[list[str], list[str]]:
+    """Start all parts, the model beside the API and the worker; the names of models and indexes."""
     data = options.data.absolute()
     logs = data / "logs"
     models = await _prepare_models(options, progress)
     postgres = EmbeddedPostgres(data / "postgres", logs / "postgres.log")
     triton = EmbeddedTriton(options.triton_venv, data / "triton", models, logs / "triton.log")
 
-    async def start_service() -> None:
+    async def start_service() -> list[str]:
         indexes = asyncio.create_task(_prepare_indexes(options, progress))
         try:
             await supervisor.start(postgres)
@@ -109,16 +112,22 @@ async def _start(options: UpOptions, supervisor: Supervisor, progress: Progress)
             "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
         )
         worker = ServicePart("Worker", "worker", environment, logs / "worker.log", grace=grace)
-        attribution = _attribution_workers(environment, logs, grace)
+        names = _declared(environment)
         await _together(
             supervisor.start(api),
             supervisor.start(worker),
-            *(_start_if_possible(supervisor, part, progress) for part in attribution),
+            *(
+                _start_if_possible(
+                    supervisor, _attribution(name, environment, logs, grace), progress
+                )
+                for name in names
+            ),
         )
+        return names
 
     # The API takes work before the model is loaded.
-    await _together(supervisor.start(triton), start_service())
-    return list(models)
+    _, indexes = await _together(supervisor.start(triton), start_service())
+    return list(models), indexes
 
 
 async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[str, str]:
@@ -129,25 +138,31 @@ async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[st
     return {"INDEXES_FILE": str(file)} if file else {}
 
 
-def _attribution_workers(
-    environment: Mapping[str, str], logs: Path, grace: float
-) -> list[ServicePart]:
-    """One for each index; what is wrong with their file, the API says at its start."""
-    file = environment.get("INDEXES_FILE")
+def _check_indexes_file() -> None:
+    """Say what is wrong with the file of indexes before anything is started."""
     try:
-        declared = read_declarations(Path(file) if file else None)
-    except DeclarationError:
-        return []
-    return [
-        ServicePart(
-            f"Attribution {one.name}",
-            f"worker --kind attribution --index {one.name}",
-            environment,
-            logs / f"attribution-{one.name}.log",
-            grace=grace,
-        )
-        for one in declared
-    ]
+        _declared(os.environ)
+    except DeclarationError as error:
+        raise StartError(f"INDEXES_FILE: {error}") from error
+
+
+def _declared(environment: Mapping[str, str]) -> list[str]:
+    """The names of the indexes that the environment's file declares. Raises DeclarationError."""
+    file = environment.get("INDEXES_FILE")
+    return [one.name for one in read_declarations(Path(file) if file else None)]
+
+
+def _attribution(
+    index: str, environment: Mapping[str, str], logs: Path, grace: float
+) -> ServicePart:
+    """The worker that attributes to an index."""
+    return ServicePart(
+        f"Attribution {index}",
+        f"worker --kind attribution --index {index}",
+        environment,
+        logs / f"attribution-{index}.log",
+        grace=grace,
+    )
 
 
 async def _start_if_possible(supervisor: Supervisor, part: ServicePart, progress: Progress) -> None:
@@ -158,14 +173,14 @@ async def _start_if_possible(supervisor: Supervisor, part: ServicePart, progress
         progress.line(f"  {error}")
 
 
-async def _together(*starts: Coroutine[Any, Any, None]) -> None:
+async def _together(*starts: Coroutine[Any, Any, Any]) -> list[Any]:
     """Run them side by side; the first error cancels the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
-            for start in starts:
-                group.create_task(start)
+            tasks = [group.create_task(start) for start in starts]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _prepare_models(options: UpOptions, progress: Progress) -> Mapping[str, Path]:
@@ -217,20 +232,26 @@ def _url(options: UpOptions) -> str:
     return f"http://{HOST}:{options.port}"
 
 
-def _ready_text(options: UpOptions, models: list[str], seconds: float) -> str:
+def _ready_text(options: UpOptions, models: list[str], indexes: list[str], seconds: float) -> str:
     url = _url(options)
     body = f'{{"model": "{models[0]}", "content": "def ", "parameters": {{"max_tokens": 40}}}}'
-    curl = ["curl", "-s", f"{url}/results/", "-H", "Content-Type: application/json"]
-    curl += ["-H", "Prefer: wait=30", "-d", body]
-    return "\n".join(
-        (
-            f"\nReady in {seconds:.1f} s. Model: {', '.join(models)}",
-            f"  API    {url}",
-            f"  Docs   {url}/docs",
-            f"  Data   {options.data}   Logs  {options.data / 'logs'}",
-            f"  Try    {shlex.join(curl)}",
-            "Ctrl-C stops all of it; the data stays.\n",
-        )
+    lines = [
+        f"\nReady in {seconds:.1f} s. Model: {', '.join(models)}",
+        f"  API    {url}",
+        f"  Docs   {url}/docs",
+        f"  Data   {options.data}   Logs  {options.data / 'logs'}",
+        f"  Try    {_curl(f'{url}/results/', body, '-H', 'Prefer: wait=30')}",
+    ]
+    if indexes:
+        count = _curl(f"{url}/{indexes[0]}/count", '{"query": "the"}')
+        lines += [f"  Index  {', '.join(indexes)}", f"  Try    {count}"]
+    return "\n".join([*lines, "Ctrl-C stops all of it; the data stays.\n"])
+
+
+def _curl(url: str, body: str, *more: str) -> str:
+    """A command to paste."""
+    return shlex.join(
+        ["curl", "-s", url, "-H", "Content-Type: application/json", *more, "-d", body]
     )
 
 

@@ -49,10 +49,11 @@ def main(file: Path, name: str, parent: int) -> None:
 
 
 def _open(file: Path, name: str) -> Indexes:
-    """The index, if its files are what they were. Raises DeclarationError, UnknownIndexError,
-    IndexUnavailableError.
-    """
+    """The index, if its files are what they were. Raises DeclarationError, IndexUnavailableError."""
     declared = read_declarations(file)
+    if name not in (one.name for one in declared):
+        known = ", ".join(one.name for one in declared) or "none"
+        raise DeclarationError(f"{file} declares no index {name!r}; there are: {known}")
     indexes = Indexes([one for one in declared if one.name == name])
     indexes.open_blocking()
     indexes.engine(name)

@@ -65,7 +65,9 @@ class Corpus:
         except OSError as error:
             raise CorpusError(f"{error.filename}: {error.strerror}") from error
         if not self._files:
-            raise CorpusError(f"{source} holds no .txt or .jsonl file (nor a .gz, .bz2 or .xz one)")
+            raise CorpusError(
+                f"{source} holds no .txt, .jsonl or .ndjson file (nor a .gz, .bz2 or .xz one)"
+            )
         self.read_bytes = 0
 
     @property

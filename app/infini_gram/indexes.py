@@ -100,7 +100,8 @@ class Indexes:
             reason = self._failures.get(name, "it is not open")
             raise IndexUnavailableError(f"Index {name!r} cannot be used: {reason}.")
         raise UnknownIndexError(
-            f"There is no index {name[:200]!r}.", extra={"known_indexes": self.names}
+            f"There is no index {name[:200]!r}. There are: {', '.join(self.names) or 'none'}.",
+            extra={"known_indexes": self.names},
         )
 
     async def run(self, name: str, call: Callable[[Engine], _T]) -> _T:

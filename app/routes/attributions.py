@@ -205,6 +205,8 @@ async def attribute_result(
         raise ConflictError("The result is an attribution itself.")
     if source["state"] == "pending":
         raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
+    if not source["output"]:
+        raise ConflictError("The result has no text to attribute.")
     version = services.indexes.engine(name).version
     content = {"index": name, "source": str(source["id"]), **parameters}
     given = idempotency_key(request)
