@@ -84,6 +84,7 @@ def _build(options: argparse.Namespace) -> int:
             ),
             line.tell,
         )
+    remember_verified(directory, manifest)  # its checksums were made just now
     inside = directory / "tokenizer.json"
     declaration = Declaration(
         name=options.name,
@@ -134,8 +135,10 @@ def _list(options: argparse.Namespace) -> int:
         try:
             manifest = verify(one.path, checksums=False)
             Engine(one)
-            changed = unverified(one.path, manifest)
-            state = f"{changed[0]} changed since its checksum was found good" if changed else "ok"
+            unknown = unverified(one.path, manifest)
+            state = (
+                f"{unknown[0]} is not known to be as it was built: check it" if unknown else "ok"
+            )
             rows.append([one.name, *_figures(manifest), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])

@@ -1,5 +1,8 @@
 """The demo from prompt to corpus: what the demo model says stands in what it was trained on."""
 
+import asyncio
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,9 +12,30 @@ from app.embedded import demo_index
 from app.embedded.progress import Progress
 from app.settings import Settings
 from tests.attribution_workers import attribution_worker
-from tests.conftest import run_service
+from tests.conftest import ROOT
+from tests.integration.support import serve
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]  # the index is built first
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),  # the index is built first
+    pytest.mark.system,
+    pytest.mark.skipif(
+        not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq"
+    ),
+]
+
+
+async def run_readme(api: str) -> str:
+    """What the calls of the README print that ask the demo index."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = (one for one in blocks if "/demo/count" in one)
+    process = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-euc", block.replace("http://127.0.0.1:8887", api)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output
+    return output.decode()
 
 
 async def test_a_result_is_attributed_to_what_the_model_read(
@@ -22,7 +46,7 @@ async def test_a_result_is_attributed_to_what_the_model_read(
     assert declarations is not None
     settings = vllm_settings.model_copy(update={"indexes_file": declarations})
     async with (
-        run_service(settings, with_worker=True) as service,
+        serve(settings, with_worker=True) as service,
         attribution_worker(settings, tmp_path / "worker.log", demo_index.NAME),
     ):
         sent = await service.client.post(
@@ -39,6 +63,9 @@ async def test_a_result_is_attributed_to_what_the_model_read(
         assert source["state"] == "completed", source
         url = f"/results/{source['attribution']['id']}"
         result = (await service.client.get(url, params={"wait": 60})).json()
+        told = await run_readme(str(service.client.base_url).rstrip("/"))
+    assert told.count('"count":') >= 2
+    assert told.count('.py"') >= 2
     assert (result["state"], result["source_id"]) == ("completed", source["id"])
     attribution = result["result"]
     assert "".join(attribution["inputTokens"]) == source["result"]

@@ -380,6 +380,18 @@ async def test_what_has_no_text_yet_is_not_attributed(api: Service, service: Ser
     answer = await service.client.post(url, params={"index": INDEX})
     assert_problem(answer, 409, "conflict")
     await service.client.post(f"/results/{sent.json()['id']}/cancel")
+    refused = await service.client.post(
+        "/results/",
+        json={"model": "scripted", "content": "{{refuse}}"},
+        headers={"Prefer": "wait=30"},
+    )
+    url = f"/results/{refused.json()['id']}/attribution"
+    answer = await service.client.post(url, params={"index": INDEX})
+    assert_problem(answer, 409, "conflict")
+
+
+async def test_an_attribution_of_a_result_names_an_index(service: Service) -> None:
+    url = f"/results/{(await generate(service))['id']}/attribution"
     answer = await service.client.post(url, params={"index": "../x"})
     assert_problem(answer, 404, "unknown_index")
     answer = await service.client.post(url)

@@ -86,7 +86,7 @@ async def test_the_calls_of_the_readme(settings: Settings) -> None:
     async with serve(settings.model_copy(update={"auth": "on"})) as service:
         api = str(service.client.base_url).rstrip("/")
         program = block.replace("http://127.0.0.1:8887", api).replace(
-            "python ", f"{sys.executable} "
+            ".venv/bin/python ", f"{sys.executable} "
         )
         process = await asyncio.create_subprocess_exec(
             "/bin/sh", "-euc", program, cwd=ROOT, env=environment_of(settings),

@@ -396,7 +396,7 @@ def test_what_else_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     good = tmp_path / "a.txt"
     assert "gone.txt does not exist" in refused(tmp_path, tmp_path / "gone.txt")
-    assert "holds no .txt or .jsonl file" in refused(tmp_path, tmp_path / "none")
+    assert "holds no .txt, .jsonl or .ndjson file" in refused(tmp_path, tmp_path / "none")
     assert "no model 'gone'" in refused(tmp_path, good, "--model", "gone")
     assert "gone.json cannot be read" in refused(tmp_path, good, "--tokenizer", "gone.json")
     assert "is no tokenizer.json" in refused(tmp_path, good, "--tokenizer", good)

@@ -123,7 +123,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="decompress it"):
         Corpus(tmp_path)
     (tmp_path / "a.jsonl.zst").unlink()
-    with pytest.raises(CorpusError, match=r"holds no \.txt or \.jsonl file"):
+    with pytest.raises(CorpusError, match=r"holds no \.txt, \.jsonl or \.ndjson file"):
         Corpus(tmp_path)
     with pytest.raises(CorpusError, match="is no file"):
         Corpus(Path("/dev/null"))
