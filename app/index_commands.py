@@ -34,8 +34,11 @@ _ETA_AFTER_SECONDS = 3.0
 def run(command: str, options: argparse.Namespace) -> int:
     """Run one of them; its exit status."""
     commands = {"build": _build, "adopt": _adopt, "list": _list, "check": _check}
-    # It cleans up as Ctrl-C does.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Both clean up; Ctrl-C also where a shell started this with it ignored.
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         return commands[command](options)
     except (BuildError, CorpusError, DeclarationError, ManifestError, TokenizerError) as error:
@@ -50,7 +53,8 @@ def run(command: str, options: argparse.Namespace) -> int:
         _fail("Interrupted: nothing is left of it.")
         return _INTERRUPTED
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # --- Commands ----------------------------------------------------------------------------------------

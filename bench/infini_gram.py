@@ -177,7 +177,7 @@ async def _beside_attributions(
     numbers = count()
 
     def text() -> bytes:
-        response = f"{asker.response(_RESPONSE_TOKENS)} {next(numbers)}"
+        response = f"{asker.response(_RESPONSE_TOKENS)} {next(numbers)}".replace("\0", " ")
         return post(f"/{NAME}/attribution", orjson.dumps({"response": response}))
 
     watched = {"/health": get("/health"), "a result": get(f"/results/{result_id}")}

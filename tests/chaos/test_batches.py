@@ -5,6 +5,7 @@ import signal
 from functools import partial
 from typing import Any
 
+import pytest
 from openai import AsyncOpenAI
 
 from tests.chaos.history import check_logs
@@ -13,6 +14,7 @@ from tests.chaos.stack import Stack, kept_running, until
 COUNT = 1500
 
 
+@pytest.mark.timeout(300)
 async def test_workers_that_die_in_mid_batch(stack: Stack) -> None:
     lines = [
         {
@@ -42,7 +44,7 @@ async def test_workers_that_die_in_mid_batch(stack: Stack) -> None:
 
         async with kept_running(workers[0]), kept_running(workers[1]):
             for number in range(6):
-                await until(partial(has_done, 1 + number * COUNT // 8), 60)
+                await until(partial(has_done, 1 + number * COUNT // 8), 120)
                 feeding = await stack.fetch("SELECT feeder_id FROM batches")
                 assert len(feeding) == 1
                 workers[number % 2].send_signal(signal.SIGKILL)
