@@ -37,9 +37,7 @@ class AttributionBackend:
         self._on_change: list[Callable[[], None]] = []
 
     async def open(self) -> None:
-        """Start a first engine. Raises AttributionFailedError with the reason why it cannot be, and
-        EngineDiedError.
-        """
+        """Start a first engine. Raises what `EngineProcess.start` raises."""
         self._first = await EngineProcess.start(self._declarations, self._index)
 
     async def run(self) -> None:

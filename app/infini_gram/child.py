@@ -4,9 +4,9 @@ Attributions run here. A call of the engine cannot be interrupted, and hostile i
 process is killed, or dies, alone. It reads requests from stdin and answers on stdout, one at a time;
 `process` is the other end.
 
-A request is a line of JSON, {"text", "parameters"}. An answer is a line of JSON, {"kind", "size", "tokens",
-"version"}, and `size` bytes behind it: the attribution as JSON ("ok"), or a message ("invalid", "engine",
-"bug"). The first answer tells that the index is open.
+A request is a line of JSON, {"text", "parameters"}. An answer is a line of JSON, {"kind", "size",
+"tokens", "version"}, and `size` bytes behind it: the attribution as JSON ("ok"), or a message
+("invalid", "engine", "bug"). The first answer tells that the index is open.
 """
 
 import ctypes

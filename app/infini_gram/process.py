@@ -51,8 +51,9 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, declarations: Path, name: str) -> "EngineProcess":
-        """Open an index that the file declares in a new process. Raises AttributionFailedError with the reason, and
-        EngineDiedError.
+        """Open an index that the file declares in a new process.
+
+        Raises AttributionFailedError with the reason, EngineDiedError, TimeoutError.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "app.infini_gram.child",
@@ -119,7 +120,11 @@ class EngineProcess:
             self._process.kill()
 
     async def wait(self) -> None:
-        """Return when the process has ended."""
+        """Return when the process has ended.
+
+        On uvloop, as workers run: asyncio's own loop waits for the end of an answer, too, which nobody
+        reads once its reader was cancelled.
+        """
         await self._process.wait()
 
     async def end(self) -> None:
