@@ -34,7 +34,21 @@ _SHORT_COLUMNS = ", ".join(
 )
 
 _BY_GROUP = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE group_id = $1 AND team_id = $2 ORDER BY id"
-_BY_IDS = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = ANY($1::uuid[])"
+
+# Readers of short results share a statement, and none of them waits for a long text: that one's
+# reader fetches it by himself. The sizes are those stored (compressed), known without reading.
+_LONG_BYTES = 32_768
+_LONG = (
+    f"coalesce(pg_column_size(output), 0) + coalesce(pg_column_size(logprobs), 0) > {_LONG_BYTES}"
+)
+_SHORT_ONLY = ", ".join(
+    f"CASE WHEN NOT ({_LONG}) THEN {column} END AS {column}"
+    if column in ("output", "logprobs")
+    else column
+    for column in READ_COLUMNS
+)
+_BY_IDS = f"SELECT {_SHORT_ONLY}, {_LONG} AS is_long FROM results WHERE id = ANY($1::uuid[])"
+_BY_ID = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = $1"
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
@@ -142,6 +156,8 @@ class ResultStore:
     async def get(self, team_id: str, result_id: UUID) -> asyncpg.Record:
         """Read one result. Raises NotFoundError, for another team's as well."""
         row = await self._reads.submit(result_id)
+        if row is not None and row["team_id"] == team_id and row["is_long"]:
+            row = await self._database.fetchrow(_BY_ID, result_id)
         if row is None or row["team_id"] != team_id:
             raise result_not_found(result_id)
         return row

@@ -14,7 +14,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from bench.cpu import Sample, measure
 from bench.fill import fill
 from bench.index_questions import KINDS, Asker, Bare, FileWords, Wire
 from bench.load import HOST, Load, connect, get, post
+from bench.poller import poll
 from bench.report import Options, Report, median_ratio
 from bench.servers import House, Server
 
@@ -41,6 +41,7 @@ _QUESTIONS = 1000  # of each type
 _CALLERS = 8
 _RESPONSE_TOKENS = 500
 _REQUESTS = 2000  # different ones of each arm
+_POLLER_STARTS = 1.0  # seconds
 
 
 async def run(house: House, options: Options) -> Report:
@@ -172,6 +173,8 @@ async def _beside_attributions(
 ) -> None:
     """GET /health and a result, alone and while as many attributions run as there are engines.
 
+    Of one caller in a process of its own.
+
     Each text is another one: no answer is an older one's.
     """
     numbers = count()
@@ -180,22 +183,22 @@ async def _beside_attributions(
         response = f"{asker.response(_RESPONSE_TOKENS)} {next(numbers)}".replace("\0", " ")
         return post(f"/{NAME}/attribution", orjson.dumps({"response": response}))
 
-    watched = {"/health": get("/health"), "a result": get(f"/results/{result_id}")}
+    watched = {"/health": "/health", "a result": f"/results/{result_id}"}
     loads: dict[tuple[str, bool], list[Load]] = {
         (name, is_busy): [] for name in watched for is_busy in (False, True)
     }
     attributions: list[Load] = []
     for turn in range(-1, options.rounds):
         for (name, is_busy), measured in loads.items():
-            async with connect(api.port, 1) as one, connect(api.port, _CALLERS) as others:
-                work = one.run(partial(watched.__getitem__, name), options.seconds, (200,))
-                if is_busy:
-                    load, attributed = await asyncio.gather(
-                        work, others.run(text, options.seconds, (200,))
-                    )
-                    attributions.append(attributed)
-                else:
-                    load = await work
+            polls = poll(api.port, watched[name], options.seconds)
+            if is_busy:
+                async with connect(api.port, _CALLERS) as others:
+                    # The poller begins a little later, and ends within.
+                    work = others.run(text, options.seconds + _POLLER_STARTS, (200,))
+                    load, attributed = await asyncio.gather(polls, work)
+                attributions.append(attributed)
+            else:
+                load = await polls
             if turn >= 0:
                 measured.append(load)
     report.rows.append(

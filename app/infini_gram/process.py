@@ -63,6 +63,7 @@ class EngineProcess:
             # Nothing of ours: what crashes on hostile input had better know no password.
             env={key: value for key, value in os.environ.items() if not _OURS.match(key)},
             cwd=_ROOT,
+            start_new_session=True,  # as `child._give_way` needs
         )  # fmt: skip
         engine = cls(process)
         try:

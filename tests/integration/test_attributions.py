@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -508,6 +509,14 @@ async def test_signals_to_all_of_a_group_leave_an_engine_at_work(
     assert answer.status_code == 200, answer.text
     result = await read(service, answer.headers["x-result-id"])
     assert result["attempt"] == 1
+
+
+async def test_engines_leave_a_processor_to_others(worker: ServicePart) -> None:
+    processors = sorted(os.sched_getaffinity(0))
+    for engine in _engines(worker):
+        assert engine.nice() == 19
+        assert os.getsid(engine.pid) == engine.pid
+        assert sorted(engine.cpu_affinity()) == (processors[1:] or processors)
 
 
 async def test_a_worker_that_still_opens_its_index_stops_when_told(settings: Settings) -> None:

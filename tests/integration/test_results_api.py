@@ -503,3 +503,13 @@ async def test_the_queues_bound(api: Service) -> None:
         assert "LLM_MAX_QUEUED" in problem["detail"]
         assert int(answer.headers["retry-after"]) > 0
         assert len((await running.client.get("/results/")).json()) == 3
+
+
+async def test_a_long_result_is_read_whole(service: Service) -> None:
+    words = " ".join(f"{number * 2_654_435_761 % 2**24:06x}" for number in range(20_000))
+    prompt = f"say {{{{text={words}}}}}"
+    long = await finish(service, prompt, parameters={"max_tokens": 20_000})
+    short = await finish(service, "x")
+    assert long["result"].split() == words.split()
+    both = [long, short] * 5
+    assert await asyncio.gather(*(read(service, result["id"]) for result in both)) == both
