@@ -21,6 +21,7 @@ APPENDED = "llm_appended"  # ids of running results of which more text is stored
 WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
 LIMITS = "llm_limits"  # always empty: what teams may use has changed
+SERVERS = "llm_servers"  # always empty: a Triton server was registered, drained or removed
 TOKENS = "llm_tokens"  # always empty: a key or a JWT was revoked
 
 # A connection that went silent is noticed within the sum of both.

@@ -357,6 +357,8 @@ workers = Table(
     # By model: {"running": results, "tokens_per_second": rate, "results_per_second": rate}; renewed
     # with the lease.
     Column("load", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    # By Triton server: the results that run on it.
+    Column("servers", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     Index("ix_workers_alive", "lease_expires_at", postgresql_where=text("dead_at IS NULL")),
 )
 
@@ -485,6 +487,23 @@ models = Table(
     Column("name", String, primary_key=True),
     Column("version", Integer),
     Column("first_seen_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+)
+
+# Triton servers besides those that the settings name.
+servers = Table(
+    "servers",
+    metadata,
+    Column("name", String, primary_key=True),
+    # Addresses, `host:port`.
+    Column("grpc", String, nullable=False),
+    Column("http", String),
+    Column("metrics", String),
+    # Most results that each worker runs on it at a time; NULL: LLM_WORKER_SLOTS.
+    Column("slots", Integer),
+    # It is given nothing more to do.
+    Column("is_draining", Boolean, nullable=False, server_default=text("false")),
+    Column("registered_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    CheckConstraint("slots > 0", name="slots"),
 )
 
 
