@@ -31,7 +31,7 @@ _ASSETS = "/static-offline-docs/"
 # An EventSource can send no header; the route redeems the ticket, which is of one result's team.
 _STREAM = re.compile(r"/results/[^/]+/stream")
 
-_OPERATOR = re.compile(r"/models/[^/]+/(load|unload)|/metrics")
+_OPERATOR = re.compile(r"/models/[^/]+/(load|unload)|/servers(/.*)?|/metrics")
 
 
 def needed_scope(method: str, path: str, query: bytes) -> Scope | None:

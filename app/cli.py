@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from app import cli_index, cli_token
+from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.settings import Settings
@@ -107,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     add_team_commands(
         commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
     )
+    add_server_commands(
+        commands.add_parser("server", help="Show, register, drain and remove Triton servers.")
+    )
     cli_token.add_to(commands)
     cli_index.add_to(commands)
     return parser
@@ -196,7 +200,7 @@ async def _run_worker(settings: Settings) -> None:
         worker = Worker(
             services.database,
             services.queue,
-            TritonBackend(services.registry, services.triton),
+            TritonBackend(services.registry, services.fleet),
             services.listener,
             services.hub,
             settings,

@@ -102,7 +102,16 @@ async def test_the_document_tells_what_each_operation_needs(closed: Service) -> 
     operators = {
         route for route, security in needed.items() if security == [{"bearer": ["operate"]}]
     }
-    assert operators == {"post /models/{name}/load", "post /models/{name}/unload"}
+    assert operators == {
+        "post /models/{name}/load",
+        "post /models/{name}/unload",
+        "get /servers",
+        "post /servers",
+        "get /servers/{name}",
+        "delete /servers/{name}",
+        "post /servers/{name}/drain",
+        "post /servers/{name}/resume",
+    }
 
 
 async def test_a_jwt_and_a_key_are_let_in(closed: Service) -> None:

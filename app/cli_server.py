@@ -1,0 +1,116 @@
+"""`python -m app server`: the Triton servers that results run on."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.server_store import ServerStore
+
+_HELP = """The registered Triton servers, besides those that TRITON_GRPC_SERVICE names. Running
+processes hear of a change at once: results go to the least busy server that has their model ready.
+GET /servers tells their health too. docs/servers.md tells how results are shared."""
+
+
+def add_server_commands(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `server`."""
+    parser.description = _HELP
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    add("list", _list, "Show the registered servers, and how many results run on each.")
+    adding = add("add", _add, "Register a server.")
+    adding.add_argument("name", help="letters, digits, `.`, `_` and `-`")
+    adding.add_argument("grpc", help="its gRPC address, host:port")
+    adding.add_argument("--http", help="its HTTP address, host:port")
+    adding.add_argument("--metrics", help="where its metrics are, host:port")
+    adding.add_argument(
+        "--slots",
+        type=int,
+        help="most results that each worker runs on it at a time (LLM_WORKER_SLOTS)",
+    )
+    for name, run, text in (
+        ("drain", _drain, "Give a server nothing more to do; what runs on it ends there."),
+        ("resume", _resume, "Give a drained server results again."),
+        ("remove", _remove, "Forget a server; what runs on it ends there."),
+    ):
+        add(name, run, text).add_argument("name", help="the server's name")
+
+
+def _list(_options: argparse.Namespace) -> int:
+    async def work(store: "ServerStore") -> None:
+        running = await store.running()
+        table = [["name", "grpc", "slots", "state", "running"]]
+        for server in await store.all():
+            state = "draining" if server.is_draining else "active"
+            slots = "-" if server.slots is None else str(server.slots)
+            count = str(running.get(server.name, 0))
+            table.append([server.name, server.grpc, slots, state, count])
+        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+        for row in table:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            sys.stdout.write(line.rstrip() + "\n")
+
+    return _with_store(work)
+
+
+def _add(options: argparse.Namespace) -> int:
+    from app.server_store import ServerAddress
+
+    address = ServerAddress(
+        options.name, options.grpc, options.http, options.metrics, options.slots
+    )
+
+    async def work(store: "ServerStore") -> None:
+        await store.add(address)
+
+    return _with_store(work)
+
+
+def _drain(options: argparse.Namespace) -> int:
+    async def work(store: "ServerStore") -> None:
+        await store.drain(options.name, is_draining=True)
+
+    return _with_store(work)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    async def work(store: "ServerStore") -> None:
+        await store.drain(options.name, is_draining=False)
+
+    return _with_store(work)
+
+
+def _remove(options: argparse.Namespace) -> int:
+    async def work(store: "ServerStore") -> None:
+        await store.remove(options.name)
+
+    return _with_store(work)
+
+
+def _with_store(work: Callable[["ServerStore"], Awaitable[None]]) -> int:
+    """0, or 1 and the reason on stderr."""
+    from app.database import Database
+    from app.errors import ServiceError
+    from app.server_store import ServerStore
+
+    async def run() -> int:
+        async with Database(Settings(), "llm server") as database:
+            try:
+                await work(ServerStore(database))
+            except ServiceError as error:
+                sys.stderr.write(f"{error.detail}\n")
+                return 1
+        return 0
+
+    return asyncio.run(run())
