@@ -72,12 +72,12 @@ def _stored(facts: ModelFacts, total: int, dtype: str | None, source: str) -> Mo
 
 
 def _index_total(index: Path) -> int | None:
-    document = Members(_json(index), "")
-    if not document.has("metadata"):
-        return None
+    parsed = _json(index)
     try:
-        metadata = document.inner("metadata")
-        size = metadata.get("total_size")
+        document = Members(parsed)
+        if not document.has("metadata"):
+            return None
+        size = document.inner("metadata").get("total_size")
         # Some writers divide, and write a whole number as 1.0e9.
         if isinstance(size, float) and size.is_integer():
             size = int(size)

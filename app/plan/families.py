@@ -50,7 +50,6 @@ class Family:
 _BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 _LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 _GLM = Family(qkv_bias="attention_bias")
-_DEEPSEEK = Family(qkv_bias="attention_bias", out_bias="attention_bias")
 _GPT2 = Family(
     gated=False, norm_vectors=2, tied=True, positions=0, inner_factor=4, windows="none",
     qkv_bias=True, out_bias=True, mlp_bias=True,
@@ -166,9 +165,14 @@ FAMILIES: Mapping[str, Family] = {
     "baichuan": Family(windows="none"),
     "glm": _GLM,
     "glm4": Family(norms=4, qkv_bias="attention_bias"),
-    "glm4_moe": Family(qk_norm="head", qk_norm_flag="use_qk_norm", qkv_bias="attention_bias"),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe": Family(
+        qk_norm="head", qk_norm_flag="use_qk_norm", qkv_bias="attention_bias", router_bias=True
+    ),
+    "deepseek_v2": Family(qkv_bias="attention_bias", out_bias="attention_bias"),
+    # The routers' biases balance the load.
+    "deepseek_v3": Family(
+        qkv_bias="attention_bias", out_bias="attention_bias", router_bias=True
+    ),
 }  # fmt: skip
 
 # Of a model's `text_config`: what its file may leave out.

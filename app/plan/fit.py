@@ -29,6 +29,8 @@ FIXED_OVERHEAD = 1 * GIB
 SHARED_OVERHEAD = 1 * GIB
 # Sampling holds a request's logits about four times, in 32 bits.
 LOGIT_BYTES = 16
+# As wrong as the overhead may be: what fits with less to spare is said to fit tightly.
+TIGHT = 1 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _on(asked: _Asked, gpu: Gpu, gpus: int) -> Plan:
         tokens=shape.tokens(cache, asked.context),
         requests=requests,
         fits=not missing,
-        verdict=missing or ("fits" if gpu.has_bfloat16 else f"fits, in {dtype}"),
+        verdict=missing or _praise(asked, gpu, dtype, cache, shape),
         resources=None if missing else ask_for(total, gpus, asked.serve_minutes),
     )
 
@@ -282,6 +284,12 @@ def _missing(asked: _Asked, shape: CacheShape, cache: int, requests: float) -> s
     if twice <= asked.engine.max_gpus and (reason := _undivided(asked.facts, twice)):
         what += f"; {reason}"
     return what
+
+
+def _praise(asked: _Asked, gpu: Gpu, dtype: str, cache: int, shape: CacheShape) -> str:
+    spare = cache - asked.concurrency * shape.request_bytes(asked.context)
+    fits = "fits tightly" if spare < TIGHT else "fits"
+    return fits if gpu.has_bfloat16 else f"{fits}, in {dtype}"
 
 
 def _undivided(facts: ModelFacts, gpus: int) -> str:
