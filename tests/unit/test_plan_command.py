@@ -1,12 +1,18 @@
 """`python -m app plan`: the table, JSON, and what is wrong in one line."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.cli import main
+from app.plan.config_file import read_config
+from app.plan.facts import GIB
+from app.plan.fit import plan_on
+from app.plan.gpus import GPUS
+from tests.conftest import ROOT
 from tests.plan_configs import KNOWN
 
 Output = pytest.CaptureFixture[str]
@@ -45,6 +51,25 @@ def test_the_table(model: Path, capsys: Output) -> None:
         "",
         "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time.",
     ]
+
+
+def test_the_documents_example_is_what_is_printed(model: Path, capsys: Output) -> None:
+    """Of docs/plan.md: its first command, and its worked example."""
+    document = (ROOT / "docs" / "plan.md").read_text()
+    command = re.search(r"python -m app plan path/to/model (.*)\n", document)
+    assert command
+    out = run(capsys, model, *command[1].split())
+    assert f"```\n{out}```\n" in document
+    facts = read_config(model)
+    planned = plan_on(facts, GPUS["a100-80"], 1, 8192, 16)
+    for figure in (
+        f"= {facts.parameters:,}\n",
+        f"=  {planned.overhead / 1e9:.2f} GB  =  {planned.overhead / GIB:.2f} GiB",
+        f"= {planned.cache / GIB:.2f} GiB\n",
+        f"= {planned.token_bytes:,} bytes\n",
+        f"= {int(planned.requests)}, and {planned.tokens:,} tokens\n",
+    ):
+        assert figure in document
 
 
 def test_what_a_reader_should_know_is_in_the_table(tmp_path: Path, capsys: Output) -> None:
