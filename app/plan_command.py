@@ -45,13 +45,19 @@ def run(options: argparse.Namespace) -> int:
         plans = plan(facts, gpus, options.context, options.concurrency, engine, options.minutes)
         tier = _tier(options, facts, plans)
     except PlanError as error:
-        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+        sys.stderr.write(f"{_printable(' '.join(str(error).split()))}\n")
         return 2
     if options.json:
         sys.stdout.buffer.write(_json(facts, plans, tier))
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(facts, plans, engine, tier)))
+        for line in _lines(facts, plans, engine, tier):
+            sys.stdout.write(f"{_printable(line)}\n")
     return 0
+
+
+def _printable(line: str) -> str:
+    """Without what a file's names could do to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def _tier(

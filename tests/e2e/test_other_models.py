@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
+from app.plan.cache import CacheShape
+from app.plan.config_file import read_config
+from app.plan.facts import GIB
 from tests.conftest import TRITON_VENV, make_settings, run_service
+from tests.e2e.cache_reports import BLOCK_TOKENS, CacheReport, last_report
 from tests.postgres import PostgresServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+CACHE_BYTES = 16 << 20  # the least that our backend gives a CPU engine (engine_host.py)
 
 
 @pytest.mark.parametrize("name", ["bloom", "llama-int8", "qwen"])
@@ -56,3 +62,12 @@ async def test_serves(
             assert refused.status_code == 422
     finally:
         await triton.stop()
+    check_cache(last_report(log_file), entries[name] / "1" / "weights")
+
+
+def check_cache(report: CacheReport, weights: Path) -> None:
+    """What the engine made of its 16 MiB is what the resource calculator makes of them."""
+    shape = CacheShape(read_config(weights), 1, 2, in_flight=4096, block_tokens=BLOCK_TOKENS)
+    assert report.gib == round(CACHE_BYTES / GIB, 2)
+    assert shape.tokens(CACHE_BYTES, report.context) == report.tokens
+    assert round(shape.requests(CACHE_BYTES, report.context), 2) == report.requests

@@ -172,6 +172,16 @@ def test_names_with_line_ends_stay_on_one_line(capsys: Output) -> None:
     assert capsys.readouterr().err == "a b: there is no such file\n"
 
 
+def test_names_in_a_file_do_nothing_to_a_terminal(model: Path, capsys: Output) -> None:
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    kinds = ["full_attention"] * 31 + ["\x1b[31mmamba\n"]
+    file.write_text(json.dumps(config | {"model_type": "\x1b]0;x\x07", "layer_types": kinds}))
+    out = run(capsys, model, "--gpu", "t4")
+    assert "?[31mmamba?" in out
+    assert all(line.isprintable() for line in out.splitlines())
+
+
 def test_the_help_teaches(capsys: Output) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["plan", "--help"])
