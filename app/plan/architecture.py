@@ -8,7 +8,7 @@ Vh where the output head is a matrix of its own). What other families do differe
 
 from dataclasses import dataclass
 
-from app.plan.facts import CacheLayers, ModelFacts, PlanError
+from app.plan.facts import CacheLayers, ModelFacts, PlanError, Quantization
 from app.plan.families import FAMILIES, GENERIC, NESTED_DEFAULTS, Family
 from app.plan.members import Members
 from app.plan.quantization import read_quantization
@@ -30,8 +30,10 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length
 _VOCABULARY = ("vocab_size", "padded_vocab_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k")
-_DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16",
-           "half": "float16"}  # fmt: skip
+_DTYPES = {
+    "float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16",
+    "half": "float16",
+}  # fmt: skip
 
 
 def read_facts(document: object) -> ModelFacts:
@@ -47,21 +49,18 @@ def read_facts(document: object) -> ModelFacts:
         )
     else:
         config = config.with_defaults(family.defaults)
-    model = _Counter(config, family or GENERIC)
-    dtype = _DTYPES.get(
-        (config.text("torch_dtype", "dtype") or outer.text("torch_dtype", "dtype"))
-        .removeprefix("torch."),
-        "",
-    )  # fmt: skip
+    dtype = config.text("torch_dtype", "dtype") or outer.text("torch_dtype", "dtype")
+    if dtype.removeprefix("torch.") not in _DTYPES:
+        notes.append("No dtype is given that is known here: taken as 16 bits.")
     source = outer if outer.has("quantization_config") else config
     quantization, kv_bytes, more = read_quantization(source)
-    return model.facts(
+    return _Counter(config, family or GENERIC).facts(
         model_type=model_type,
         is_known=family is not None,
-        dtype=dtype or "bfloat16",
+        dtype=_DTYPES.get(dtype.removeprefix("torch."), "bfloat16"),
         quantization=quantization,
         kv_bytes=kv_bytes,
-        notes=[*notes, *more] + ([] if dtype else ["No dtype is given: taken as 16 bits."]),
+        notes=[*notes, *more],
     )
 
 
@@ -113,8 +112,17 @@ class _Counter:
         self.experts = config.number(*_EXPERTS, low=0, high=MAX_EXPERTS, default=0)
         self.context = config.number(*_CONTEXT, high=MAX_CONTEXT, default=0) or None
 
-    def facts(self, *, notes: list[str], **known: object) -> ModelFacts:
-        """All of it."""
+    def facts(
+        self,
+        *,
+        model_type: str,
+        is_known: bool,
+        dtype: str,
+        quantization: Quantization | None,
+        kv_bytes: int | None,
+        notes: list[str],
+    ) -> ModelFacts:
+        """These, and what follows from the shapes."""
         attention = self._latent() if self.is_latent else self._attention()
         moe_layers = self._moe_layers()
         dense = self._feed_forward(self._inner()) if moe_layers < self.layers else (0, 0)
@@ -132,8 +140,12 @@ class _Counter:
         )
         if self.is_latent:
             cache = (self._latent_cache(),)
-        notes = notes + more + self._remarks()
         return ModelFacts(
+            model_type=model_type,
+            is_known=is_known,
+            dtype=dtype,
+            quantization=quantization,
+            kv_bytes=kv_bytes,
             parameters=parameters,
             active_parameters=parameters - moe_layers * (routed - chosen),
             linear_parameters=linear,
@@ -148,8 +160,7 @@ class _Counter:
             mlp_elements=self._mlp_elements(moe_layers),
             cache=cache,
             max_context=self.context,
-            notes=tuple(notes),
-            **known,  # type: ignore[arg-type]
+            notes=(*notes, *more, *self._remarks()),
         )
 
     # --- Attention -----------------------------------------------------------------------------
