@@ -47,7 +47,6 @@ class Family:
     defaults: Mapping[str, object] = field(default_factory=dict)
 
 
-_BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 _LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 _GLM = Family(qkv_bias="attention_bias")
 _GPT2 = Family(
@@ -93,7 +92,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi3": Family(),
     "phi": Family(
-        gated=False, norms=1, norm_vectors=2, head_bias=True, windows="none", **_BIASED
+        gated=False, norms=1, norm_vectors=2, head_bias=True, windows="none", qkv_bias=True,
+        out_bias=True, mlp_bias=True,
     ),
     "gemma": Family(
         tied=True, windows="none", qkv_bias="attention_bias", out_bias="attention_bias",
@@ -128,7 +128,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "bloom": Family(
         gated=False, norm_vectors=2, tied=True, embedding_norm=True, inner_factor=4,
-        windows="none", **_BIASED,
+        windows="none", qkv_bias=True, out_bias=True, mlp_bias=True,
     ),
     "falcon": Family(
         gated=False, norm_vectors=2, tied=True, inner_factor=4, windows="none",

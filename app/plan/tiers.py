@@ -86,8 +86,8 @@ def choose_tier(
     PlanError where there is none, or no such partition.
     """
     if model in tiers.models:
-        named, tier = tiers.models[model]
-        return named, next(one for one in tiers.partitions[named] if one.name == tier)
+        named, own = tiers.models[model]
+        return named, next(tier for tier in tiers.partitions[named] if tier.name == own)
     named = partition or tiers.default_partition
     if named not in tiers.partitions:
         known = ", ".join(tiers.partitions)

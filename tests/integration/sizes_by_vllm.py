@@ -39,10 +39,9 @@ def main() -> None:
 
 def count(model: Any) -> int:
     """Parameters, each once, and what balances routers, which the checkpoint holds as well."""
-    held = sum(parameter.numel() for parameter in model.parameters())
-    return held + sum(
-        buffer.numel() for name, buffer in model.named_buffers() if "score_correction_bias" in name
-    )
+    held = [*model.parameters()]
+    held += [buffer for name, buffer in model.named_buffers() if "score_correction_bias" in name]
+    return sum(int(tensor.numel()) for tensor in held)
 
 
 def cache(
@@ -64,7 +63,8 @@ def cache(
     )
     groups = kv_cache_utils.get_kv_cache_groups(engine, dict(layers))
     divided = kv_cache_utils.get_kv_cache_config_from_groups(engine, groups, request["memory"])
-    return kv_cache_utils.get_kv_cache_capacity(engine, divided)
+    tokens, requests = kv_cache_utils.get_kv_cache_capacity(engine, divided)
+    return tokens, requests
 
 
 def specs(config: Any, block_tokens: int) -> dict[str, KVCacheSpec]:
@@ -86,7 +86,8 @@ def specs(config: Any, block_tokens: int) -> dict[str, KVCacheSpec]:
         "dtype": torch.bfloat16,
     }
     if config.model_type == "falcon":
-        shape["num_kv_heads"] = 1 if config.multi_query else heads
+        before = 1 if config.multi_query else heads
+        shape["num_kv_heads"] = config.num_kv_heads if config.new_decoder_architecture else before
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     return {

@@ -29,7 +29,7 @@ def test_weights_by_type(dtype: str, element: int) -> None:
 
 # Sizes that are published of quantized checkpoints, in bytes. Within 1 %: tools differ in what they
 # store beside the weights, and cards round.
-PUBLISHED = {
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     # https://huggingface.co/TheBloke/Llama-2-7B-Chat-GPTQ, branch gptq-4bit-128g-actorder_True
     "TheBloke/Llama-2-7B-Chat-GPTQ": (LLAMA_2, GPTQ, 3_900_000_000),
     # https://huggingface.co/TheBloke/meditron-7B-AWQ, a Llama 2
