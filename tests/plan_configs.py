@@ -171,6 +171,17 @@ KNOWN = {
         596_049_920,
         114_688,
     ),
+    "Qwen/Qwen3-8B": Known(
+        {
+            "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
+            "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+            "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": False,
+            "attention_bias": False, "torch_dtype": "bfloat16",
+        },
+        8_190_735_360,
+        147_456,
+    ),
     "Qwen/Qwen3-30B-A3B": Known(
         {
             "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048,

@@ -46,7 +46,8 @@ def _with_stored_weights(facts: ModelFacts, directory: Path) -> ModelFacts:
     index = directory / _INDEX
     if index.is_file() and (total := _index_total(index)) is not None:
         return _stored(facts, total, facts.dtype, _INDEX)
-    files = sorted(islice(directory.glob("*.safetensors"), MAX_FILES))
+    named = islice(directory.glob("*.safetensors"), MAX_FILES)
+    files = sorted(file for file in named if file.is_file())
     single = directory / "model.safetensors"
     if single in files:
         files = [single]

@@ -115,6 +115,8 @@ def read_tiers(file: Path | None) -> Tiers:
     if file is None:
         return BUILT_IN
     try:
+        if file.exists() and not file.is_file():
+            raise PlanError(f"{file}: is no file")
         if file.stat().st_size > MAX_FILE_BYTES:
             raise PlanError(f"{file}: is larger than {MAX_FILE_BYTES >> 20} MiB")
         document = tomllib.loads(file.read_text(encoding="utf-8"))

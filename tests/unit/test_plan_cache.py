@@ -1,5 +1,7 @@
 """The cache: blocks as vLLM gives them out, and what it reported for known models."""
 
+import pytest
+
 from app.plan.architecture import read_facts
 from app.plan.cache import CacheShape
 from app.plan.facts import GIB
@@ -12,15 +14,27 @@ def shape(name: str, gpus: int = 1, element_bytes: int = 2) -> CacheShape:
     return CacheShape(read_facts(KNOWN[name].config), gpus, element_bytes, IN_FLIGHT)
 
 
-def test_tokens_are_those_that_vllm_reported() -> None:
-    """Llama 3.1 8B on an A10G: "rest of the memory reserved for KV Cache is 4.60GiB", "# CUDA
-    blocks: 2356", and "tokens that can be stored in KV cache (37696)"
-    (https://docs.vllm.ai/en/v0.8.1, worker and executor logs). The GiB are rounded to 0.01.
-    """
-    cache = shape("meta-llama/Meta-Llama-3-8B")
-    least, most = (cache.tokens(int(gib * GIB), 8192) for gib in (4.595, 4.605))
-    assert least <= 37_696 <= most
-    assert most - least < 100
+@pytest.mark.parametrize(
+    ("name", "gib", "tokens", "context", "requests"),
+    [
+        # Llama 3.1 8B on an A10G: "reserved for KV Cache is 4.60GiB", 2356 "CUDA blocks", and 0.29x
+        # as its "Maximum concurrency for 131072 tokens per request"
+        ("meta-llama/Meta-Llama-3-8B", 4.60, 2356 * 16, 131_072, 0.29),
+        # The same on an RTX A5000: "Available KV cache memory: 5.29 GiB", "43,296 tokens"
+        ("meta-llama/Meta-Llama-3-8B", 5.29, 43_296, 2048, 21.14),
+        # "Available KV cache memory: 18.69 GiB", "GPU KV cache size: 136,080 tokens", and 3.32x
+        ("Qwen/Qwen3-8B", 18.69, 136_080, 40_960, 3.32),
+    ],
+)
+def test_tokens_are_those_that_vllm_reported(
+    name: str, gib: float, tokens: int, context: int, requests: float
+) -> None:
+    """From logs of vLLM 0.8 to 0.10 that users published; the GiB are rounded to 0.01."""
+    cache = shape(name)
+    least, most = (cache.tokens(int((gib + error) * GIB), context) for error in (-0.005, 0.005))
+    assert least <= tokens <= most
+    assert most - least < 200
+    assert round(cache.requests(tokens * cache.token_bytes, context), 2) == requests
 
 
 def test_a_request_takes_whole_blocks() -> None:

@@ -1,5 +1,6 @@
 """Tiers: the smallest that a model fits into, from a file or built in."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -145,4 +146,7 @@ def test_files_without_tiers(tmp_path: Path, content: bytes, message: str) -> No
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"tiers.toml: cannot be read: No such file"):
+        read_tiers(tmp_path / "tiers.toml")
+    os.mkfifo(tmp_path / "tiers.toml")
+    with pytest.raises(PlanError, match=r"tiers.toml: is no file"):
         read_tiers(tmp_path / "tiers.toml")
