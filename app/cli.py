@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app import cli_index, cli_token
+from app import cli_index, cli_plan, cli_token
 from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
 from app.infini_gram.declarations import DeclarationError, read_declarations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).resolve().parent.parent
 _DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
 _EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
-brings its own PostgreSQL and Triton. The other commands need LLM_DATABASE_URL,
+brings its own PostgreSQL and Triton; `plan` needs neither. The other commands need LLM_DATABASE_URL,
 LLM_DATABASE_ADMIN_USER, LLM_DATABASE_PASSWORD and LLM_DATABASE_DB, and TRITON_GRPC_SERVICE
 where Triton is not on 127.0.0.1:8001."""
 
@@ -113,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     cli_token.add_to(commands)
     cli_index.add_to(commands)
+    cli_plan.add_to(commands)
     return parser
 
 

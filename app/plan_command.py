@@ -1,0 +1,189 @@
+"""What `python -m app plan` prints: a table for people, or JSON."""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from app.plan.config_file import read_config
+from app.plan.facts import GIB, ModelFacts, PlanError
+from app.plan.fit import Engine, Plan, cache_shape, plan, weight_bytes
+from app.plan.gpus import GPUS, find_gpu
+from app.plan.resources import Resources
+from app.plan.tiers import Tier, choose_tier, read_tiers
+
+_HEADS = [
+    "GPU",
+    "GPUs",
+    "weights",
+    "overhead",
+    "cache",
+    "tokens",
+    "requests",
+    "verdict",
+    "ask Slurm for",
+]
+
+_TEXTS = ("GPU", "verdict", "ask Slurm for")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run it; its exit status."""
+    engine = Engine(
+        dtype=options.dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_gpus=options.max_gpus,
+    )
+    try:
+        facts = read_config(options.model)
+        gpus = [find_gpu(name) for name in options.gpu] or list(GPUS.values())
+        plans = plan(facts, gpus, options.context, options.concurrency, engine, options.minutes)
+        tier = _tier(options, facts, plans)
+    except PlanError as error:
+        sys.stderr.write(f"{_printable(' '.join(str(error).split()))}\n")
+        return 2
+    if options.json:
+        sys.stdout.buffer.write(_json(facts, plans, tier))
+    else:
+        for line in _lines(facts, plans, engine, tier):
+            sys.stdout.write(f"{_printable(line)}\n")
+    return 0
+
+
+def _printable(line: str) -> str:
+    """Without what a file's names could do to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def _tier(
+    options: argparse.Namespace, facts: ModelFacts, plans: list[Plan]
+) -> tuple[str, Tier] | None:
+    if options.tiers is None:
+        return None
+    return choose_tier(read_tiers(options.tiers), weight_bytes(facts, plans[0].dtype))
+
+
+# --- For people ----------------------------------------------------------------------------------------
+
+
+def _lines(
+    facts: ModelFacts, plans: list[Plan], engine: Engine, tier: tuple[str, Tier] | None
+) -> Iterable[str]:
+    first = plans[0]
+    yield f"model     {_model(facts)}"
+    yield f"cache     {_cache(facts, first, engine)}"
+    yield f"request   {first.context:,} tokens, {first.concurrency:,} at the same time"
+    for note in facts.notes:
+        yield f"note      {note}"
+    if tier:
+        named, chosen = tier
+        about = f" ({chosen.description})" if chosen.description else ""
+        yield f"tier      {named}.{chosen.name}{about}"
+    yield ""
+    rows = [_HEADS, *(_row(one) for one in plans)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
+    for row in rows:
+        yield "  ".join(_aligned(row, widths)).rstrip()
+    yield ""
+    yield "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time."
+
+
+def _model(facts: ModelFacts) -> str:
+    active = ""
+    if facts.active_parameters < facts.parameters:
+        active = f" ({_count(facts.active_parameters)} for a token)"
+    quantized = f", {facts.quantization.method}" if facts.quantization else ""
+    return (
+        f"{facts.model_type}, {_count(facts.parameters)} parameters{active}, "
+        f"{facts.layers} layers, {facts.dtype}{quantized}"
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:,.2f} billion" if number >= 1e9 else f"{number / 1e6:,.1f} million"
+
+
+def _cache(facts: ModelFacts, first: Plan, engine: Engine) -> str:
+    whole = cache_shape(facts, 1, first.dtype, engine).token_bytes
+    windows = [
+        f"{layers.count} of {facts.layers} layers keep {layers.window:,} tokens only"
+        for layers in facts.cache
+        if layers.window
+    ]
+    latent = ["each GPU holds all of it (MLA)"] if facts.is_latent else []
+    return "; ".join([f"{whole / 1024:,.1f} KiB for a token", *latent, *windows])
+
+
+def _row(plan: Plan) -> list[str]:
+    fits = plan.cache > 0
+    return [
+        plan.gpu.name,
+        str(plan.gpus),
+        f"{plan.weights / GIB:.1f}",
+        f"{plan.overhead / GIB:.1f}",
+        f"{plan.cache / GIB:.1f}" if fits else "-",
+        f"{plan.tokens:,}" if fits else "-",
+        f"{int(plan.requests):,}" if fits else "-",
+        plan.verdict,
+        _sbatch(plan.resources) if plan.resources else "",
+    ]
+
+
+def _aligned(row: list[str], widths: list[int]) -> Iterable[str]:
+    for head, cell, width in zip(_HEADS, row, widths, strict=True):
+        yield cell.ljust(width) if head in _TEXTS else cell.rjust(width)
+
+
+def _sbatch(resources: Resources) -> str:
+    hours, minutes = divmod(resources.minutes, 60)
+    return (
+        f"--gres={resources.gres} -c {resources.cpu_cores} "
+        f"--mem={resources.memory_gb}G -t {hours:02}:{minutes:02}:00"
+    )
+
+
+# --- For programs --------------------------------------------------------------------------------------
+
+
+def _json(facts: ModelFacts, plans: list[Plan], tier: tuple[str, Tier] | None) -> bytes:
+    document: dict[str, Any] = {
+        "model": {
+            "model_type": facts.model_type,
+            "is_known": facts.is_known,
+            "parameters": facts.parameters,
+            "active_parameters": facts.active_parameters,
+            "layers": facts.layers,
+            "dtype": facts.dtype,
+            "quantization": facts.quantization.method if facts.quantization else None,
+            "max_context": facts.max_context,
+            "notes": facts.notes,
+        },
+        "plans": [_plan_document(one) for one in plans],
+    }
+    if tier:
+        document["tier"] = {"partition": tier[0], "name": tier[1].name}
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _plan_document(plan: Plan) -> dict[str, Any]:
+    return {
+        "gpu": plan.gpu.name,
+        "gpus": plan.gpus,
+        "context": plan.context,
+        "concurrency": plan.concurrency,
+        "dtype": plan.dtype,
+        "weights_bytes": plan.weights,
+        "overhead_bytes": plan.overhead,
+        "cache_bytes": plan.cache,
+        "cache_bytes_per_token": plan.token_bytes,
+        "cache_tokens": plan.tokens,
+        "cache_requests": round(plan.requests, 2),
+        "fits": plan.fits,
+        "verdict": plan.verdict,
+        "resources": plan.resources,
+    }
