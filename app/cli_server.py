@@ -1,12 +1,9 @@
 """`python -m app server`: the Triton servers that results run on."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
-
-from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.server_store import ServerStore
@@ -40,9 +37,9 @@ def add_server_commands(parser: argparse.ArgumentParser) -> None:
         help="most results that each worker runs on it at a time (LLM_WORKER_SLOTS)",
     )
     for name, run, text in (
-        ("drain", _drain, "Give a server nothing more to do; what runs on it ends there."),
+        ("drain", _drain, "Give a server nothing more to do; what runs on it runs to its end."),
         ("resume", _resume, "Give a drained server results again."),
-        ("remove", _remove, "Forget a server; what runs on it ends there."),
+        ("remove", _remove, "Forget a server; what runs on it runs to its end."),
     ):
         add(name, run, text).add_argument("name", help="the server's name")
 
@@ -61,6 +58,10 @@ def _list(_options: argparse.Namespace) -> int:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             sys.stdout.write(line.rstrip() + "\n")
 
+        _say(
+            "Besides them: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers."
+        )
+
     return _with_store(work)
 
 
@@ -73,6 +74,7 @@ def _add(options: argparse.Namespace) -> int:
 
     async def work(store: "ServerStore") -> None:
         await store.add(address)
+        _say(f"{address.name} is registered; GET /servers tells whether it answers.")
 
     return _with_store(work)
 
@@ -80,6 +82,7 @@ def _add(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=True)
+        _say(f"{options.name} is given nothing more; what runs on it runs to its end.")
 
     return _with_store(work)
 
@@ -87,6 +90,7 @@ def _drain(options: argparse.Namespace) -> int:
 def _resume(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=False)
+        _say(f"{options.name} is given results again.")
 
     return _with_store(work)
 
@@ -94,23 +98,17 @@ def _resume(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.remove(options.name)
+        _say(f"{options.name} is forgotten; what runs on it runs to its end.")
 
     return _with_store(work)
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
 def _with_store(work: Callable[["ServerStore"], Awaitable[None]]) -> int:
-    """0, or 1 and the reason on stderr."""
-    from app.database import Database
-    from app.errors import ServiceError
+    from app.cli_database import with_database
     from app.server_store import ServerStore
 
-    async def run() -> int:
-        async with Database(Settings(), "llm server") as database:
-            try:
-                await work(ServerStore(database))
-            except ServiceError as error:
-                sys.stderr.write(f"{error.detail}\n")
-                return 1
-        return 0
-
-    return asyncio.run(run())
+    return with_database("server", lambda database, _: work(ServerStore(database)))

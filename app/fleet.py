@@ -14,7 +14,7 @@ from types import TracebackType
 from app.database import Database, is_passing
 from app.errors import ServiceError
 from app.listener import SERVERS, Listener
-from app.server_store import ServerAddress, ServerStore, server_not_found
+from app.server_store import STATIC_NAME, ServerAddress, ServerStore, server_not_found
 from app.settings import Settings, split_list
 from app.triton_client import IndexEntry, TritonClient
 
@@ -70,10 +70,13 @@ class Server:
             self.models = {entry.name: entry for entry in await self.client.index()}
         except ServiceError as error:
             self.models = {}
-            if self.error != error.detail:
+            detail = error.detail
+            if self.client.address not in detail:
+                detail = f"{self.client.address}: {detail}. Is that Triton's gRPC port?"
+            if self.error != detail:
                 extra = {"action": "triton_away", "server": self.name}
-                logger.warning("server %s: %s", self.name, error.detail, extra=extra)
-            self.error = error.detail
+                logger.warning("server %s: %s", self.name, detail, extra=extra)
+            self.error = detail
         else:
             self.error = None
 
@@ -210,7 +213,7 @@ def _of_settings(settings: Settings) -> list[ServerAddress]:
     )
     return [
         ServerAddress(
-            "default" if place == 0 else f"default-{place + 1}",
+            STATIC_NAME if place == 0 else f"{STATIC_NAME}-{place + 1}",
             address,
             http[place] if place < len(http) else None,
             metrics[place] if place < len(metrics) else None,

@@ -39,7 +39,9 @@ async def register_server(request: Request, services: ServicesOf) -> Response:
     One that does not answer yet is registered all the same, and used as soon as it does.
     """
     server = parse(_SERVER, await request.body())
-    _refuse_static(services, server.name)
+    for known in services.fleet.servers:
+        if known.address.is_static and known.address.grpc == server.grpc:
+            raise _is_static(known)
     await services.fleet.store.add(server.to_address())
     answer = await _answer(services, server.name, 201)
     answer.headers["Location"] = str(request.url.path).rstrip("/") + f"/{server.name}"

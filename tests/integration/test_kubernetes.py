@@ -34,6 +34,8 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for value in OBJECTS:
         if "template" in value.get("spec", {}):
             yield name_of(value), value["spec"]["template"]
+        elif value["kind"] == "Pod":
+            yield name_of(value), value
 
 
 @pytest.mark.parametrize("value", OBJECTS, ids=name_of)
@@ -66,7 +68,8 @@ def test_pods_are_closed(name: str, pod: dict[str, Any]) -> None:
 def test_images_are_pinned_and_the_same_as_in_compose() -> None:
     images = {container["image"] for _, pod in pods() for container in pod["spec"]["containers"]}
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    assert images == {f"llm-api-service:{__version__}", compose["triton-gpu"]["image"]}
+    (loader,) = re.findall(r"(?m)^FROM (\S+)$", (ROOT / "Dockerfile").read_text())
+    assert images == {f"llm-api-service:{__version__}", compose["triton-gpu"]["image"], loader}
 
 
 def test_settings_are_known_and_secrets_in_the_secret() -> None:
@@ -82,7 +85,7 @@ def test_settings_are_known_and_secrets_in_the_secret() -> None:
 
 
 def test_selectors_ports_and_volumes_meet() -> None:
-    labels = {name: pod["metadata"]["labels"] for name, pod in pods()}
+    labels = {name: pod["metadata"].get("labels", {}) for name, pod in pods()}
     ports = {
         name: {
             port["name"]

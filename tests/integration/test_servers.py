@@ -90,6 +90,8 @@ async def test_servers_are_registered_told_and_removed(
     assert NOWHERE in registered["error"]
     again = await register(service, "away", grpc=NOWHERE, http="[::1]:8000", slots=3)
     assert again == registered
+    twin = await service.client.post("/servers", json={"name": "twin", "grpc": NOWHERE})
+    assert "'away'" in assert_problem(twin, 409, "conflict")["detail"]
     taken = await service.client.post("/servers", json={"name": "away", "grpc": "other:1"})
     assert NOWHERE in assert_problem(taken, 409, "conflict")["detail"]
 
@@ -102,10 +104,11 @@ async def test_servers_are_registered_told_and_removed(
 
 
 async def test_servers_of_the_settings_are_changed_there(service: Service) -> None:
+    first = await server(service, "default")
     for answer in (
         await service.client.delete("/servers/default"),
         await service.client.post("/servers/default/drain"),
-        await service.client.post("/servers", json={"name": "default", "grpc": NOWHERE}),
+        await service.client.post("/servers", json={"name": "twin", "grpc": first["grpc"]}),
     ):
         assert "TRITON_GRPC_SERVICE" in assert_problem(answer, 409, "conflict")["detail"]
 
@@ -119,6 +122,8 @@ async def test_servers_of_the_settings_are_changed_there(service: Service) -> No
         ({"name": "a\n", "grpc": NOWHERE}, "name"),
         ({"name": "-oProxyCommand=x", "grpc": NOWHERE}, "name"),
         ({"name": "a" * 64, "grpc": NOWHERE}, "name"),
+        ({"name": "default", "grpc": NOWHERE}, "name"),
+        ({"name": "default-2", "grpc": NOWHERE}, "name"),
         ({"name": "a"}, "grpc"),
         ({"name": "a", "grpc": "host"}, "grpc"),
         ({"name": "a", "grpc": "host:0"}, "grpc"),
