@@ -191,6 +191,7 @@ def _settings() -> Settings:
 
 async def _run_worker(settings: Settings) -> None:
     """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
+    from app import garbage
     from app.batch_feeder import Feeder
     from app.generation import TritonBackend
     from app.routes.openai_batches import ENDPOINTS
@@ -209,6 +210,7 @@ async def _run_worker(settings: Settings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)
+        garbage.settle()
         async with background(services, Feeder(services, ENDPOINTS)) as tasks:
             running = asyncio.create_task(worker.run(), name="worker")
             done, _ = await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)
