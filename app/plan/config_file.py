@@ -1,7 +1,8 @@
 """Reads a model's config.json, and what can be seen of its weights without reading them.
 
 Weights that are there are believed before the formula, unless they cannot be all: the sum in the
-index of a sharded checkpoint (https://huggingface.co/docs/huggingface_hub/package_reference/serialization), or the headers of its
+index of a sharded checkpoint
+(https://huggingface.co/docs/huggingface_hub/package_reference/serialization), or the headers of its
 safetensors files (https://huggingface.co/docs/safetensors: eight bytes of length, then JSON).
 """
 

@@ -40,7 +40,10 @@ def with_quantization(facts: ModelFacts, wanted: str | None) -> ModelFacts:
     quantization, on_load = BY_NAME[wanted], wanted in COMPRESSED_ON_LOAD
     on_disk = disk_bytes(facts)
     if on_load:
-        note = f"{wanted}: vLLM reads all {on_disk:,} bytes, and compresses them while it loads."
+        note = (
+            f"{wanted}: vLLM reads all {on_disk:,} bytes, and compresses them while it loads, to what "
+            "the formula gives."
+        )
     elif quantization.only_experts and not facts.expert_parameters:
         note = f"{wanted}: covers experts only, and this model has none: it changes nothing."
     else:
