@@ -3,30 +3,31 @@
 import argparse
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from app.plan.config_file import read_config
 from app.plan.facts import GIB, ModelFacts, PlanError
-from app.plan.fit import Engine, Plan, cache_shape, plan, weight_bytes
-from app.plan.gpus import GPUS, find_gpu
-from app.plan.resources import Resources
+from app.plan.fit import Engine, Plan, cache_shape, plan
+from app.plan.gpus import GPUS, find_gpus
+from app.plan.resources import Resources, ask_for
 from app.plan.tiers import Tier, choose_tier, read_tiers
+from app.plan.weights import disk_bytes, weight_bytes, with_quantization
 
-_HEADS = [
-    "GPU",
-    "GPUs",
-    "weights",
-    "overhead",
-    "cache",
-    "tokens",
-    "requests",
-    "verdict",
-    "ask Slurm for",
-]
+DEFAULT_MINUTES = 60
+_HEADS = ["GPU", "GPUs", "weights", "overhead", "cache", "tokens", "requests", "verdict"]
+_TEXTS = ("GPU", "verdict")
 
-_TEXTS = ("GPU", "verdict", "ask Slurm for")
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A tier, and what to ask for of it."""
+
+    partition: str
+    tier: Tier
+    request: Resources
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,9 +41,16 @@ def run(options: argparse.Namespace) -> int:
         max_gpus=options.max_gpus,
     )
     try:
-        facts = read_config(options.model)
-        gpus = [find_gpu(name) for name in options.gpu] or list(GPUS.values())
-        plans = plan(facts, gpus, options.context, options.concurrency, engine, options.minutes)
+        facts = with_quantization(read_config(options.model), options.quantization)
+        gpus = [gpu for name in options.gpu or GPUS for gpu in find_gpus(name)]
+        plans = plan(
+            facts,
+            dict.fromkeys(gpus),
+            options.context,
+            options.concurrency,
+            engine,
+            options.minutes or DEFAULT_MINUTES,
+        )
         tier = _tier(options, facts, plans)
     except PlanError as error:
         sys.stderr.write(f"{_printable(' '.join(str(error).split()))}\n")
@@ -60,19 +68,25 @@ def _printable(line: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-def _tier(
-    options: argparse.Namespace, facts: ModelFacts, plans: list[Plan]
-) -> tuple[str, Tier] | None:
+def _tier(options: argparse.Namespace, facts: ModelFacts, plans: list[Plan]) -> _Chosen | None:
     if options.tiers is None:
         return None
-    return choose_tier(read_tiers(options.tiers), weight_bytes(facts, plans[0].dtype))
+    tiers = read_tiers(None if str(options.tiers) == "built-in" else options.tiers)
+    # A path ends as the model is named: org/name.
+    model = "/".join(options.model.parts[-2:])
+    partition, tier = choose_tier(tiers, weight_bytes(facts, plans[0].dtype), model)
+    minutes = tiers.default_minutes
+    if options.minutes:
+        needed = ask_for(disk_bytes(facts), tier.gpu_count, options.minutes)
+        minutes = min(needed.minutes, tiers.max_minutes)
+    return _Chosen(partition, tier, tier.request(minutes))
 
 
 # --- For people ----------------------------------------------------------------------------------------
 
 
 def _lines(
-    facts: ModelFacts, plans: list[Plan], engine: Engine, tier: tuple[str, Tier] | None
+    facts: ModelFacts, plans: list[Plan], engine: Engine, chosen: _Chosen | None
 ) -> Iterable[str]:
     first = plans[0]
     yield f"model     {_model(facts)}"
@@ -80,10 +94,12 @@ def _lines(
     yield f"request   {first.context:,} tokens, {first.concurrency:,} at the same time"
     for note in facts.notes:
         yield f"note      {note}"
-    if tier:
-        named, chosen = tier
-        about = f" ({chosen.description})" if chosen.description else ""
-        yield f"tier      {named}.{chosen.name}{about}"
+    if chosen:
+        tier = chosen.tier
+        about = f" ({tier.description})" if tier.description else ""
+        constraint = f" --constraint={tier.constraint}" if tier.constraint else ""
+        yield f"tier      {chosen.partition}.{tier.name}{about}"
+        yield f"          {_sbatch(chosen.request)}{constraint}"
     yield ""
     rows = [_HEADS, *(_row(one) for one in plans)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
@@ -91,6 +107,11 @@ def _lines(
         yield "  ".join(_aligned(row, widths)).rstrip()
     yield ""
     yield "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time."
+    yield ""
+    yield "What to ask Slurm for, or why it does not fit:"
+    for one in plans:
+        needed = _sbatch(one.resources) if one.resources else one.verdict
+        yield f"{one.gpu.name.ljust(widths[0])}  {needed}"
 
 
 def _model(facts: ModelFacts) -> str:
@@ -129,8 +150,7 @@ def _row(plan: Plan) -> list[str]:
         f"{plan.cache / GIB:.1f}" if fits else "-",
         f"{plan.tokens:,}" if fits else "-",
         f"{int(plan.requests):,}" if fits else "-",
-        plan.verdict,
-        _sbatch(plan.resources) if plan.resources else "",
+        plan.verdict if plan.fits else "no",
     ]
 
 
@@ -141,16 +161,16 @@ def _aligned(row: list[str], widths: list[int]) -> Iterable[str]:
 
 def _sbatch(resources: Resources) -> str:
     hours, minutes = divmod(resources.minutes, 60)
+    gres = f"--gres={resources.gres} " if resources.gres else ""
     return (
-        f"--gres={resources.gres} -c {resources.cpu_cores} "
-        f"--mem={resources.memory_gb}G -t {hours:02}:{minutes:02}:00"
+        f"{gres}-c {resources.cpu_cores} --mem={resources.memory_gb}G -t {hours:02}:{minutes:02}:00"
     )
 
 
 # --- For programs --------------------------------------------------------------------------------------
 
 
-def _json(facts: ModelFacts, plans: list[Plan], tier: tuple[str, Tier] | None) -> bytes:
+def _json(facts: ModelFacts, plans: list[Plan], chosen: _Chosen | None) -> bytes:
     document: dict[str, Any] = {
         "model": {
             "model_type": facts.model_type,
@@ -165,8 +185,13 @@ def _json(facts: ModelFacts, plans: list[Plan], tier: tuple[str, Tier] | None) -
         },
         "plans": [_plan_document(one) for one in plans],
     }
-    if tier:
-        document["tier"] = {"partition": tier[0], "name": tier[1].name}
+    if chosen:
+        document["tier"] = {
+            "partition": chosen.partition,
+            "name": chosen.tier.name,
+            "constraint": chosen.tier.constraint or None,
+            "resources": chosen.request,
+        }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 

@@ -9,7 +9,7 @@ Vh where the output head is a matrix of its own). What other families do differe
 from dataclasses import dataclass
 
 from app.plan.facts import CacheLayers, ModelFacts, PlanError, Quantization
-from app.plan.families import FAMILIES, GENERIC, NESTED_DEFAULTS, Family
+from app.plan.families import FAMILIES, GENERIC, NESTED_DEFAULTS, NOT_COUNTED, Family
 from app.plan.members import Members
 from app.plan.quantization import read_quantization
 from app.plan.windows import cache_layers
@@ -39,7 +39,9 @@ _DTYPES = {
 def read_facts(document: object) -> ModelFacts:
     """The facts of a parsed config.json. Raises PlanError."""
     outer = Members(document)
+    _refuse_what_is_not_counted(outer)
     config, notes = _language_model(outer)
+    is_whole = config is outer
     model_type = config.text("model_type", default="unknown")
     family = FAMILIES.get(model_type)
     if family is None:
@@ -51,17 +53,30 @@ def read_facts(document: object) -> ModelFacts:
         config = config.with_defaults(family.defaults)
     dtype = config.text("torch_dtype", "dtype") or outer.text("torch_dtype", "dtype")
     if dtype.removeprefix("torch.") not in _DTYPES:
-        notes.append("No dtype is given that is known here: taken as 16 bits.")
+        named = f"the dtype {dtype!r}, unknown here" if dtype else "no dtype"
+        notes.append(f"config.json names {named}: 16 bits are taken.")
     source = outer if outer.has("quantization_config") else config
+    is_compressed = source.has("quantization_config")
     quantization, kv_bytes, more = read_quantization(source)
     return _Counter(config, family or GENERIC).facts(
         model_type=model_type,
         is_known=family is not None,
+        is_exact=family is not None and is_whole and is_compressed == (quantization is not None),
         dtype=_DTYPES.get(dtype.removeprefix("torch."), "bfloat16"),
         quantization=quantization,
         kv_bytes=kv_bytes,
         notes=[*notes, *more],
     )
+
+
+def _refuse_what_is_not_counted(outer: Members) -> None:
+    """Models that are no decoders have other members, or the same with another meaning."""
+    model_type = outer.text("model_type")
+    if model_type in NOT_COUNTED or outer.get("is_encoder_decoder") is True:
+        raise PlanError(
+            f"model_type: {model_type!r}: encoder, encoder-decoder and state-space models are not "
+            "counted (docs/plan.md, Limits)"
+        )
 
 
 def _language_model(outer: Members) -> tuple[Members, list[str]]:
@@ -117,6 +132,7 @@ class _Counter:
         *,
         model_type: str,
         is_known: bool,
+        is_exact: bool,
         dtype: str,
         quantization: Quantization | None,
         kv_bytes: int | None,
@@ -143,6 +159,7 @@ class _Counter:
         return ModelFacts(
             model_type=model_type,
             is_known=is_known,
+            is_exact=is_exact,
             dtype=dtype,
             quantization=quantization,
             kv_bytes=kv_bytes,

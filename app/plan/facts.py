@@ -53,6 +53,8 @@ class ModelFacts:
     """Family, as config.json names it."""
     is_known: bool
     """Whether the count is made for this family; else it is the generic transformer's."""
+    is_exact: bool
+    """Whether that is all of the checkpoint, too: no part left out, no quantization unknown."""
     parameters: int
     active_parameters: int
     """Parameters that compute one token: fewer than all where tokens choose experts."""
@@ -84,6 +86,8 @@ class ModelFacts:
     """Bytes of the weights as they are on disk, where they are there to be seen."""
     stored_dtype: str | None = None
     """Type of the stored weights, where it is one for nearly all of them."""
+    read_bytes: int | None = None
+    """Bytes that loading reads, where it compresses them."""
     notes: tuple[str, ...] = field(default=())
     """What a reader should know of these figures, one sentence each."""
 

@@ -175,6 +175,18 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
+# Encoders, encoder-decoders (most files of these say `is_encoder_decoder`), and models that keep a
+# state in place of keys and values.
+NOT_COUNTED = frozenset(
+    {
+        "albert", "bert", "big_bird", "camembert", "clip", "deberta", "deberta-v2", "distilbert",
+        "electra", "ernie", "esm", "hubert", "longformer", "modernbert", "mpnet", "new",
+        "nomic_bert", "roberta", "siglip", "siglip2", "vit", "wav2vec2", "xlm-roberta",
+        "bart", "mbart", "mt5", "t5", "umt5", "whisper",
+        "falcon_mamba", "mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm",
+    }
+)  # fmt: skip
+
 # Of a model's `text_config`: what its file may leave out.
 NESTED_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "gemma3_text": _GEMMA3_DEFAULTS,

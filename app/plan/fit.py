@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from app.plan.cache import CacheShape
 from app.plan.facts import DTYPE_BYTES, GIB, ModelFacts, PlanError
 from app.plan.gpus import GPUS, Gpu
-from app.plan.quantization import BY_NAME
 from app.plan.resources import Resources, ask_for
+from app.plan.weights import disk_bytes, weight_bytes, with_quantization
 
 # The longest sequence where nobody asks for another, as of `python -m app up --model`.
 DEFAULT_CONTEXT = 4096
@@ -108,19 +108,6 @@ def plan_on(
     return _on(asked, gpu, gpus)
 
 
-def weight_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Bytes of all weights, as they are once loaded."""
-    element = DTYPE_BYTES[dtype]
-    if facts.stored_bytes is not None:
-        stored = DTYPE_BYTES.get(facts.stored_dtype or "", element)
-        return facts.stored_bytes if facts.quantization else facts.stored_bytes * element // stored
-    if facts.quantization is None:
-        return facts.parameters * element
-    covered = facts.expert_parameters
-    covered += 0 if facts.quantization.only_experts else facts.linear_parameters
-    return int(covered * facts.quantization.bits / 8) + (facts.parameters - covered) * element
-
-
 def cache_shape(facts: ModelFacts, gpus: int, dtype: str, engine: Engine) -> CacheShape:
     """The cache on each of `gpus` GPUs of an engine with these settings."""
     element = 1 if engine.kv_cache_dtype == "fp8" else facts.kv_bytes or DTYPE_BYTES[dtype]
@@ -156,7 +143,8 @@ def _on(asked: _Asked, gpu: Gpu, gpus: int) -> Plan:
     cache = int(gpu.memory * engine.gpu_memory_utilization) - weights - overhead
     shape = cache_shape(facts, gpus, dtype, engine)
     requests = shape.requests(cache, asked.context)
-    missing = refusal or _undivided(facts, gpus) or _missing(asked, shape, cache, requests)
+    missing = refusal or _undivided(facts, gpus)
+    missing = missing or _missing(asked, shape, cache, requests, overhead > weights)
     return Plan(
         gpu=gpu,
         gpus=gpus,
@@ -171,7 +159,7 @@ def _on(asked: _Asked, gpu: Gpu, gpus: int) -> Plan:
         requests=requests,
         fits=not missing,
         verdict=missing or _praise(asked, gpu, dtype, cache, shape),
-        resources=None if missing else ask_for(total, gpus, asked.serve_minutes),
+        resources=None if missing else ask_for(disk_bytes(facts), gpus, asked.serve_minutes),
     )
 
 
@@ -188,28 +176,16 @@ def _asked(
     _check("max_num_seqs", engine.max_num_seqs, MAX_CONCURRENCY)
     _check("serve_minutes", serve_minutes, MAX_MINUTES)
     if not 0 < engine.gpu_memory_utilization <= 1:
-        raise PlanError("gpu_memory_utilization: must be above 0, and at most 1")
+        raise PlanError(
+            "gpu_memory_utilization: must be above 0, and at most 1 (0.9, say), "
+            f"not {engine.gpu_memory_utilization!r:.40}"
+        )
     _check_name("kv_cache_dtype", engine.kv_cache_dtype, ("auto", "fp8"))
     _check_name("dtype", engine.dtype, DTYPE_BYTES)
     # What shall run at the same time, the engine must be allowed to.
     engine = dataclasses.replace(engine, max_num_seqs=max(engine.max_num_seqs, concurrency))
-    return _Asked(
-        _quantized(facts, engine), _context(facts, context), concurrency, engine, serve_minutes
-    )
-
-
-def _quantized(facts: ModelFacts, engine: Engine) -> ModelFacts:
-    """The facts with the quantization that was asked for."""
-    wanted = engine.quantization
-    if wanted is None or (facts.quantization and facts.quantization.method == wanted):
-        return facts
-    if facts.quantization:
-        raise PlanError(
-            f"quantization: the model is quantized already, with {facts.quantization.method}"
-        )
-    _check_name("quantization", wanted, BY_NAME)
-    # What is on disk is not what will be loaded.
-    return dataclasses.replace(facts, quantization=BY_NAME[wanted], stored_bytes=None)
+    facts = with_quantization(facts, engine.quantization)
+    return _Asked(facts, _context(facts, context), concurrency, engine, serve_minutes)
 
 
 def _context(facts: ModelFacts, context: int | None) -> int:
@@ -241,7 +217,7 @@ def _dtype(facts: ModelFacts, gpu: Gpu, engine: Engine) -> tuple[str, str]:
         dtype = "bfloat16"  # vLLM's --dtype auto
     if dtype == "bfloat16" and not gpu.has_bfloat16:
         if engine.dtype:
-            return dtype, "has no bfloat16: take float16"
+            return dtype, "has no bfloat16: take --dtype float16"
         dtype = "float16"
     quantization = facts.quantization
     if quantization and gpu.capability < quantization.capability:
@@ -269,13 +245,18 @@ def _overhead(facts: ModelFacts, gpus: int, element: int, engine: Engine) -> int
     return activations + logits + FIXED_OVERHEAD + (SHARED_OVERHEAD if gpus > 1 else 0)
 
 
-def _missing(asked: _Asked, shape: CacheShape, cache: int, requests: float) -> str:
+def _missing(
+    asked: _Asked, shape: CacheShape, cache: int, requests: float, is_mostly_overhead: bool
+) -> str:
     """What keeps it from fitting, for people; "" if nothing does."""
     context, twice = asked.context, 2 * shape.gpus
     if requests >= asked.concurrency:
         return ""
     if cache <= 0:
-        what = f"lacks {-cache / GIB:.1f} GiB per GPU for the weights"
+        what = f"lacks {-cache / GIB:.1f} GiB per GPU for weights and overhead"
+        # Fewer than the engine may run anyway change nothing.
+        if is_mostly_overhead and asked.concurrency == asked.engine.max_num_seqs:
+            what += ": ask for fewer requests"
     elif requests < 1:
         lacking = (shape.request_bytes(context) - cache) / GIB
         what = f"lacks {lacking:.1f} GiB per GPU for one request of {context} tokens"

@@ -54,13 +54,12 @@ GPUS: Mapping[str, Gpu] = {
 }
 
 
-def find_gpu(name: str) -> Gpu:
-    """The GPU of this name, or of its beginning where only one begins so. Raises PlanError."""
+def find_gpus(name: str) -> list[Gpu]:
+    """The GPU of this name; or of this name with any memory, in GB behind it. Raises PlanError."""
     wanted = name.lower()
     if wanted in GPUS:
-        return GPUS[wanted]
+        return [GPUS[wanted]]
     found = [gpu for gpu in GPUS.values() if gpu.name.startswith(f"{wanted}-")]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(gpu.name for gpu in found) if found else ", ".join(GPUS)
-    raise PlanError(f"{name[:40]!r} is no GPU known here: there are {known}")
+    if not found:
+        raise PlanError(f"{name[:40]!r} is no GPU known here: there are {', '.join(GPUS)}")
+    return found

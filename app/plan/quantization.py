@@ -25,6 +25,8 @@ BY_NAME: Mapping[str, Quantization] = {
     "int8": Quantization("int8", 8),
     "mxfp4": Quantization("mxfp4", 4.25, 32, only_experts=True, capability=(8, 0)),
 }
+# Of these, what vLLM does while it loads; the others need a checkpoint that is compressed already.
+COMPRESSED_ON_LOAD = ("bitsandbytes", "fp8")
 
 
 def read_quantization(source: Members) -> tuple[Quantization | None, int | None, list[str]]:

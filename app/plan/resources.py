@@ -15,14 +15,14 @@ class Resources:
     minutes: int
 
 
-def ask_for(weights: int, gpus: int, serve_minutes: int) -> Resources:
-    """Of a server with these weights (bytes, in all) that is to serve for so long.
+def ask_for(disk_bytes: int, gpus: int, serve_minutes: int) -> Resources:
+    """Of a server that reads these weights (bytes, as they are on disk) and serves for so long.
 
     Cores: two for each of vLLM's processes (one a GPU, the engine's, the server's). Memory: 8 GB, 4
     for each GPU's process, and the weights once, so that all of these read them from the disk's
     cache. Time: what is asked for, 3 minutes for the start, and the weights at 0.5 GB/s.
     """
-    gigabytes = weights / 1e9
+    gigabytes = disk_bytes / 1e9
     start_minutes = 3 + gigabytes / 0.5 / 60
     return Resources(
         gpus=gpus,

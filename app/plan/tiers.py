@@ -1,27 +1,6 @@
 """Tiers: named pieces of a cluster that models are given by their size.
 
-A TOML file, in minutes and in GB of 10^9 bytes:
-
-    [time]
-    default = 30
-    max = 180
-
-    [partitions.gpu]                 # the first is the default, unless another says default = true
-    default = true
-
-    [[partitions.gpu.tiers]]         # the smallest that is large enough is taken
-    name = "small"
-    description = "One GPU"
-    max_model_size_gb = 32           # without it: takes what no other tier takes
-    gpu_count = 1
-    gpu_type = "a100-80"             # optional, a name of `python -m app plan`
-    cpu_cores = 6
-    memory_gb = 48
-    gres = "gpu:a100:1"              # optional; "gpu:1" follows from gpu_count
-    constraint = "a100"              # optional
-
-    [models]                         # optional: models that have a tier of their own
-    "org/name" = "gpu.small"
+docs/plan.md shows the TOML file that tells of them.
 """
 
 import tomllib
@@ -30,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.plan.facts import PlanError
+from app.plan.gpus import find_gpus
 from app.plan.members import Members
+from app.plan.resources import Resources
 
 MAX_FILE_BYTES = 1 << 20
 _MAX_COUNT = 1 << 16
@@ -50,6 +31,10 @@ class Tier:
     gres: str = ""
     constraint: str = ""
     description: str = ""
+
+    def request(self, minutes: int) -> Resources:
+        """What to ask a scheduler for, for so long."""
+        return Resources(self.gpu_count, self.gres, self.cpu_cores, self.memory_gb, minutes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +159,11 @@ def _tier(one: Members) -> Tier:
     name = one.text("name")
     if not name:
         raise PlanError(f"{one.name_of('name')}: missing")
+    if one.has("gpu_type"):
+        try:
+            find_gpus(one.text("gpu_type"))
+        except PlanError as error:
+            raise PlanError(f"{one.name_of('gpu_type')}: {error}") from None
     gpus = one.number("gpu_count", low=0, high=_MAX_COUNT)
     limit = one.has("max_model_size_gb")
     return Tier(

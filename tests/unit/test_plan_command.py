@@ -42,14 +42,15 @@ def test_the_table(model: Path, capsys: Output) -> None:
         "cache     128.0 KiB for a token",
         "request   8,192 tokens, 16 at the same time",
         "",
-        "GPU      GPUs  weights  overhead  cache   tokens  requests  verdict"
-        "                                ask Slurm for",
-        "a100-80     1     15.0       1.4   54.8  449,152        54  fits"
-        "                                   --gres=gpu:1 -c 6 --mem=32G -t 01:10:00",
-        "t4-16       2      7.5       2.4    3.3   53,520         6"
-        "  holds 6 of 16 requests of 8192 tokens",
+        "GPU      GPUs  weights  overhead  cache   tokens  requests  verdict",
+        "a100-80     1     15.0       1.4   54.8  449,152        54  fits",
+        "t4-16       2      7.5       2.4    3.3   53,520         6  no",
         "",
         "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time.",
+        "",
+        "What to ask Slurm for, or why it does not fit:",
+        "a100-80  --gres=gpu:1 -c 6 --mem=32G -t 01:10:00",
+        "t4-16    holds 6 of 16 requests of 8192 tokens",
     ]
 
 
@@ -80,10 +81,10 @@ def test_what_a_reader_should_know_is_in_the_table(tmp_path: Path, capsys: Outpu
     assert "bfloat16, fp8" in out
     assert "68.6 KiB for a token; each GPU holds all of it (MLA)" in out
     assert "note      The architecture 'novel' is not known here" in out
-    lines = {line.split()[0]: line for line in out.splitlines() if line}
-    assert lines["t4-16"].split()[1:7] == ["8", "79.2", "2.4", "-", "-", "-"]
-    assert "lacks 68.5 GiB per GPU for the weights" in lines["t4-16"]
-    assert "--gres=gpu:8" in lines["h200-141"]
+    rows = [line.split() for line in out.splitlines()]
+    assert ["t4-16", "8", "79.2", "2.4", "-", "-", "-", "no"] in rows
+    assert "\nt4-16     lacks 68.5 GiB per GPU for weights and overhead\n" in out
+    assert "\nh200-141  --gres=gpu:8 " in out
 
 
 def test_windows_and_small_models_are_told(tmp_path: Path, capsys: Output) -> None:
@@ -121,12 +122,93 @@ def test_a_tier(model: Path, tmp_path: Path, capsys: Output) -> None:
         '[[partitions.gpu.tiers]]\nname = "one"\ndescription = "One A100"\ngpu_count = 1\n'
         "cpu_cores = 6\nmemory_gb = 48\nmax_model_size_gb = 20\n"
     )
-    assert "tier      gpu.one (One A100)" in run(capsys, model, "--tiers", tiers)
+    told = "tier      gpu.one (One A100)\n          --gres=gpu:1 -c 6 --mem=48G -t 00:30:00\n"
+    assert told in run(capsys, model, "--tiers", tiers)
     document = json.loads(run(capsys, model, "--tiers", tiers, "--json"))
-    assert document["tier"] == {"partition": "gpu", "name": "one"}
+    assert document["tier"] == {
+        "partition": "gpu",
+        "name": "one",
+        "constraint": None,
+        "resources": {"gpus": 1, "gres": "gpu:1", "cpu_cores": 6, "memory_gb": 48, "minutes": 30},
+    }
     assert main(["plan", str(model), "--tiers", str(tiers), "--dtype", "float32"]) == 2
     error = capsys.readouterr().err
     assert error == "no tier of partition 'gpu' takes a model of 32.1 GB: the largest takes 20\n"
+
+
+def test_a_models_own_tier_and_its_time(model: Path, tmp_path: Path, capsys: Output) -> None:
+    tiers = tmp_path / "tiers.toml"
+    name = "/".join(model.parts[-2:])
+    tiers.write_text(
+        '[[partitions.gpu.tiers]]\nname = "one"\ngpu_count = 1\ncpu_cores = 6\nmemory_gb = 48\n'
+        '[[partitions.gpu.tiers]]\nname = "own"\ngpu_count = 0\ncpu_cores = 2\nmemory_gb = 8\n'
+        f'constraint = "big"\n[models]\n"{name}" = "gpu.own"\n'
+    )
+    for minutes, time in ((20, "00:30:00"), (500, "03:00:00")):
+        out = run(capsys, model, "--tiers", tiers, "--minutes", minutes)
+        assert f"tier      gpu.own\n          -c 2 --mem=8G -t {time} --constraint=big\n" in out
+
+
+def test_the_built_in_tiers(model: Path, capsys: Output) -> None:
+    out = run(capsys, model, "--tiers", "built-in")
+    assert "tier      gpu.small (One GPU)\n          --gres=gpu:1 -c 6 --mem=48G " in out
+
+
+def test_a_quantization_leaves_its_trace(model: Path, capsys: Output) -> None:
+    out = run(capsys, model, "--quantization", "fp8", "--gpu", "a100-80")
+    assert "32 layers, bfloat16, fp8\n" in out
+    assert "note      fp8: vLLM reads all 16,060,522,496 bytes, and compresses them" in out
+    assert "--mem=32G" in out
+    asked = json.loads(run(capsys, model, "--quantization", "awq", "--json"))["model"]
+    assert asked["quantization"] == "awq"
+    assert "vLLM needs a checkpoint that is compressed so" in asked["notes"][-1]
+
+
+def test_a_gpu_has_one_row_however_often_it_is_named(model: Path, capsys: Output) -> None:
+    arguments = ("--gpu", "t4", "--gpu", "T4-16", "--gpu", "a100", "--gpu", "a100-80")
+    plans = json.loads(run(capsys, model, *arguments, "--json"))["plans"]
+    assert [one["gpu"] for one in plans] == ["t4-16", "a100-40", "a100-80"]
+
+
+def test_the_table_fits_100_columns(model: Path, capsys: Output) -> None:
+    config = model / "config.json"
+    for known in KNOWN.values():
+        config.write_text(json.dumps(known.config))
+        for line in run(capsys, config).split("\n\n")[1].splitlines():
+            assert len(line) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--context", "8k"], "--context: must be a whole number from 1 to 2147483648, not '8k'"),
+        (["--context", "-1"], "--context: must be a whole number from 1 to 2147483648, not '-1'"),
+        (
+            ["--concurrency", "0"],
+            "--concurrency: must be a whole number from 1 to 1000000, not '0'",
+        ),
+        (["--max-gpus", "0"], "--max-gpus: must be a whole number from 1 to 1024, not '0'"),
+        (["--minutes", "0"], "--minutes: must be a whole number from 1 to 525600, not '0'"),
+        (
+            ["--gpu-memory-utilization", "90"],
+            "--gpu-memory-utilization: must be above 0, and at most 1 (0.9, say), not '90'",
+        ),
+        (["--gpu-memory-utilization", "nan"], "--gpu-memory-utilization: must be above 0, and"),
+        (["--gpu-memory-utilization", "90%"], "--gpu-memory-utilization: must be above 0, and"),
+        (["--quantization", "int4"], "--quantization: invalid choice: 'int4' (choose from "),
+        (["--gpu"], "--gpu: expected one argument"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(
+    model: Path, arguments: list[str], message: str, capsys: Output
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(model), *arguments])
+    assert ended.value.code == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith(message)
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -134,11 +216,6 @@ def test_a_tier(model: Path, tmp_path: Path, capsys: Output) -> None:
     [
         (["--gpu", "tpu"], "'tpu' is no GPU known here: there are t4-16, "),
         (["--context", "100000"], "context: 100000 tokens are more than the model's 8192"),
-        (["--context", "-1"], "context: must be a whole number from 1 to "),
-        (["--concurrency", "0"], "concurrency: must be a whole number from 1 to "),
-        (["--gpu-memory-utilization", "2"], "gpu_memory_utilization: must be above 0"),
-        (["--max-gpus", "0"], "max_gpus: must be a whole number from 1 to "),
-        (["--minutes", "0"], "serve_minutes: must be a whole number from 1 to "),
         (["--tiers", "none.toml"], "none.toml: cannot be read: No such file or directory"),
     ],
 )

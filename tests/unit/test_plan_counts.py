@@ -1,10 +1,12 @@
 """Parameters and cache of known models, against what is published of them."""
 
+from typing import Any
+
 import pytest
 
 from app.plan.architecture import read_facts
 from app.plan.cache import CacheShape
-from app.plan.facts import CacheLayers, ModelFacts
+from app.plan.facts import CacheLayers, ModelFacts, PlanError
 from app.plan.families import FAMILIES
 from tests.plan_configs import KNOWN
 
@@ -88,6 +90,38 @@ def test_an_unknown_architecture_is_a_generic_transformer_and_says_so() -> None:
     assert not facts.is_known
     assert facts.parameters == KNOWN["meta-llama/Meta-Llama-3-8B"].parameters
     assert "'novel' is not known here" in facts.notes[0]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA | {"model_type": "bert"},
+        {"model_type": "t5", "is_encoder_decoder": True, "d_model": 512},
+        {"model_type": "novel", "is_encoder_decoder": True},
+        {"model_type": "whisper"},
+        {"model_type": "mamba2", "hidden_size": 768},
+    ],
+)
+def test_what_is_no_decoder_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(PlanError) as refused:
+        read_facts(config)
+    assert str(refused.value) == (
+        f"model_type: {config['model_type']!r}: encoder, encoder-decoder and state-space models "
+        "are not counted (docs/plan.md, Limits)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (None, "config.json names no dtype: 16 bits are taken."),
+        ("int3", "config.json names the dtype 'int3', unknown here: 16 bits are taken."),
+    ],
+)
+def test_without_a_type_16_bits_are_taken(dtype: str | None, said: str) -> None:
+    facts = read_facts(LLAMA | {"torch_dtype": dtype})
+    assert facts.dtype == "bfloat16"
+    assert facts.notes == (said,)
 
 
 def test_an_unknown_architecture_may_have_experts_and_a_latent_cache() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from app.plan.architecture import read_facts
 from app.plan.facts import GIB, PlanError
-from app.plan.fit import DEFAULT_CONTEXT, Engine, plan, plan_on, weight_bytes
-from app.plan.gpus import GPUS, find_gpu
+from app.plan.fit import DEFAULT_CONTEXT, Engine, plan, plan_on
+from app.plan.gpus import GPUS, find_gpus
 from app.plan.resources import ask_for
+from app.plan.weights import weight_bytes
 from tests.plan_configs import KNOWN
 
 LLAMA_8B = read_facts(KNOWN["meta-llama/Meta-Llama-3-8B"].config)
@@ -74,12 +75,12 @@ def test_gpus_hold_their_part_and_copies() -> None:
     [("t4", 16), ("l4", 8), ("a100-40", 8), ("a100-80", 2), ("h200-141", 2), ("b200-180", 1)],
 )
 def test_llama_70b_takes_as_many_gpus_as_it_needs(gpu: str, gpus: int) -> None:
-    (planned,) = plan(LLAMA_70B, [find_gpu(gpu)], engine=Engine(max_gpus=16))
+    (planned,) = plan(LLAMA_70B, find_gpus(gpu), engine=Engine(max_gpus=16))
     assert planned.fits
     assert planned.gpus == gpus
     assert planned.verdict.startswith("fits")
     if gpus > 1:
-        fewer = plan_on(LLAMA_70B, find_gpu(gpu), gpus // 2)
+        fewer = plan_on(LLAMA_70B, planned.gpu, gpus // 2)
         assert not fewer.fits
         assert fewer.resources is None
 
@@ -105,11 +106,22 @@ def test_what_is_missing_is_said() -> None:
         assert not planned.fits
         return planned.verdict
 
-    assert verdict("t4-16", 4096, 1, max_gpus=8) == "lacks 5.7 GiB per GPU for the weights"
+    assert verdict("t4-16", 4096, 1, max_gpus=8) == (
+        "lacks 5.7 GiB per GPU for weights and overhead"
+    )
     assert verdict("a100-80", 131_072, 1, max_gpus=2) == (
         "lacks 17.0 GiB per GPU for one request of 131072 tokens"
     )
     assert verdict("a100-80", 8192, 100, max_gpus=4) == "holds 57 of 100 requests of 8192 tokens"
+
+
+def test_many_requests_on_a_small_gpu_lack_room_for_their_overhead() -> None:
+    opt = read_facts(KNOWN["facebook/opt-125m"].config)
+    verdicts = [plan_on(opt, GPUS["t4-16"], 1, 2048, requests).verdict for requests in (1, 20_000)]
+    assert verdicts == [
+        "fits, in float16",
+        "lacks 3.1 GiB per GPU for weights and overhead: ask for fewer requests",
+    ]
 
 
 def test_what_cannot_be_divided_is_said() -> None:
@@ -147,7 +159,7 @@ def test_older_gpus_compute_in_float16() -> None:
     assert planned.dtype == "float16"
     assert planned.verdict == "fits, in float16"
     (asked,) = plan(LLAMA_8B, [GPUS["v100-32"]], engine=Engine(dtype="bfloat16"))
-    assert asked.verdict == "has no bfloat16: take float16"
+    assert asked.verdict == "has no bfloat16: take --dtype float16"
 
 
 def test_float32_runs_in_16_bits_unless_asked_for() -> None:
@@ -191,7 +203,12 @@ def test_the_context_is_the_models_but_not_too_long() -> None:
         ),
         (1, 1, Engine(quantization="x"), "quantization: must be one of awq, "),
         (1, 1, Engine(kv_cache_dtype="x"), "kv_cache_dtype: must be one of auto, fp8"),
-        (1, 1, Engine(gpu_memory_utilization=1.5), "gpu_memory_utilization: must be above 0"),
+        (
+            1,
+            1,
+            Engine(gpu_memory_utilization=1.5),
+            "gpu_memory_utilization: must be above 0, and at most 1 (0.9, say), not 1.5",
+        ),
         (1, 1, Engine(gpu_memory_utilization=float("nan")), "gpu_memory_utilization: must be"),
         (1, 1, Engine(max_gpus=0), "max_gpus: must be a whole number"),
         (1, 1, Engine(max_num_batched_tokens=0), "max_num_batched_tokens: must be"),
@@ -206,12 +223,12 @@ def test_what_makes_no_sense_is_refused_by_name(
 
 
 def test_gpus_are_found_by_their_beginning() -> None:
-    assert find_gpu("T4") is GPUS["t4-16"]
-    assert find_gpu("h200-141") is GPUS["h200-141"]
-    with pytest.raises(PlanError, match=r"there are a100-40, a100-80$"):
-        find_gpu("a100")
+    assert find_gpus("T4") == [GPUS["t4-16"]]
+    assert find_gpus("a10") == [GPUS["a10-24"]]
+    assert find_gpus("h200-141") == [GPUS["h200-141"]]
+    assert find_gpus("a100") == [GPUS["a100-40"], GPUS["a100-80"]]
     with pytest.raises(PlanError, match="'tpu' is no GPU known here: there are t4-16, "):
-        find_gpu("tpu")
+        find_gpus("tpu")
 
 
 def test_all_gpus_by_default_each_once() -> None:
@@ -228,3 +245,19 @@ def test_what_to_ask_a_scheduler_for() -> None:
     # 8 + 4 x 4 + 141.1 GB, in steps of 8; 120 + 3 + 141.1 GB at 0.5 GB/s, in steps of 10.
     assert asked.memory_gb == 168
     assert asked.minutes == 130
+
+
+def test_what_is_read_is_asked_for_whatever_it_becomes() -> None:
+    """Compressed while loading, the file is as large as before; a compressed one is not."""
+    plain = plan_on(LLAMA_70B, A100, 4).resources
+    asked = {
+        method: plan_on(LLAMA_70B, A100, 4, engine=Engine(quantization=method)).resources
+        for method in ("fp8", "bitsandbytes", "gptq")
+    }
+    assert plain
+    assert asked["fp8"] == asked["bitsandbytes"] == plain
+    assert asked["gptq"]
+    assert asked["gptq"].memory_gb < plain.memory_gb - 90
+    # A file of 32 bits is read whole, and becomes 16.
+    gemma = read_facts(KNOWN["google/gemma-2-9b"].config)
+    assert plan_on(gemma, A100, 1).resources == ask_for(4 * gemma.parameters, 1, 60)

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from app.plan.config_file import MAX_HEADER_BYTES, MAX_JSON_BYTES, read_config
-from app.plan.facts import PlanError
-from app.plan.fit import plan, weight_bytes
+from app.plan.facts import ModelFacts, PlanError
+from app.plan.fit import plan
+from app.plan.weights import weight_bytes
 from tests.conftest import ROOT
 from tests.plan_configs import KNOWN
 
 LLAMA = KNOWN["meta-llama/Meta-Llama-3-8B"].config
 MIXTRAL = KNOWN["mistralai/Mixtral-8x7B-v0.1"].config
+# 204 parameters.
+TINY = {
+    "model_type": "llama", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 4,
+    "num_hidden_layers": 1, "num_attention_heads": 1, "torch_dtype": "bfloat16",
+}  # fmt: skip
 DEEPSEEK = KNOWN["deepseek-ai/DeepSeek-V3"].config
 
 
@@ -73,11 +79,60 @@ def test_what_is_no_config(tmp_path: Path, content: bytes, message: str) -> None
 def test_what_is_no_file(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{tmp_path}/config.json: there is no such file"
     (tmp_path / "config.json").mkdir()
-    assert refusal(tmp_path).endswith("there is no such file")
+    assert refusal(tmp_path).endswith("config.json: is no file")
     os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe").endswith("there is no such file")
+    assert refusal(tmp_path / "pipe").endswith("pipe: is no file")
+    assert refusal(Path("/dev/null")) == "/dev/null: is no file"
     assert refusal(Path("a\0b")).endswith("there is no such file")
     assert refusal(Path("x" * 5000)).endswith("cannot be read: File name too long")
+
+
+def test_a_hugging_face_id_is_to_be_downloaded_first() -> None:
+    assert refusal(Path("org/model-1.5")) == (
+        "org/model-1.5: there is no such file; of a Hugging Face model download its config.json "
+        "first: hf download org/model-1.5 config.json"
+    )
+    assert refusal(Path("org/config.json")) == "org/config.json: there is no such file"
+    assert refusal(Path("/org/model")) == "/org/model: there is no such file"
+
+
+def entry(path: Path, model: str) -> Path:
+    """A model of a Triton repository whose newest version, 10, names `model`."""
+    for version in ("2", "10"):
+        (path / version).mkdir(parents=True)
+    (path / "2" / "config.json").write_text("{}")
+    (path / "10" / "model.json").write_text(json.dumps({"model": model}))
+    return path
+
+
+def test_a_model_of_triton_is_its_newest_version() -> None:
+    demo = ROOT / "models" / "demo"
+    assert read_config(demo) == read_config(demo / "1")
+
+
+@pytest.mark.parametrize("model", ["{}/llama", "models/mine/10/weights"])
+def test_a_model_of_triton_may_name_another_directory(tmp_path: Path, model: str) -> None:
+    """A path, or one that begins above the repository, as the service itself writes it."""
+    llama = tmp_path / "llama"
+    llama.mkdir()
+    write(llama, LLAMA)
+    mine = entry(tmp_path / "models" / "mine", model.format(tmp_path))
+    (mine / "10" / "weights").symlink_to(llama)
+    assert read_config(mine) == read_config(mine / "10") == read_config(llama)
+
+
+def test_a_model_of_triton_may_name_what_is_not_here(tmp_path: Path) -> None:
+    assert refusal(entry(tmp_path / "a", "org/model")).startswith("org/model: there is no such")
+    assert refusal(entry(tmp_path / "b", "")).endswith("b/10/model.json: model: missing")
+    (tmp_path / "a" / "10" / "model.json").write_text("[]")
+    assert refusal(tmp_path / "a").endswith(
+        "10/model.json: the document: must be an object, not a list"
+    )
+    (tmp_path / "a" / "10" / "model.json").write_text("{")
+    broken = tmp_path / "a" / "10" / "model.json"
+    assert refusal(tmp_path / "a").startswith(f"{broken}: is not valid JSON")
+    broken.unlink()
+    assert refusal(tmp_path / "a").endswith("a/10/config.json: there is no such file")
 
 
 # --- Members -----------------------------------------------------------------------------------------
@@ -199,7 +254,7 @@ def test_a_quantized_checkpoint_has_its_size_whatever_it_runs_in(tmp_path: Path)
 
 
 def test_headers_are_believed_where_there_is_no_index(tmp_path: Path) -> None:
-    write(tmp_path, LLAMA)
+    write(tmp_path, TINY)
     safetensors(
         tmp_path / "model.safetensors",
         {
@@ -218,7 +273,7 @@ def test_headers_are_believed_where_there_is_no_index(tmp_path: Path) -> None:
 
 
 def test_several_files_are_added_up(tmp_path: Path) -> None:
-    write(tmp_path, LLAMA)
+    write(tmp_path, TINY)
     os.mkfifo(tmp_path / "pipe.safetensors")  # nothing ever comes out of it
     for number in range(3):
         safetensors(
@@ -228,6 +283,58 @@ def test_several_files_are_added_up(tmp_path: Path) -> None:
     facts = read_config(tmp_path)
     assert facts.stored_bytes == weight_bytes(facts, "float32") == 270
     assert facts.stored_dtype is None
+
+
+def index_of(directory: Path, total: int) -> ModelFacts:
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": total}}))
+    return read_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "least", "most"),
+    [
+        ({}, 8_030_261_248, 24_090_783_744),
+        # Compressed: from half of that to all that it is without.
+        ({"quantization_config": {"quant_method": "fp8"}}, 4_540_600_000, 24_090_783_744),
+        # A first guess is not held to much.
+        ({"model_type": "novel"}, 2_007_565_312, 1 << 49),
+        ({"quantization_config": {"quant_method": "novel"}}, 2_007_565_312, 1 << 49),
+    ],
+)
+def test_a_size_that_cannot_be_right_is_not_believed(
+    tmp_path: Path, change: dict[str, Any], least: int, most: int
+) -> None:
+    write(tmp_path, LLAMA | change)
+    formula = read_config(tmp_path / "config.json")
+    for total in (least + 100_000, most - 1):
+        assert index_of(tmp_path, total).stored_bytes == total
+    for total in (1000, least - 100_000, *([most + 2] if most < 1 << 49 else [])):
+        facts = index_of(tmp_path, total)
+        assert weight_bytes(facts, "bfloat16") == weight_bytes(formula, "bfloat16")
+        assert f" {total:,} bytes (from model.safetensors.index.json), which" in facts.notes[-1]
+        assert "Is the download whole?" in facts.notes[-1]
+
+
+def test_a_multimodal_model_may_have_more_than_is_counted(tmp_path: Path) -> None:
+    write(tmp_path, {"model_type": "seer", "text_config": LLAMA})
+    assert index_of(tmp_path, 40_000_000_000).stored_bytes == 40_000_000_000
+
+
+@pytest.mark.parametrize("there", [1, 2])
+def test_numbered_files_are_believed_only_together(tmp_path: Path, there: int) -> None:
+    write(tmp_path, TINY)
+    for number in range(1, there + 1):
+        safetensors(
+            tmp_path / f"model-0000{number}-of-00002.safetensors",
+            {"a": {"dtype": "BF16", "shape": [100], "data_offsets": [0, 200]}},
+        )
+    facts = read_config(tmp_path)
+    assert weight_bytes(facts, "bfloat16") == (400 if there == 2 else 408)
+    missing = (
+        "Only 1 of 2 files *-of-00002.safetensors are here: the formula is taken for the weights."
+    )
+    assert (facts.notes[-1] == missing) == (there == 1)
 
 
 def test_the_demo_model_is_what_it_weighs() -> None:

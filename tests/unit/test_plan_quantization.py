@@ -6,8 +6,9 @@ import pytest
 
 from app.plan.architecture import read_facts
 from app.plan.facts import GIB, PlanError
-from app.plan.fit import Engine, plan, weight_bytes
+from app.plan.fit import Engine, plan
 from app.plan.gpus import GPUS
+from app.plan.weights import disk_bytes, weight_bytes, with_quantization
 from tests.plan_configs import KNOWN
 
 LLAMA = KNOWN["meta-llama/Meta-Llama-3-8B"].config
@@ -167,3 +168,25 @@ def test_gpus_that_lack_what_a_quantization_needs_are_told() -> None:
     assert old.verdict == "cannot run awq: it needs compute capability 7.5"
     assert new.fits
     assert new.weights < 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "note"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "fp8", "fp8: vLLM reads all 16,060,522,496 bytes, and comp"),
+        ("meta-llama/Meta-Llama-3-8B", "awq", "awq: vLLM needs a checkpoint that is compressed so"),
+        ("meta-llama/Meta-Llama-3-8B", "int8", "int8: vLLM needs a checkpoint that is compressed"),
+        ("meta-llama/Meta-Llama-3-8B", "mxfp4", "mxfp4: covers experts only, and this model has n"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mxfp4", "mxfp4: vLLM needs a checkpoint that is compres"),
+    ],
+)
+def test_what_a_quantization_means_for_a_plain_checkpoint_is_said(
+    name: str, method: str, note: str
+) -> None:
+    plain = read_facts(KNOWN[name].config)
+    facts = with_quantization(plain, method)
+    assert facts.quantization
+    assert facts.quantization.method == method
+    assert facts.notes[-1].startswith(note)
+    assert (disk_bytes(facts) == disk_bytes(plain)) == ("vLLM needs" not in note)
+    assert with_quantization(facts, method) is facts

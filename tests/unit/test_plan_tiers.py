@@ -1,13 +1,15 @@
 """Tiers: the smallest that a model fits into, from a file or built in."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from app.plan import tiers
 from app.plan.facts import PlanError
+from app.plan.resources import Resources
 from app.plan.tiers import BUILT_IN, choose_tier, read_tiers
+from tests.conftest import ROOT
 
 GB = 10**9
 FILE = """
@@ -88,13 +90,14 @@ def test_no_tier_is_said(file: Path) -> None:
         choose_tier(read_tiers(file), GB, partition="tpu")
 
 
-def test_the_example_in_the_docstring_is_valid(tmp_path: Path) -> None:
-    example = (tiers.__doc__ or "").split("\n\n", 2)[2]
+def test_the_documents_example_is_valid(tmp_path: Path) -> None:
+    found = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
+    assert found
     path = tmp_path / "tiers.toml"
-    path.write_text("\n".join(line.removeprefix("    ") for line in example.splitlines()))
+    path.write_text(found[1])
     read = read_tiers(path)
     assert read.models == {"org/name": ("gpu", "small")}
-    assert read.partitions["gpu"][0].gres == "gpu:a100:1"
+    assert read.partitions["gpu"][0].request(30) == Resources(1, "gpu:a100:1", 6, 48, 30)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,11 @@ def test_the_example_in_the_docstring_is_valid(tmp_path: Path) -> None:
         ("gpu_count = 1", "gpu_count = -1", "gpu_count: must be from 0 to 65536, not -1"),
         ("gpu_count = 1", 'gpu_count = "1"', "gpu_count: must be a whole number, not '1'"),
         ("gpu_count = 1", "gpus = 1", "partitions.gpu.tiers[1].gpus: unknown; there are name, "),
+        (
+            '"a100-80"',
+            '"a1000"',
+            "tiers[1].gpu_type: 'a1000' is no GPU known here: there are t4-16",
+        ),
         ("max = 240", "max = 30", "time.default: must be from 1 to 30, not 45"),
         ('"gpu.huge"', '"gpu.none"', "models.org/special: is no PARTITION.TIER of this file"),
         ("[models]", "[model]", "model: unknown; there are time, partitions, models"),
