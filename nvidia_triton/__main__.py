@@ -107,7 +107,7 @@ class Commands:
         """End the instance for good, having asked."""
         found = self.vast.instance(self._contract_id())
         described = f"{found.id} ({found.label}, {found.gpus} x {found.gpu}, {found.status})"
-        if _given("CONFIRM") != "1" and not _is_confirmed(
+        if _given("CONFIRM") != "1" and not is_confirmed(
             f"Destroy instance {described} and all its data? [y/N] "
         ):
             raise InputError(f"Instance {found.id} was not destroyed.")
@@ -354,7 +354,7 @@ def _status(found: Instance) -> str:
 
 
 def settings_line(definition: Definition) -> str:
-    """The service's settings (app/settings.py) for Triton at the tunnels' ends."""
+    """The service's settings (app/settings.py) for Triton at the tunnels' ends, for a shell's eval."""
     settings = {
         "TRITON_GRPC_SERVICE": f"127.0.0.1:{definition.grpc_port}",
         "TRITON_HTTP_SERVICE": f"127.0.0.1:{definition.http_port}",
@@ -382,7 +382,8 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _is_confirmed(question: str) -> bool:
+def is_confirmed(question: str) -> bool:
+    """Ask; anything but a yes, no answer included, is a no."""
     sys.stderr.write(question)
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

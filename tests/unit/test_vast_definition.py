@@ -1,5 +1,6 @@
 """What the Vast.ai commands take from the definition and from make, and what they refuse."""
 
+import io
 import shlex
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nvidia_triton.__main__ import settings_line
+from nvidia_triton.__main__ import is_confirmed, settings_line
 from nvidia_triton.definition import Definition, InputError, identifier, read
 from nvidia_triton.here import find_key, models_in
 from nvidia_triton.instance import Remote, RemoteError
@@ -201,6 +202,12 @@ def test_the_settings_are_for_a_shell_s_eval(tmp_path: Path) -> None:
         env={"SETTINGS": line}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert printed == f"127.0.0.1:18001 {models}\n"
+
+
+def test_only_a_yes_is_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer, meant in {"y\n": True, "YES\n": True, "n\n": False, "\n": False, "": False}.items():
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        assert is_confirmed("Really? ") is meant
 
 
 def test_folders_that_are_no_models_are_told_in_one_line(
