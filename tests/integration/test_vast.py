@@ -471,6 +471,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_way_on(machine: Machine) 
         ("bring-up", {"colour": "$(shell false)"},
          "colour is no variable of this Makefile: make help lists them."),
         ("bring-up", {"keys": "MAXPRICE"}, "keys is no variable of this Makefile: "),
+        ("bring-up", {"name": "mine"}, "name is no variable of this Makefile: "),
         ("bring-up", {"DEFINITION": ""}, "DEFINITION is empty: give a path, or leave it out."),
         # Before the network is asked for anything.
         ("check-logs-tritonserver", {"CONTRACT_ID": 5, "LOG_LINES": "x"},
