@@ -1,10 +1,12 @@
 """The commands behind nvidia_triton/Makefile: `python -m nvidia_triton COMMAND`.
 
-Their values come from the environment, where make puts its variables: INSTANCE_ID, CONTRACT_ID,
-PRIVATE_SSH_KEY, DEFINITION, LOG_LINES, CONFIRM, and in DEFINITION_KEYS the names of those variables
-that stand for keys of the definition. Results go to standard output, all else to standard error.
+Their values come from the environment, where make puts its variables. It tells the names of those on
+its command line: in DEFINITION_KEYS such as are keys of the definition, in TOLD the others that are
+KNOWN, in UNKNOWN the rest. PRIVATE_SSH_KEY, DEFINITION, STATE_DIR and LOG_LINES also count when they
+were only exported; ids and CONFIRM do not. Results go to standard output, all else to standard error.
 """
 
+import difflib
 import os
 import shlex
 import shutil
@@ -25,7 +27,7 @@ from nvidia_triton.instance import (
 )
 from nvidia_triton.progress import Wait, say
 from nvidia_triton.server import ServerError
-from nvidia_triton.vast import Instance, MissingError, Vast, VastError
+from nvidia_triton.vast import Instance, MissingError, Vast, VastError, clean
 
 _HERE = Path(__file__).absolute().parent
 # An instance that runs may not have our key yet.
@@ -38,6 +40,7 @@ class Commands:
     """One method per command; each raises an error that is one line."""
 
     def __init__(self) -> None:
+        _refuse_unknown()
         given = {
             name.lower(): os.environ.get(name, "")
             for name in os.environ.get("DEFINITION_KEYS", "").split()
@@ -104,7 +107,7 @@ class Commands:
         """End the instance for good, having asked."""
         found = self.vast.instance(self._contract_id())
         described = f"{found.id} ({found.label}, {found.gpus} x {found.gpu}, {found.status})"
-        if os.environ.get("CONFIRM") != "1" and not _is_confirmed(
+        if _given("CONFIRM") != "1" and not is_confirmed(
             f"Destroy instance {described} and all its data? [y/N] "
         ):
             raise InputError(f"Instance {found.id} was not destroyed.")
@@ -129,9 +132,10 @@ class Commands:
 
     def deploy_tritonserver(self) -> None:
         """Start Triton and show its log."""
+        lines = _log_lines()
         remote = self._remote()
         remote.start_triton(self.definition)
-        _print_log(remote, self.definition)
+        _print_log(remote, self.definition, lines)
 
     def deploy_models_tritonserver(self) -> None:
         """Bring the models to the instance."""
@@ -140,7 +144,7 @@ class Commands:
     def ssh_tunnels_tritonserver(self) -> None:
         """Open the tunnels; prints the service's settings."""
         self._remote().open_tunnels(self.definition)
-        print(_settings(self.definition))
+        print(settings_line(self.definition))
 
     def close_tunnels_tritonserver(self) -> None:
         """Close the tunnels."""
@@ -156,7 +160,8 @@ class Commands:
 
     def check_logs_tritonserver(self) -> None:
         """Print Triton's log."""
-        _print_log(self._remote(), self.definition)
+        lines = _log_lines()
+        _print_log(self._remote(), self.definition, lines)
 
     def check_model_stats_tritonserver(self) -> None:
         """Print Triton's statistics."""
@@ -167,13 +172,16 @@ class Commands:
     def bring_up(self) -> None:
         """From nothing, or from instance CONTRACT_ID, to ready models; prints the settings."""
         # Before anything costs: what would fail later anyway.
+        contract = None if _given("CONTRACT_ID") is None else self._contract_id()
+        offer = None if _given("INSTANCE_ID") is None else self._offer_id()
+        if contract is None and offer is None:
+            _refuse_exported_ids()
         key = find_key(_path("PRIVATE_SSH_KEY"))
         models_in(self.definition.models)
-        contract = os.environ.get("CONTRACT_ID", "")
-        if not (contract and tunnels_are_open(_state(self._contract_id()))):
+        if contract is None or not tunnels_are_open(_state(contract)):
             for port in self.definition.tunnels:
                 check_port(port)
-        contract_id = self._contract_id() if contract else self._create(self._choose_offer())
+        contract_id = contract or self._create(offer or self._cheapest_offer())
         try:
             remote = self._wait_until_running(contract_id, key)
             self._deploy(remote)
@@ -187,7 +195,7 @@ class Commands:
             )
             raise
         say("All models are ready.")
-        print(_settings(self.definition))
+        print(settings_line(self.definition))
 
     def _create(self, offer_id: int) -> int:
         offer = self.vast.offer(offer_id, self.definition)
@@ -203,9 +211,7 @@ class Commands:
         )
         return contract_id
 
-    def _choose_offer(self) -> int:
-        if os.environ.get("INSTANCE_ID"):
-            return self._offer_id()
+    def _cheapest_offer(self) -> int:
         if self.definition.max_price is None:
             raise InputError(
                 "INSTANCE_ID is missing: without MAX_PRICE you have to choose yourself."
@@ -271,12 +277,12 @@ class Commands:
         return True
 
     def _offer_id(self) -> int:
-        value = os.environ.get("INSTANCE_ID", "")
-        return identifier("INSTANCE_ID", value, "make search-instance lists offers.")
+        return identifier(
+            "INSTANCE_ID", _given("INSTANCE_ID"), "make search-instance lists offers."
+        )
 
     def _contract_id(self) -> int:
-        value = os.environ.get("CONTRACT_ID", "")
-        return identifier("CONTRACT_ID", value, "make show-instances lists yours.")
+        return identifier("CONTRACT_ID", _given("CONTRACT_ID"), "make show-instances lists yours.")
 
 
 _COMMANDS: dict[str, Callable[[Commands], None]] = {
@@ -307,9 +313,32 @@ def main() -> int:
     return 0
 
 
+def _refuse_unknown() -> None:
+    """Raise InputError for a misspelled variable: MAXPRICE=0.2 must not rent at MAX_PRICE."""
+    unknown, known = os.environ.get("UNKNOWN", "").split(), os.environ.get("KNOWN", "").split()
+    for name in unknown:
+        near = difflib.get_close_matches(name.upper().replace("-", "_"), known, 1)
+        remedy = f"did you mean {near[0]}?" if near else "make help lists them."
+        raise InputError(f"{clean(name)} is no variable of this Makefile: {remedy}")
+
+
+def _given(name: str) -> str | None:
+    """A variable of make's command line, "" if it is empty there, None if it is not there."""
+    return os.environ.get(name, "") if name in os.environ.get("TOLD", "").split() else None
+
+
+def _refuse_exported_ids() -> None:
+    """Raise InputError if an id was meant, perhaps: without any, the cheapest offer is rented."""
+    for name in ("CONTRACT_ID", "INSTANCE_ID"):
+        if name in os.environ:
+            raise InputError(f"{name} is exported, which does not count: make bring-up {name}=...")
+
+
 def _path(name: str) -> Path | None:
     """A path among the variables; a relative one begins where make runs."""
     text = os.environ.get(name)
+    if text == "":
+        raise InputError(f"{name} is empty: give a path, or leave it out.")
     return _HERE / Path(text).expanduser() if text else None
 
 
@@ -324,8 +353,8 @@ def _status(found: Instance) -> str:
     )
 
 
-def _settings(definition: Definition) -> str:
-    """The service's settings (app/settings.py) for Triton at the tunnels' ends."""
+def settings_line(definition: Definition) -> str:
+    """The service's settings (app/settings.py) for Triton at the tunnels' ends, for a shell's eval."""
     settings = {
         "TRITON_GRPC_SERVICE": f"127.0.0.1:{definition.grpc_port}",
         "TRITON_HTTP_SERVICE": f"127.0.0.1:{definition.http_port}",
@@ -335,10 +364,14 @@ def _settings(definition: Definition) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
 
 
-def _print_log(remote: Remote, definition: Definition) -> None:
-    lines = os.environ.get("LOG_LINES", "")
-    count = identifier("LOG_LINES", lines, "a number of lines.") if lines else None
-    for line in remote.log(definition, count):
+def _log_lines() -> int | None:
+    """How many lines of the log; None: all."""
+    lines = os.environ.get("LOG_LINES")
+    return identifier("LOG_LINES", lines, "a number of lines.") if lines else None
+
+
+def _print_log(remote: Remote, definition: Definition, lines: int | None) -> None:
+    for line in remote.log(definition, lines):
         print(line)
 
 
@@ -349,7 +382,8 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _is_confirmed(question: str) -> bool:
+def is_confirmed(question: str) -> bool:
+    """Ask; anything but a yes, no answer included, is a no."""
     sys.stderr.write(question)
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

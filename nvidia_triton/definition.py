@@ -118,16 +118,18 @@ def read(
         metrics_port=values.port("metrics_port", 8002),
     )
     if re.search(r"\bdph", definition.search):
-        raise InputError("search: the price belongs into max_price.")
+        raise InputError("search: the price belongs in max_price.")
     if len(definition.tunnels) < 3 or len(set(definition.tunnels.values())) < 3:
         raise InputError("http_port, grpc_port and metrics_port must be three ports, on each side.")
     return definition
 
 
-def identifier(name: str, value: str, remedy: str) -> int:
+def identifier(name: str, value: str | None, remedy: str) -> int:
     """The id of an offer or an instance; raises InputError with the remedy."""
-    if not value:
+    if value is None:
         raise InputError(f"{name} is missing: {remedy}")
+    if not value:
+        raise InputError(f"{name} is given but empty: {remedy}")
     if not re.fullmatch(r"[1-9][0-9]{0,17}", value):
         raise InputError(f"{name}: {_shown(value)} is not a number: {remedy}")
     return int(value)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from nvidia_triton.definition import InputError
 from nvidia_triton.progress import say
-from nvidia_triton.vast import clean
+from nvidia_triton.vast import PROGRAM, clean
 
+MAX_NAMES = 5  # in one line
 _MODEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 # ssh expands these in the name of a key.
 _NOT_IN_KEY = re.compile(r"""[%$"'\\\x00-\x1f]""")
@@ -29,16 +30,20 @@ def models_in(folder: Path) -> list[str]:
     """The models of a repository here; raises InputError if there is none."""
     if not folder.is_dir():
         raise InputError(f"models: {str(folder)!a} is no folder.")
-    names = []
+    names, left_out = [], []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
         if not (path / "config.pbtxt").is_file():
-            say(f"{clean(path.name)} has no config.pbtxt: left out.")
+            left_out.append(clean(path.name))
         elif not _MODEL.fullmatch(path.name):
             raise InputError(f"models: {path.name!a} is no name for a model.")
         else:
             names.append(path.name)
+    if left_out:
+        shown = ", ".join(left_out[:MAX_NAMES])
+        more = f" and {len(left_out) - MAX_NAMES} more" if len(left_out) > MAX_NAMES else ""
+        say(f"Left out, without a config.pbtxt: {shown}{more}")
     if not names:
         raise InputError(f"models: there is no model in {str(folder)!a}.")
     return names
@@ -55,7 +60,7 @@ def find_key(key: Path | None) -> Path | None:
     if "SSH_AUTH_SOCK" not in os.environ and not any(_own_keys().glob("id_*")):
         raise InputError(
             "You have no ssh key: `ssh-keygen -t ed25519`, tell it to Vast.ai "
-            "(`.venv/bin/vastai create ssh-key ~/.ssh/id_ed25519.pub`), or name one with "
+            f'(`{PROGRAM} create ssh-key "$(cat ~/.ssh/id_ed25519.pub)"`), or name one with '
             "PRIVATE_SSH_KEY=FILE."
         )
     return None

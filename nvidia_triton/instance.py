@@ -20,7 +20,7 @@ from typing import IO
 from nvidia_triton.definition import Definition
 from nvidia_triton.here import check_port, models_in, taken
 from nvidia_triton.progress import heartbeat, say
-from nvidia_triton.vast import Instance, clean
+from nvidia_triton.vast import PROGRAM, Instance, clean
 
 CONNECT_SECONDS = 15
 _SCRIPT = Path(__file__).with_name("instance.sh")
@@ -287,8 +287,8 @@ def _raise_ssh_error(errors: str, contract_id: int) -> None:
     reason = _last(errors)
     if "Permission denied" in errors:
         raise KeyRefusedError(
-            f"Instance {contract_id} refuses your ssh key: `.venv/bin/vastai create ssh-key "
-            "FILE.pub` before it is created, or PRIVATE_SSH_KEY=FILE."
+            f"Instance {contract_id} refuses your ssh key: `{PROGRAM} create ssh-key "
+            '"$(cat FILE.pub)"` before it is created, or PRIVATE_SSH_KEY=FILE.'
         )
     if "HOST IDENTIFICATION HAS CHANGED" in errors:
         raise RemoteError(

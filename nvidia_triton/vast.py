@@ -8,9 +8,11 @@ the API key by itself (VAST_API_KEY, or the file of `vastai set api-key`); we ne
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from nvidia_triton.definition import Definition
 
@@ -22,8 +24,10 @@ sys.argv[1:] = json.load(sys.stdin)
 from vastai.cli.main import main
 main()
 """
+# As a shell takes it, from wherever make was called.
+PROGRAM = shlex.quote(str(Path(__file__).absolute().parent / ".venv" / "bin" / "vastai"))
 _KEY_REMEDY = (
-    "export VAST_API_KEY=..., or `.venv/bin/vastai set api-key` "
+    f"export VAST_API_KEY=..., or `{PROGRAM} set api-key ...` "
     "(keys: https://cloud.vast.ai/manage-keys/)."
 )
 
@@ -173,6 +177,8 @@ class Vast:
         """What a command prints; raises VastError if it says on standard error that it failed."""
         if importlib.util.find_spec("vastai") is None:
             raise VastError("The vastai CLI is not installed: make .venv (in nvidia_triton)")
+        if not has_key():
+            raise VastError(f"There is no API key: {_KEY_REMEDY}")
         try:
             ended = subprocess.run(  # noqa: S603 - our own environment's Python
                 [sys.executable, "-I", "-c", _RUN_CLI],
@@ -191,6 +197,21 @@ class Vast:
         if ended.returncode != 0:
             raise VastError(_crash(lines))
         return ended.stdout
+
+
+def has_key() -> bool:
+    """Whether the CLI has a key to send: of the environment, or of one of its files.
+
+    Without one it would ask the network first, and might complain about that. The places are those
+    of https://github.com/vast-ai/vast-cli (vastai/cli/util.py, and DIRS there).
+    """
+    if "VAST_API_KEY" in os.environ:
+        return bool(os.environ["VAST_API_KEY"].strip())
+    home = Path.home()
+    config = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    folder = (config if config.is_absolute() else home / ".config") / "vastai"
+    files = [folder / "vast_api_key", folder / "vast_tfa_key", home / ".vast_api_key"]
+    return any(file.exists() for file in files)
 
 
 def _raise_if_refused(line: str) -> None:

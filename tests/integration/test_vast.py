@@ -3,6 +3,7 @@
 Behind the sshd is the embedded tritonserver, started as on a rented machine.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -22,8 +23,8 @@ import pytest
 import yaml
 
 from app.embedded.processes import free_port
-from app.triton_client import TritonClient
-from tests.conftest import ROOT, SCRIPTED, TRITON_VENV
+from tests.conftest import ROOT, SCRIPTED, TRITON_VENV, Service
+from tests.integration.support import fresh_database, read, serve, until
 from tests.integration.vast_stand_in import (
     API_KEY,
     CHEAP,
@@ -35,6 +36,7 @@ from tests.integration.vast_stand_in import (
     run_sshd,
     serve_api,
 )
+from tests.postgres import PostgresServer
 
 VAST = ROOT / "nvidia_triton"
 HF_TOKEN = "hf_very_secret"
@@ -211,24 +213,31 @@ def instance(machine: Machine) -> int:
     return machine.api.rent(CHEAP)
 
 
-def documented() -> list[str]:
-    """The five commands of docs/vast.md, behind the `cd`."""
-    block = (ROOT / "docs" / "vast.md").read_text().split("```sh\n")[1].split("```")[0]
-    first, *commands = [line.partition("  #")[0].strip() for line in block.splitlines()]
-    assert first == "cd nvidia_triton"
-    assert len(commands) == 5
-    return commands
+def documented() -> list[list[str]]:
+    """The commands of docs/vast.md, by its blocks of shell."""
+    text = (ROOT / "docs" / "vast.md").read_text().replace("\\\n", "")
+    blocks = [block.split("```")[0] for block in text.split("```sh\n")[1:]]
+    return [[line.partition("  #")[0].strip() for line in block.splitlines()] for block in blocks]
 
 
-async def test_the_five_commands_of_the_document(machine: Machine) -> None:
+async def test_the_five_commands_of_the_document(
+    machine: Machine, postgres_server: PostgresServer, template: str, tmp_path: Path
+) -> None:
     api, definition = machine.api, machine.definition
-    install, search, bring_up, serve, destroy = documented()
+    once, five, own = documented()
+    enter, install, _, tell_key = once
+    assert enter == "cd nvidia_triton"
+    search, bring_up, run, register, destroy = five
+    (machine.folder / "home" / ".ssh").mkdir()
+    shutil.copy(machine.folder / "key.pub", machine.folder / "home" / ".ssh" / "id_ed25519.pub")
     machine.shell(install)
+    machine.shell(tell_key)
+    assert api.keys == [(machine.folder / "key.pub").read_text().strip()]
     found = machine.shell(search)
     ids = [line.split()[0] for line in found.splitlines()]
     assert ids == ["INSTANCE_ID", str(CHEAP), str(FAIR), str(TAKEN)]  # DEAR is too dear
 
-    settings = machine.shell(bring_up.replace("...", str(FAIR)) + '; echo "$SETTINGS"').strip()
+    settings = machine.shell(bring_up.replace("...", str(FAIR))).strip()
     named = dict(word.split("=", 1) for word in settings.split())
     assert named == {
         "TRITON_GRPC_SERVICE": f"127.0.0.1:{definition['grpc_port']}",
@@ -237,29 +246,29 @@ async def test_the_five_commands_of_the_document(machine: Machine) -> None:
         "LLM_MODEL_REPOSITORY": str(machine.folder / "models"),
     }
     (contract,) = api.rows
-    # The fourth, without the database that it would need.
-    script = "from app.settings import Settings; print(Settings().triton_grpc)"
-    assert "-m app serve --with-worker" in serve
-    address = machine.shell(
-        serve.replace("-m app serve --with-worker", f"-c '{script}'"),
-        SETTINGS=settings, LLM_DATABASE_URL="db", LLM_DATABASE_ADMIN_USER="llm",
-        LLM_DATABASE_PASSWORD="x", LLM_DATABASE_DB="llm",
-    ).strip()  # fmt: skip
-    async with TritonClient(address) as client:
-        deltas = client.generate("scripted", "{{text=one two}}", {"max_tokens": 8})
-        assert "".join([delta.text async for delta in deltas]).split() == ["one", "two"]
+    # The third is a service whose own servers and repository have nothing of the instance's.
+    assert run == "make -C .. run LIGHT=1"
+    without: dict[str, Any] = {"triton_grpc": "", "model_repository": tmp_path}
+    async with (
+        fresh_database(postgres_server, template, None, **without) as its_settings,
+        serve(its_settings, with_worker=True) as service,
+    ):
+        register = register.replace("8001", str(definition["grpc_port"]))
+        register = register.replace("127.0.0.1:8887", service.client.base_url.netloc.decode())
+        registered = json.loads(await asyncio.to_thread(machine.shell, register))
+        assert registered["healthy"], registered
+        await check_an_answer(service)
+    check_own_service(machine, own, settings)
 
     assert machine.make("check-health-tritonserver") == "1\n"
     check_the_rest(machine, contract, settings)
 
     destroy = destroy.replace("...", str(contract))
-    for answer in ("n\n", ""):
-        refused = machine.run("destroy-instance", stdin=answer, CONTRACT_ID=contract)
-        assert refused.returncode != 0
-        assert (
-            f"Destroy instance {contract} (tritonserver, 1 x RTX 4090, running)" in refused.stderr
-        )
-        assert contract in api.rows
+    # Nobody answers, and an exported CONFIRM is none.
+    asked = machine.run("destroy-instance", env={"CONFIRM": "1"}, CONTRACT_ID=contract)
+    assert asked.returncode != 0
+    assert f"Destroy instance {contract} (tritonserver, 1 x RTX 4090, running)" in asked.stderr
+    assert contract in api.rows
     machine.shell(destroy, stdin="y\n")
     assert contract not in api.rows
     assert not (machine.folder / "state" / str(contract)).exists()
@@ -268,28 +277,55 @@ async def test_the_five_commands_of_the_document(machine: Machine) -> None:
     assert refusal.startswith(f"You have no instance {contract}: ")
 
 
+async def check_an_answer(service: Service) -> None:
+    """A result of the instance's model, through the tunnel."""
+    body = {"model": "scripted", "content": "{{text=one two}}"}
+
+    async def accepted() -> str | None:
+        answer = await service.client.post("/results/", json=body)
+        return answer.json()["id"] if answer.status_code == 202 else None
+
+    result = await read(service, await until(accepted), wait=30)
+    assert (result["state"], result["result"].split()) == ("completed", ["one", "two"])
+
+
+def check_own_service(machine: Machine, commands: list[str], settings: str) -> None:
+    """What the other service gets, without the database that it would need."""
+    take, migrate, serve = commands
+    assert take.startswith("SETTINGS=$(make ssh-tunnels-tritonserver CONTRACT_ID=...) && ")
+    assert migrate == "make -C .. migrate"
+    assert "-m app serve --with-worker" in serve
+    script = "from app.settings import Settings; print(Settings().triton_grpc)"
+    address = machine.shell(
+        f"{take.partition(' && ')[2]}\n" + serve.replace("-m app serve --with-worker", f"-c '{script}'"),
+        SETTINGS=settings, LLM_DATABASE_URL="db", LLM_DATABASE_ADMIN_USER="llm",
+        LLM_DATABASE_PASSWORD="x", LLM_DATABASE_DB="llm",
+    ).strip()  # fmt: skip
+    assert f"TRITON_GRPC_SERVICE={address}" in settings.split()
+
+
 def check_the_rest(machine: Machine, contract: int, settings: str) -> None:
     """The other commands, on an instance that is up; at the end Triton and tunnels are gone."""
     with_id: dict[str, Any] = {"CONTRACT_ID": contract}
     stats = json.loads(machine.make("check-model-stats-tritonserver"))
-    assert stats["model_stats"][0]["name"] == "scripted"
-    assert "Started HTTPService" in machine.make("check-logs-tritonserver", **with_id)
+    assert [model["name"] for model in stats["model_stats"]] == ["scripted"]
+
+    # A server that looks every 5 s finds the new model, and never half of it; other things meanwhile.
+    second = machine.folder / "models" / "second"
+    shutil.copytree(SCRIPTED["scripted"], second)
+    machine.make("deploy-models-tritonserver", **with_id)
+    started = time.monotonic()
     assert machine.make("check-logs-tritonserver", LOG_LINES=1, **with_id).count("\n") == 1
     assert f"{contract}" in machine.make("show-instances")
     assert machine.run("ssh-instance", stdin="echo $((40+2))\n", **with_id).stdout == "42\n"
     again = machine.run("ssh-tunnels-tritonserver", **with_id)
     assert again.stdout.strip() == settings
     assert "open already" in again.stderr
-
-    # A server that looks every 5 s finds the new model, and never half of it.
-    second = machine.folder / "models" / "second"
-    shutil.copytree(SCRIPTED["scripted"], second)
-    machine.make("deploy-models-tritonserver", **with_id)
-    started = time.monotonic()
     while '"second"' not in machine.make("check-model-stats-tritonserver"):
         assert time.monotonic() - started < DEADLINE_SECONDS
     machine.wait_for_health("1")
     log = machine.make("check-logs-tritonserver", **with_id)
+    assert "Started HTTPService" in log
     assert log.count("successfully loaded") == 2, log
     assert not re.search(r"failed to load|unloaded", log)
     shutil.rmtree(second)
@@ -398,7 +434,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_way_on(machine: Machine) 
     assert HF_TOKEN not in ended.stderr
     told = ended.stderr.splitlines()
     assert told[:2] == [
-        "notes has no config.pbtxt: left out.",
+        "Left out, without a config.pbtxt: notes",
         f"Rented 1 x RTX 4090 for $0.210 an hour as instance {contract}: CONTRACT_ID={contract}",
     ]
     assert told[2].startswith(f"Instance {contract} is loading (Pulling), ")
@@ -422,7 +458,28 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_way_on(machine: Machine) 
         ("bring-up", {"MAX_PRICE": 0.1}, "There is no such offer now: "),
         ("bring-up", {"MAX_PRICE": ""}, "INSTANCE_ID is missing: without MAX_PRICE"),
         ("bring-up", {"MODELS": "/nowhere"}, "models: '/nowhere' is no folder."),
-        ("show-instances", {"env": {"VAST_API_KEY": "unset"}}, "Vast.ai refused the API key, or "),
+        ("bring-up", {"INSTANCE_ID": ""}, "INSTANCE_ID is given but empty: make search-instance"),
+        ("bring-up", {"CONTRACT_ID": ""}, "CONTRACT_ID is given but empty: make show-instances"),
+        ("bring-up", {"INSTANCE_ID": FAIR, "CONTRACT_ID": ""}, "CONTRACT_ID is given but empty: "),
+        ("bring-up", {"env": {"CONTRACT_ID": "5"}}, "CONTRACT_ID is exported, which does not count"),
+        ("bring-up", {"env": {"INSTANCE_ID": "5"}}, "INSTANCE_ID is exported, which does not count"),
+        ("destroy-instance", {"env": {"CONTRACT_ID": "5"}}, "CONTRACT_ID is missing: "),
+        ("bring-up", {"MAXPRICE": 1},
+         "MAXPRICE is no variable of this Makefile: did you mean MAX_PRICE?"),
+        ("create-instance", {"INSTANCE_ID": FAIR, "max_price": 0.1},
+         "max_price is no variable of this Makefile: did you mean MAX_PRICE?"),
+        ("bring-up", {"colour": "$(shell false)"},
+         "colour is no variable of this Makefile: make help lists them."),
+        ("bring-up", {"keys": "MAXPRICE"}, "keys is no variable of this Makefile: "),
+        ("bring-up", {"name": "mine"}, "name is no variable of this Makefile: "),
+        ("bring-up", {"DEFINITION": ""}, "DEFINITION is empty: give a path, or leave it out."),
+        # Before the network is asked for anything.
+        ("check-logs-tritonserver", {"CONTRACT_ID": 5, "LOG_LINES": "x"},
+         "LOG_LINES: 'x' is not a number: "),
+        ("deploy-tritonserver", {"CONTRACT_ID": 5, "LOG_LINES": "x"},
+         "LOG_LINES: 'x' is not a number: "),
+        ("show-instances", {"env": {"VAST_API_KEY": "unset", "VAST_URL": "http://127.0.0.1:9"}},
+         f"There is no API key: export VAST_API_KEY=..., or `{VAST}/.venv/bin/vastai set api-key"),
         ("show-instances", {"env": {"VAST_API_KEY": "wrong"}}, "Vast.ai refused the API key, or "),
         ("show-instances", {"env": {"VAST_URL": "http://127.0.0.1:9"}, "RETRY": 1},
          "Vast.ai cannot be reached (ConnectionError): check the network."),
@@ -479,10 +536,11 @@ def test_a_missing_cli_is_one_line(machine: Machine) -> None:
     bare.mkdir(parents=True)
     shutil.copy(VAST / "Makefile", bare)
     ended = subprocess.run(
-        ["make", "-C", bare, "bring-up"],
+        ["make", "-s", "-C", bare, "bring-up"],
         env=machine.environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode != 0
+    assert ended.stdout == ""
     assert "The vastai CLI is not installed: make .venv (in nvidia_triton)" in ended.stderr
 
 
@@ -508,11 +566,15 @@ def test_nothing_that_make_is_told_is_run(
         assert ended.returncode != 0, name
         assert ended.stderr.lower().startswith(name.lower()), ended.stderr
     # Texts that may be anything end where they belong, as they are.
-    for name in ("DEFINITION", "MODELS", "STATE_DIR", "CONFIRM", "LOG_LINES"):
-        text = str(machine.folder / nasty.replace("/", "_")) if name == "STATE_DIR" else nasty
-        given: dict[str, Any] = {name: text}
+    state = str(machine.folder / nasty.replace("/", "_"))
+    free: list[dict[str, Any]] = [
+        {"DEFINITION": nasty},
+        {"MODELS": nasty},
+        {"STATE_DIR": state, "CONFIRM": nasty, "LOG_LINES": nasty},
+    ]
+    for given in free:
         machine.run("deploy-models-tritonserver", CONTRACT_ID=instance, **given)
-        assert name != "STATE_DIR" or (Path(text) / str(instance) / "ssh_config").exists()
+    assert (Path(state) / str(instance) / "ssh_config").exists()
 
 
 def test_a_folder_of_models_may_have_any_name(

@@ -33,6 +33,7 @@ class VastApi:
     created: list[dict[str, Any]] = field(default_factory=list)
     searched: list[dict[str, Any]] = field(default_factory=list)
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)
     # So often an instance is still loading when it is looked at.
     loading: int = 1
     # Arguments of all processes at each creation.
@@ -54,6 +55,9 @@ class VastApi:
                 return 200, {"instances": rows, "next_token": None, "total_instances": len(rows)}
             case "GET", ["instances", contract]:
                 return 200, {"instances": self._look(int(contract))}
+            case "POST", ["ssh"]:
+                self.keys.append(body["ssh_key"])
+                return 200, {"success": True}
             case "DELETE", ["instances", contract] if int(contract) in self.rows:
                 del self.rows[int(contract)]
                 return 200, {"success": True}

@@ -1,21 +1,27 @@
 """What the Vast.ai commands take from the definition and from make, and what they refuse."""
 
+import io
+import shlex
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
+from nvidia_triton.__main__ import is_confirmed, settings_line
 from nvidia_triton.definition import Definition, InputError, identifier, read
-from nvidia_triton.here import find_key
+from nvidia_triton.here import find_key, models_in
 from nvidia_triton.instance import Remote, RemoteError
-from nvidia_triton.vast import Instance
+from nvidia_triton.vast import Instance, has_key
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "nvidia_triton" / "vastai_instance_definition.yaml"
 KEYS = [field.name for field in fields(Definition)] + ["tag"]
 # Texts that are for a shell, on the instance: they are passed on as they are.
 SCRIPTS = {"onstart"}
+SHOW = "import os; print(os.environ['TRITON_GRPC_SERVICE'], os.environ['LLM_MODEL_REPOSITORY'])"
 BAD = [
     "a\nb: c",
     "x $(touch marker)",
@@ -84,7 +90,7 @@ def test_bad_ids_are_refused(value: str) -> None:
         ({"tag": "24.07"}, None),
         ({"image": "a/b:1", "tag": "2"}, "tag: '2' is not the tag that image has, '1'."),
         ({"image": ""}, "image: is missing."),
-        ({"search": "dph<9"}, "search: the price belongs into max_price."),
+        ({"search": "dph<9"}, "search: the price belongs in max_price."),
         ({"http_port": "8001"}, "http_port, grpc_port and metrics_port must be three ports"),
         ({"env": "-e A"}, "env: A is not set in your environment"),
         ({"env": "-e A=b c"}, "env: must be pairs"),
@@ -162,3 +168,55 @@ def test_no_key_at_all_is_told_with_its_remedy(
         find_key(None)
     (tmp_path / "id_ed25519").touch()
     assert find_key(None) is None
+
+
+def test_a_key_of_the_cli_is_found_where_the_cli_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VAST_API_KEY", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for place in (".config/vastai/vast_api_key", ".config/vastai/vast_tfa_key", ".vast_api_key"):
+        home = tmp_path / f"of{place.replace('/', '_')}"
+        monkeypatch.setenv("HOME", str(home))
+        assert not has_key()
+        (home / place).parent.mkdir(parents=True)
+        (home / place).write_text("key")
+        assert has_key()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert not has_key()
+    (tmp_path / "config" / "vastai").mkdir(parents=True)
+    (tmp_path / "config" / "vastai" / "vast_api_key").write_text("key")
+    assert has_key()
+    monkeypatch.setenv("VAST_API_KEY", "")  # the CLI sends this one
+    assert not has_key()
+    monkeypatch.setenv("VAST_API_KEY", "key")
+    assert has_key()
+
+
+def test_the_settings_are_for_a_shell_s_eval(tmp_path: Path) -> None:
+    models = tmp_path / "a b's $(touch x)"
+    line = settings_line(read(FILE, {"models": str(models), "grpc_port": "18001"}))
+    printed = subprocess.run(
+        ["sh", "-c", f'eval "export $SETTINGS"; {shlex.quote(sys.executable)} -c "{SHOW}"'],
+        env={"SETTINGS": line}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert printed == f"127.0.0.1:18001 {models}\n"
+
+
+def test_only_a_yes_is_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer, meant in {"y\n": True, "YES\n": True, "n\n": False, "\n": False, "": False}.items():
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        assert is_confirmed("Really? ") is meant
+
+
+def test_folders_that_are_no_models_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(12):
+        (tmp_path / f"folder{number:02}").mkdir()
+    with pytest.raises(InputError, match="there is no model in"):
+        models_in(tmp_path)
+    assert capsys.readouterr().err == (
+        "Left out, without a config.pbtxt: folder00, folder01, folder02, folder03, folder04 and 7 more\n"
+    )
