@@ -79,6 +79,7 @@ class Server:
 
     async def close(self) -> None:
         """Close its channel; who runs on it still is cut off."""
+        self.models = {}
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -115,8 +116,8 @@ class Fleet:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        for server in (*self._servers.values(), *self._leaving):
-            await server.close()
+        servers = (*self._servers.values(), *self._leaving)
+        await asyncio.gather(*(server.close() for server in servers))
 
     @property
     def servers(self) -> list[Server]:
@@ -140,6 +141,11 @@ class Fleet:
 
     def find(self, name: str) -> Server | None:
         return self._servers.get(name)
+
+    def at(self, grpc: str) -> Server | None:
+        """The server at an address, also one that was removed while something runs on it."""
+        servers = (*self._servers.values(), *self._leaving)
+        return next((server for server in servers if server.address.grpc == grpc), None)
 
     def serving(self, model: str) -> list[Server]:
         """The servers that may be given results of a model."""
@@ -180,7 +186,7 @@ class Fleet:
         self._is_stale = False
         try:
             registered = await self.store.all()
-        except Exception as error:
+        except BaseException as error:  # also when who asked has left
             self._is_stale = True
             if not is_passing(error):
                 raise
@@ -193,8 +199,15 @@ class Fleet:
         for name, address in wanted.items():
             if name in self._servers:
                 self._servers[name].address = address
+            elif (server := self._leaving_at(address.grpc)) is not None:
+                self._leaving.remove(server)  # what runs there still counts
+                server.address = address
+                self._servers[name] = server
             else:
                 await self._enter(address)
+
+    def _leaving_at(self, grpc: str) -> Server | None:
+        return next((one for one in self._leaving if one.address.grpc == grpc), None)
 
     async def _enter(self, address: ServerAddress) -> None:
         server = Server(address, self._slots)
