@@ -100,17 +100,27 @@ def _remove(options: argparse.Namespace) -> int:
 
 def _with_store(work: Callable[["ServerStore"], Awaitable[None]]) -> int:
     """0, or 1 and the reason on stderr."""
+    import asyncpg
+
     from app.database import Database
     from app.errors import ServiceError
     from app.server_store import ServerStore
 
-    async def run() -> int:
+    async def run() -> None:
         async with Database(Settings(), "llm server") as database:
-            try:
-                await work(ServerStore(database))
-            except ServiceError as error:
-                sys.stderr.write(f"{error.detail}\n")
-                return 1
-        return 0
+            await work(ServerStore(database))
 
-    return asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except ServiceError as error:
+        return _fail(error.detail)
+    except asyncpg.UndefinedTableError:
+        return _fail("The database has no such tables yet: run `python -m app migrate`.")
+    except asyncpg.PostgresError as error:
+        return _fail(f"The database refused: {error}")
+    return 0
+
+
+def _fail(reason: str) -> int:
+    sys.stderr.write(f"{reason}\n")
+    return 1

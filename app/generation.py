@@ -17,6 +17,7 @@ from app.triton_client import (
     ModelFailedError,
     NotTakenError,
     RefusedError,
+    StreamLostError,
 )
 
 _PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
@@ -53,6 +54,8 @@ class Generation(Attempt):
             except ModelDeadError:
                 raise  # others hang there: who asked has to stop them
             except NotTakenError as error:
+                if self.has_answered:  # it was taken: another's words must not follow its own
+                    raise StreamLostError(str(error)) from error
                 refusal = error
                 tried.add(server.name)
                 self._backend.doubt(self.place)

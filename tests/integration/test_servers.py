@@ -1,6 +1,7 @@
 """Several Triton servers: registered, shared by their models' results, drained, lost, removed."""
 
 import asyncio
+import re
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -417,6 +418,21 @@ async def test_a_server_that_hangs_hides_no_dead_model_of_another(
         second.kill_stub()
         await until_running_on(service, default=0)
         await cancel(service, sent)
+
+
+async def test_what_was_heard_of_one_server_is_never_another_ones_beginning(
+    settings: Settings, second: MortalTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever Triton says in the middle of a text: it took the request, and the attempt counts."""
+    monkeypatch.setattr(triton_client, "_CODED", re.compile(r"(never): (.*)"))
+    monkeypatch.setattr(triton_client, "_NOT_SERVED", re.compile("the script failed"))
+    twice = settings.model_copy(update={"max_attempts": 2})
+    async with run_service(twice, with_worker=True) as service:
+        await register(service, "second", grpc=second.address("grpc"))
+        ended = await finish(service, "{{chunks=6 fail_at=3}}")
+    assert (ended["state"], ended["attempt"]) == ("failed", 2)
+    assert ended["error"]["code"] == "triton_lost"
+    assert len(ended["result"].split()) == 3
 
 
 async def test_what_a_server_does_not_take_the_next_one_does(
