@@ -206,7 +206,7 @@ class TritonClient:
 
     def __init__(self, address: str) -> None:
         host, port = split_address(address, 8001)
-        self.address = f"{host}:{port}"
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._takes_cancellations: dict[str, bool] = {}  # by model
         self._unheard: set[asyncio.Task[None]] = set()  # calls that nobody listens to any more
 
@@ -415,7 +415,9 @@ def _hear(response: Any, on_delta: Callable[[Delta], None], told: "asyncio.Futur
 _CODED = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL): (.*)", re.DOTALL)
 _NOT_SERVED = re.compile(r"unknown model|not at ready state|is not ready|no available versions")
 _DEAD = re.compile(r"Stub process .* is not healthy")
-_NOT_CONNECTED = re.compile(r"failed to connect|resolution failed|Connection refused")
+_NOT_CONNECTED = re.compile(
+    r"failed to connect|resolution failed|errors resolving|Connection refused"
+)
 
 
 def _to_model_error(message: str) -> GenerationError:
