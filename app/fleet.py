@@ -21,6 +21,8 @@ from app.triton_client import IndexEntry, TritonClient
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 3.0  # seconds that one slow server may keep what others say
+_PATIENCE_WITH_THE_LOST = 0.25  # that one may which did not answer before
+_NOT_ASKED = "not asked yet"
 
 
 class Server:
@@ -30,7 +32,7 @@ class Server:
         self.address = address
         self.client = TritonClient(address.grpc)
         self.models: dict[str, IndexEntry] = {}
-        self.error: str | None = "not asked yet"
+        self.error: str | None = _NOT_ASKED
         self.running: Counter[str] = Counter()  # results of this process, by model
         self._default_slots = default_slots
         self._asking: asyncio.Task[None] | None = None
@@ -174,9 +176,12 @@ class Fleet:
         """Ask every server; one that does not answer soon keeps nobody waiting."""
         if self._is_stale:
             await self._read()
-        asking = [server.ask() for server in self._servers.values()]
-        if asking:
-            await asyncio.wait(asking, timeout=_PATIENCE)
+        expected = {one.ask(): one.error in (None, _NOT_ASKED) for one in self._servers.values()}
+        if expected:
+            await asyncio.wait(expected, timeout=_PATIENCE_WITH_THE_LOST)
+        late = [task for task, is_expected in expected.items() if is_expected and not task.done()]
+        if late:
+            await asyncio.wait(late, timeout=_PATIENCE)
         for server in [one for one in self._leaving if not one.running.total()]:
             self._leaving.remove(server)
             await server.close()

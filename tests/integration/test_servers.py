@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app import attempts, triton_client
+from app import attempts, fleet, triton_client
 from app.embedded.triton import EmbeddedTriton
 from app.errors import UnknownModelError
 from app.settings import Settings, split_address
@@ -177,17 +177,34 @@ async def test_the_settings_may_name_several(
 async def test_a_change_is_not_forgotten_when_its_reader_leaves(
     api: Service, connection: asyncpg.Connection
 ) -> None:
-    fleet = api.services.fleet
+    servers = api.services.fleet
     async with connection.transaction():
         await connection.execute("LOCK TABLE servers IN ACCESS EXCLUSIVE MODE")
         await connection.execute("INSERT INTO servers (name, grpc) VALUES ('away', $1)", NOWHERE)
-        fleet.outdate()
-        reading = asyncio.create_task(fleet.refresh())
+        servers.outdate()
+        reading = asyncio.create_task(servers.refresh())
         await asyncio.sleep(0.1)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    await fleet.refresh()
-    assert fleet.find("away") is not None
+    await servers.refresh()
+    assert servers.find("away") is not None
+
+
+async def test_nobody_waits_long_for_a_server_that_is_known_to_hang(
+    api: Service, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, port = split_address(triton.address("grpc"), 0)
+    async with SilentProxy(host, port) as proxy:
+        await register(api, "frozen", grpc=f"127.0.0.1:{proxy.port}")
+        frozen = api.services.fleet.get("frozen")
+        proxy.freeze_the_open()
+        frozen.error = "as if it had not answered"
+        monkeypatch.setattr(fleet, "_PATIENCE", 600.0)
+        async with asyncio.timeout(15):
+            await api.services.registry.refresh()
+            assert_problem(await api.client.get("/models/unknown"), 404, "unknown_model")
+        assert frozen.ask().done() is False
+        assert api.services.registry.ready() == ["scripted"]
 
 
 async def test_those_who_miss_a_model_at_one_moment_ask_once(api: Service) -> None:
@@ -439,8 +456,7 @@ async def test_what_a_server_does_not_take_the_next_one_does(
     both: Service, second: MortalTriton
 ) -> None:
     """Also before anybody has found out that it is gone: in the same attempt."""
-    fleet = both.services.fleet
-    lost = fleet.get("second")
+    lost = both.services.fleet.get("second")
     models = dict(lost.models)
     second.kill_server()
     sent = [await send(both, "{{chunks=2}}") for _ in range(3)]
