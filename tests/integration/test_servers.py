@@ -404,14 +404,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_model_that_dies_on_a_removed_server_is_noticed(
-    both: Service, second: MortalTriton
+    both: Service, triton: EmbeddedTriton, second: MortalTriton
 ) -> None:
+    """Also where another server has its name by then."""
     sent = [await send(both, LONG) for _ in range(4)]
     await until_running_on(both, default=2, second=2)
     assert (await both.client.delete("/servers/second")).status_code == 204
-    second.kill_stub()
-    await until_running_on(both, default=4)
-    await cancel(both, sent)
+    host, port = split_address(triton.address("grpc"), 0)
+    async with SilentProxy(host, port) as proxy:
+        await register(both, "second", grpc=f"127.0.0.1:{proxy.port}")
+        sent += [await send(both, LONG)]
+        await until_running_on(both, default=2, second=1)
+        second.kill_stub()
+
+        async def all_run() -> bool:
+            return sum(running(both).values()) == 5
+
+        await until(all_run)
+        await cancel(both, sent)
 
 
 @pytest.mark.usefixtures("impatient")
