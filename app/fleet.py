@@ -201,7 +201,7 @@ class Fleet:
         for name in [name for name in self._servers if name not in static]:
             if name not in wanted or wanted[name].grpc != self._servers[name].address.grpc:
                 self._leaving.append(self._servers.pop(name))
-        for name, address in wanted.items():
+        for name, address in wanted.items():  # by name
             if name in self._servers:
                 self._servers[name].address = address
             elif (server := self._leaving_at(address.grpc)) is not None:
@@ -210,6 +210,7 @@ class Fleet:
                 self._servers[name] = server
             else:
                 await self._enter(address)
+            self._servers[name] = self._servers.pop(name)  # behind those before it
 
     def _leaving_at(self, grpc: str) -> Server | None:
         return next((one for one in self._leaving if one.address.grpc == grpc), None)

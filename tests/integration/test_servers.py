@@ -100,8 +100,10 @@ async def test_servers_are_registered_told_and_removed(
     assert NOWHERE in assert_problem(taken, 409, "conflict")["detail"]
 
     assert (await finish(service, "x"))["state"] == "completed"  # one that is away disturbs nobody
+    await register(service, "again", grpc=NOWHERE)
+    await register(service, "Also", grpc=NOWHERE)
     listed = (await service.client.get("/servers")).json()
-    assert [one["name"] for one in listed] == ["default", "away"]
+    assert [one["name"] for one in listed] == ["default", "Also", "again", "away"]
     assert (await service.client.delete("/servers/away")).status_code == 204
     assert_problem(await service.client.get("/servers/away"), 404, "not_found")
     assert_problem(await service.client.delete("/servers/away"), 404, "not_found")
