@@ -365,6 +365,12 @@ class TritonClient:
     async def _ask(self, method: Any, message: Any, seconds: float = _CONTROL_TIMEOUT) -> Any:
         try:
             return await method(message, timeout=seconds)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The channel was closed, which gRPC tells in this way.
+            raise TritonUnavailableError(f"The server at {self.address} was removed.") from error
         except grpc.aio.AioRpcError as error:
             detail = error.details() or error.code().name
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

@@ -520,3 +520,24 @@ async def test_loading_goes_on_when_a_server_leaves_meanwhile(
     await until(is_gone)
     answer = await loading
     assert (answer.status_code, answer.json()["ready"]) == (200, True)
+
+
+async def test_removing_a_server_that_loads_a_model_is_told(
+    both: Service, second: MortalTriton
+) -> None:
+    address = second.address("grpc")
+    async with triton_client.TritonClient(address) as client:
+
+        async def is_unloaded() -> bool:
+            return (await client.index())[0].reason == "unloaded"
+
+        async def is_loading() -> bool:
+            return not await is_unloaded()
+
+        await client.unload("scripted")
+        await until(is_unloaded)
+        loading = asyncio.create_task(both.client.post("/models/scripted/load"))
+        await until(is_loading)
+        assert (await both.client.delete("/servers/second")).status_code == 204
+        assert address in assert_problem(await loading, 503, "triton_unavailable")["detail"]
+        await client.load("scripted")
