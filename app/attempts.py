@@ -178,13 +178,20 @@ class Attempts:
 
     async def watch_silence(self) -> None:
         """Stop the attempts of dead models, until cancelled."""
-        while True:
-            await asyncio.sleep(_SILENCE_CHECK_SECONDS)
-            for place in silent_places(self.running.values(), _SILENCE_SECONDS):
-                if await self._backend.is_dead(place):
-                    name = " on ".join(reversed(place))
-                    logger.warning("model %s is dead", name, extra=self._extra("model_dead"))
-                    self._stop_all_at(place)
+        probes: dict[Place, asyncio.Task[None]] = {}  # side by side: a server that hangs takes long
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(_SILENCE_CHECK_SECONDS)
+                probes = {place: task for place, task in probes.items() if not task.done()}
+                for place in silent_places(self.running.values(), _SILENCE_SECONDS):
+                    if place not in probes:
+                        probes[place] = group.create_task(self._probe(place))
+
+    async def _probe(self, place: Place) -> None:
+        if await self._backend.is_dead(place):
+            name = " on ".join(reversed(place))
+            logger.warning("model %s is dead", name, extra=self._extra("model_dead"))
+            self._stop_all_at(place)
 
     # --- heartbeat ------------------------------------------------------------------------------
 

@@ -89,12 +89,12 @@ class AttributionBackend:
         """The attempt of a claim, still to be run."""
         return Attribution(claim, self, on_text)
 
-    def free(self, attempts: Collection[Attempt]) -> dict[str, int]:
+    def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
         """One for each engine that has nothing to do."""
         self._trust.learn(attempts)
         free = self._count - len(attempts) if self.ready() else 0
         slots = self._trust.limit((self._queue,), free, is_busy=bool(attempts))
-        return {self._queue: slots} if slots > 0 else {}
+        return {self._queue: slots} if slots > 0 and self._queue not in besides else {}
 
     def judge(self, attempt: Attempt, end: AttemptEnd) -> None:
         """Learn from the end of an attempt whether engines can be trusted."""

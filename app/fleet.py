@@ -21,6 +21,8 @@ from app.triton_client import IndexEntry, TritonClient
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 3.0  # seconds that one slow server may keep what others say
+_PATIENCE_WITH_THE_LOST = 0.25  # that one may which did not answer before
+_NOT_ASKED = "not asked yet"
 
 
 class Server:
@@ -30,7 +32,7 @@ class Server:
         self.address = address
         self.client = TritonClient(address.grpc)
         self.models: dict[str, IndexEntry] = {}
-        self.error: str | None = "not asked yet"
+        self.error: str | None = _NOT_ASKED
         self.running: Counter[str] = Counter()  # results of this process, by model
         self._default_slots = default_slots
         self._asking: asyncio.Task[None] | None = None
@@ -82,6 +84,7 @@ class Server:
 
     async def close(self) -> None:
         """Close its channel; who runs on it still is cut off."""
+        self.models = {}
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -118,8 +121,8 @@ class Fleet:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        for server in (*self._servers.values(), *self._leaving):
-            await server.close()
+        servers = (*self._servers.values(), *self._leaving)
+        await asyncio.gather(*(server.close() for server in servers))
 
     @property
     def servers(self) -> list[Server]:
@@ -143,6 +146,11 @@ class Fleet:
 
     def find(self, name: str) -> Server | None:
         return self._servers.get(name)
+
+    def at(self, grpc: str) -> Server | None:
+        """The server at an address, also one that was removed while something runs on it."""
+        servers = (*self._servers.values(), *self._leaving)
+        return next((server for server in servers if server.address.grpc == grpc), None)
 
     def serving(self, model: str) -> list[Server]:
         """The servers that may be given results of a model."""
@@ -171,9 +179,12 @@ class Fleet:
         """Ask every server; one that does not answer soon keeps nobody waiting."""
         if self._is_stale:
             await self._read()
-        asking = [server.ask() for server in self._servers.values()]
-        if asking:
-            await asyncio.wait(asking, timeout=_PATIENCE)
+        expected = {one.ask(): one.error in (None, _NOT_ASKED) for one in self._servers.values()}
+        if expected:
+            await asyncio.wait(expected, timeout=_PATIENCE_WITH_THE_LOST)
+        late = [task for task, is_expected in expected.items() if is_expected and not task.done()]
+        if late:
+            await asyncio.wait(late, timeout=_PATIENCE)
         for server in [one for one in self._leaving if not one.running.total()]:
             self._leaving.remove(server)
             await server.close()
@@ -183,7 +194,7 @@ class Fleet:
         self._is_stale = False
         try:
             registered = await self.store.all()
-        except Exception as error:
+        except BaseException as error:  # also when who asked has left
             self._is_stale = True
             if not is_passing(error):
                 raise
@@ -193,11 +204,19 @@ class Fleet:
         for name in [name for name in self._servers if name not in static]:
             if name not in wanted or wanted[name].grpc != self._servers[name].address.grpc:
                 self._leaving.append(self._servers.pop(name))
-        for name, address in wanted.items():
+        for name, address in wanted.items():  # by name
             if name in self._servers:
                 self._servers[name].address = address
+            elif (server := self._leaving_at(address.grpc)) is not None:
+                self._leaving.remove(server)  # what runs there still counts
+                server.address = address
+                self._servers[name] = server
             else:
                 await self._enter(address)
+            self._servers[name] = self._servers.pop(name)  # behind those before it
+
+    def _leaving_at(self, grpc: str) -> Server | None:
+        return next((one for one in self._leaving if one.address.grpc == grpc), None)
 
     async def _enter(self, address: ServerAddress) -> None:
         server = Server(address, self._slots)

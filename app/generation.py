@@ -17,6 +17,7 @@ from app.triton_client import (
     ModelFailedError,
     NotTakenError,
     RefusedError,
+    StreamLostError,
 )
 
 _PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
@@ -44,7 +45,7 @@ class Generation(Attempt):
         claim, tried = self.claim, set[str]()
         refusal = NotTakenError(f"no server has model {claim.model_name} ready")
         while (server := self._backend.choose(claim.model_name, tried)) is not None:
-            self.server, self.place = server, (server.name, claim.model_name)
+            self.server, self.place = server, _place(server, claim.model_name)
             try:
                 with server.occupied(claim.model_name):
                     await server.client.run(
@@ -53,6 +54,8 @@ class Generation(Attempt):
             except ModelDeadError:
                 raise  # others hang there: who asked has to stop them
             except NotTakenError as error:
+                if self.has_answered:  # it was taken: another's words must not follow its own
+                    raise StreamLostError(str(error)) from error
                 refusal = error
                 tried.add(server.name)
                 self._backend.doubt(self.place)
@@ -108,14 +111,15 @@ class TritonBackend:
         """Call `handler` whenever models or servers became ready, or ceased to be."""
         self._registry.on_change(handler)
 
-    def free(self, attempts: Collection[Attempt]) -> dict[str, int]:
+    def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
         """The free slots by model: each server's are shared between the models that it has ready."""
         self._trust.learn(attempts)
         slots = Counter[str]()
         for server in self._fleet.servers:
-            for model, count in _share(server).items():
+            for model, count in _share(server, besides).items():
                 is_busy = server.running[model] > 0
-                slots[model] += self._trust.limit((server.name, model), count, is_busy=is_busy)
+                place = _place(server, model)
+                slots[model] += self._trust.limit(place, count, is_busy=is_busy)
         for attempt in attempts:
             if isinstance(attempt, Generation) and attempt.server is None:  # about to choose one
                 slots[attempt.claim.model_name] -= 1
@@ -130,7 +134,7 @@ class TritonBackend:
         return min(servers, key=lambda server: self._rank(server, model), default=None)
 
     def _rank(self, server: Server, model: str) -> tuple[bool, float, str]:
-        place, is_busy = (server.name, model), server.running[model] > 0
+        place, is_busy = _place(server, model), server.running[model] > 0
         is_doubtful = self._trust.limit(place, 1, is_busy=is_busy) == 0
         return is_doubtful, server.running.total() / server.slots, server.name
 
@@ -147,7 +151,7 @@ class TritonBackend:
         self._trust.doubt(place, is_only=self._is_only(place))
 
     def _is_only(self, place: Place) -> bool:
-        return all(server.name == place[0] for server in self._fleet.serving(place[-1]))
+        return all(_place(one, place[-1]) == place for one in self._fleet.serving(place[-1]))
 
     def servers(self, attempts: Collection[Attempt]) -> Counter[str]:
         """How many of these attempts run on each server."""
@@ -159,7 +163,7 @@ class TritonBackend:
 
     async def is_dead(self, place: Place) -> bool:
         """Whether Triton itself says so; a model that is merely busy is given its time."""
-        server = self._fleet.find(place[0])
+        server = self._fleet.at(place[0])
         if server is None:
             return False
         try:
@@ -172,12 +176,17 @@ class TritonBackend:
         return False
 
 
-def _share(server: Server) -> dict[str, int]:
-    """A server's free slots, shared between its models.
+def _place(server: Server, model: str) -> Place:
+    """By its address: under its name there may soon be another server."""
+    return server.address.grpc, model
+
+
+def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
+    """A server's free slots, shared between its models, `besides` those that need none.
 
     Those of which it runs least come first when there are fewer slots than models.
     """
-    models = server.ready()
+    models = [name for name in server.ready() if name not in besides]
     free = server.slots - server.running.total()
     if free <= 0 or not models:
         return {}

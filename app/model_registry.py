@@ -111,8 +111,7 @@ class ModelRegistry:
         """The model of that name. Raises UnknownModelError with the list of known ones."""
         model = self._models.get(name)
         if model is None:
-            if asyncio.get_running_loop().time() - self._refreshed_at > _MISS_REFRESH_SECONDS:
-                await self.refresh()  # it may have been loaded a moment ago
+            await self.refresh(_MISS_REFRESH_SECONDS)  # it may have been loaded a moment ago
             model = self._models.get(name)
         if model is None:
             raise _unknown(name, sorted(self._models))
@@ -157,7 +156,8 @@ class ModelRegistry:
         if not servers:
             raise _unknown(name, sorted(self._fleet.entries()))
         for server in servers:
-            if not server.models[name].ready:
+            entry = server.models.get(name)  # none: it has gone meanwhile
+            if entry is not None and not entry.ready:
                 await server.client.load(name)
         await self.refresh()
 
@@ -165,7 +165,8 @@ class ModelRegistry:
         """Have each server unload a model. Raises UnknownModelError, TritonError."""
         await self.find(name)
         for server in await self._having(name):
-            await server.client.unload(name)
+            if name in server.models:
+                await server.client.unload(name)
         await self.refresh()
 
     async def _having(self, name: str) -> list[Server]:
@@ -186,9 +187,14 @@ class ModelRegistry:
         self._fleet.outdate()
         await self.refresh()
 
-    async def refresh(self) -> None:
-        """Ask the servers once; one that is away leaves its models known but not ready."""
+    async def refresh(self, seconds: float = 0.0) -> None:
+        """Ask the servers once; one that is away leaves its models known but not ready.
+
+        An answer that is no older than `seconds` will do, also one that was just waited for.
+        """
         async with self._refreshing:
+            if asyncio.get_running_loop().time() - self._refreshed_at < seconds:
+                return
             before = self._readiness()
             await self._fleet.refresh()
             entries = list(self._fleet.entries().values())

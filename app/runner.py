@@ -152,8 +152,11 @@ class Backend(Protocol):
     def ready(self) -> list[str]:
         """The queues that may be claimed from now."""
 
-    def free(self, attempts: Collection[Attempt]) -> dict[str, int]:
-        """How many results of each queue may be claimed now, beside the attempts that run."""
+    def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
+        """How many results of each queue may be claimed now, beside the attempts that run.
+
+        None of the queues `besides`, which are empty: others have their slots.
+        """
 
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call `handler` whenever that changes."""

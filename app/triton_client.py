@@ -365,6 +365,12 @@ class TritonClient:
     async def _ask(self, method: Any, message: Any, seconds: float = _CONTROL_TIMEOUT) -> Any:
         try:
             return await method(message, timeout=seconds)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The channel was closed, which gRPC tells in this way.
+            raise TritonUnavailableError(f"The server at {self.address} was removed.") from error
         except grpc.aio.AioRpcError as error:
             detail = error.details() or error.code().name
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -415,7 +421,9 @@ def _hear(response: Any, on_delta: Callable[[Delta], None], told: "asyncio.Futur
 _CODED = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL): (.*)", re.DOTALL)
 _NOT_SERVED = re.compile(r"unknown model|not at ready state|is not ready|no available versions")
 _DEAD = re.compile(r"Stub process .* is not healthy")
-_NOT_CONNECTED = re.compile(r"failed to connect|resolution failed|Connection refused")
+_NOT_CONNECTED = re.compile(
+    r"failed to connect|resolution failed|errors resolving|Connection refused"
+)
 
 
 def _to_model_error(message: str) -> GenerationError:

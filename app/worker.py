@@ -7,7 +7,7 @@ streams, writes nothing more under that id and comes back under a new one.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
 from app.attempts import Attempts, cancel_all
@@ -128,24 +128,25 @@ class Worker:
 
     async def _claim_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()
+        empty = set[str]()  # the queues that were found so since it was woken
         while not self._stopping.is_set():
-            self._wake.clear()
             if loop.time() >= self._suspects_at:
                 self._suspects_at = loop.time() + self._settings.poll_seconds
                 await self._claim_suspects()
-            asked = self._free_slots()
+            asked = self._free_slots(empty)
             claimed = await self._claim(asked) if asked else Counter[str]()
-            # Else the queue was empty: what comes is notified, and a free slot finds nothing.
-            self._is_short = len(asked) < len(self._backend.ready()) or any(
-                claimed[model] >= count for model, count in asked.items()
-            )
-            if asked and claimed.total() >= sum(asked.values()):
-                continue  # there may be more
+            empty |= {model for model, count in asked.items() if claimed[model] < count}
+            # Else the queues were empty: what comes is notified, and a free slot finds nothing.
+            self._is_short = not empty.issuperset(self._backend.ready())
+            if asked:
+                continue  # there may be more, and what one queue left is for the others
             await is_set_within(self._wake, self._settings.poll_seconds)
+            self._wake.clear()
+            empty.clear()
 
-    def _free_slots(self) -> dict[str, int]:
+    def _free_slots(self, besides: Collection[str] = ()) -> dict[str, int]:
         """The free slots by queue, as far as its models can be trusted."""
-        return self._backend.free(self._attempts.running.values())
+        return self._backend.free(self._attempts.running.values(), besides)
 
     # The queue's birthplace: results of this process's API that need not wait for a claim.
 

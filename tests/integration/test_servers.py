@@ -1,18 +1,24 @@
 """Several Triton servers: registered, shared by their models' results, drained, lost, removed."""
 
 import asyncio
+import re
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import asyncpg
 import pytest
 
+from app import attempts, fleet, triton_client
 from app.embedded.triton import EmbeddedTriton
-from app.settings import Settings
+from app.errors import UnknownModelError
+from app.settings import Settings, split_address
 from tests.chaos.stack import MortalTriton
-from tests.conftest import Service, make_settings, run_service, run_triton
+from tests.conftest import SCRIPTED, Service, make_settings, run_service, run_triton
 from tests.integration.support import assert_problem, finish, read, send, until
 from tests.postgres import PostgresServer
+from tests.silent_proxy import SilentProxy
 
 LONG = "long {{chunks=2000 delay_ms=20}}"
 NOWHERE = "127.0.0.1:1"
@@ -96,8 +102,10 @@ async def test_servers_are_registered_told_and_removed(
     assert NOWHERE in assert_problem(taken, 409, "conflict")["detail"]
 
     assert (await finish(service, "x"))["state"] == "completed"  # one that is away disturbs nobody
+    await register(service, "again", grpc="127.0.0.1:2")
+    await register(service, "Also", grpc="127.0.0.1:3")
     listed = (await service.client.get("/servers")).json()
-    assert [one["name"] for one in listed] == ["default", "away"]
+    assert [one["name"] for one in listed] == ["default", "Also", "again", "away"]
     assert (await service.client.delete("/servers/away")).status_code == 204
     assert_problem(await service.client.get("/servers/away"), 404, "not_found")
     assert_problem(await service.client.delete("/servers/away"), 404, "not_found")
@@ -173,6 +181,64 @@ async def test_the_settings_may_name_several(
         await cancel(service, sent)
 
 
+async def test_a_change_is_not_forgotten_when_its_reader_leaves(
+    api: Service, connection: asyncpg.Connection
+) -> None:
+    servers = api.services.fleet
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE servers IN ACCESS EXCLUSIVE MODE")
+        await connection.execute("INSERT INTO servers (name, grpc) VALUES ('away', $1)", NOWHERE)
+        servers.outdate()
+        reading = asyncio.create_task(servers.refresh())
+        await asyncio.sleep(0.1)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    await servers.refresh()
+    assert servers.find("away") is not None
+
+
+async def test_nobody_waits_long_for_a_server_that_is_known_to_hang(
+    api: Service, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, port = split_address(triton.address("grpc"), 0)
+    async with SilentProxy(host, port) as proxy:
+        await register(api, "frozen", grpc=f"127.0.0.1:{proxy.port}")
+        frozen = api.services.fleet.get("frozen")
+        proxy.freeze_the_open()
+        frozen.error = "as if it had not answered"
+        monkeypatch.setattr(fleet, "_PATIENCE", 600.0)
+        async with asyncio.timeout(15):
+            await api.services.registry.refresh()
+            assert_problem(await api.client.get("/models/unknown"), 404, "unknown_model")
+        assert frozen.ask().done() is False
+        assert api.services.registry.ready() == ["scripted"]
+
+
+async def test_those_who_miss_a_model_at_one_moment_ask_once(api: Service) -> None:
+    """However many they are: with a server that hangs, each question takes seconds."""
+    registry = api.services.registry
+    registry._refreshed_at = float("-inf")
+
+    async def miss() -> float:
+        with pytest.raises(UnknownModelError):
+            await registry.find("unknown")
+        return registry._refreshed_at
+
+    assert len(set(await asyncio.gather(*(miss() for _ in range(20))))) <= 2
+
+
+@pytest.mark.parametrize("name", ["a%00b", "a%ED%A0%80b", "a%FFb", "%F0%9F%99%82", "a" * 1000])
+async def test_a_name_that_no_server_can_have(api: Service, name: str) -> None:
+    path = f"/servers/{name}"
+    for answer in (
+        await api.client.get(path),
+        await api.client.delete(path),
+        await api.client.post(f"{path}/drain"),
+        await api.client.post(f"{path}/resume"),
+    ):
+        assert_problem(answer, 404, "not_found")
+
+
 # --- sharing ----------------------------------------------------------------------------------------
 
 
@@ -195,7 +261,8 @@ async def test_the_least_busy_server_is_next(both: Service) -> None:
     place = {
         str(attempt.claim.id): attempt.place[0] for attempt in both.services.hub._running.values()
     }
-    on_first = [result for result in sent if place[result["id"]] == "default"]
+    first = both.services.fleet.get("default").address.grpc
+    on_first = [result for result in sent if place[result["id"]] == first]
     await cancel(both, on_first)
     await until_running_on(both, default=0)
     more = [await send(both, LONG) for _ in range(3)]
@@ -258,6 +325,48 @@ async def test_the_last_server_drained_leaves_the_model_known_but_not_ready(
         assert (await read(service, sent["id"], wait=30))["state"] == "completed"
 
 
+@pytest.fixture
+async def with_two_models(
+    postgres_server: PostgresServer, database_name: str, second: MortalTriton
+) -> AsyncIterator[Service]:
+    """A service with one server, which has two models: `scripted`, and `another`."""
+    settings = make_settings(postgres_server, database_name, triton_grpc="")
+    async with run_service(settings, with_worker=True) as service:
+        shutil.copytree(SCRIPTED["scripted"], second._repository / "another", dirs_exist_ok=True)
+        await register(service, "only", grpc=second.address("grpc"), slots=1)
+        assert (await service.client.post("/models/another/load")).json()["ready"] is True
+        yield service
+        await service.services.fleet.get("only").client.unload("another")
+    shutil.rmtree(second._repository / "another")
+
+
+async def test_no_model_starves_beside_one_that_nobody_asks_for(with_two_models: Service) -> None:
+    """With fewer slots than models: a slot that one has no use for is the other's."""
+    for model in ("scripted", "another"):
+        sent = [await send(with_two_models, "{{chunks=2}}", model=model) for _ in range(3)]
+        for result in sent:
+            assert (await read(with_two_models, result["id"], wait=10))["state"] == "completed"
+        # Also where they come while the slot is in use.
+        busy = await send(with_two_models, LONG, model=model)
+        await until_running_on(with_two_models, only=1)
+        waiting = await send(with_two_models, "{{chunks=2}}", model=model)
+        await cancel(with_two_models, [busy])
+        assert (await read(with_two_models, waiting["id"], wait=10))["state"] == "completed"
+
+
+async def test_a_server_that_comes_back_has_no_more_slots_than_before(both: Service) -> None:
+    """Removed, and registered again with other slots, while results run on it."""
+    sent = [await send(both, LONG) for _ in range(16)]
+    await until_running_on(both, default=8, second=8)
+    address = both.services.fleet.get("second").address.grpc
+    assert (await both.client.delete("/servers/second")).status_code == 204
+    await register(both, "again", grpc=address, slots=9)
+    more = [await send(both, LONG) for _ in range(4)]
+    await until_running_on(both, again=9)
+    assert running(both) == {"default": 8, "again": 9}
+    await cancel(both, sent + more)
+
+
 # --- losing -----------------------------------------------------------------------------------------
 
 
@@ -292,12 +401,79 @@ async def test_a_killed_server_fails_no_result(both: Service, second: MortalTrit
     await cancel(both, sent)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that have been silent for a moment are asked whether they live."""
+    monkeypatch.setattr(attempts, "_SILENCE_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(attempts, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(triton_client, "_CANCEL_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_model_that_dies_on_a_removed_server_is_noticed(
+    both: Service, triton: EmbeddedTriton, second: MortalTriton
+) -> None:
+    """Also where another server has its name by then."""
+    sent = [await send(both, LONG) for _ in range(4)]
+    await until_running_on(both, default=2, second=2)
+    assert (await both.client.delete("/servers/second")).status_code == 204
+    host, port = split_address(triton.address("grpc"), 0)
+    async with SilentProxy(host, port) as proxy:
+        await register(both, "second", grpc=f"127.0.0.1:{proxy.port}")
+        sent += [await send(both, LONG)]
+        await until_running_on(both, default=2, second=1)
+        second.kill_stub()
+
+        async def all_run() -> bool:
+            return sum(running(both).values()) == 5
+
+        await until(all_run)
+        await cancel(both, sent)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_server_that_hangs_hides_no_dead_model_of_another(
+    postgres_server: PostgresServer,
+    database_name: str,
+    triton: EmbeddedTriton,
+    second: MortalTriton,
+) -> None:
+    mortal = second.address("grpc")
+    settings = make_settings(postgres_server, database_name, triton_grpc=mortal)
+    host, port = split_address(triton.address("grpc"), 0)
+    async with (
+        SilentProxy(host, port) as proxy,
+        run_service(settings, with_worker=True) as service,
+    ):
+        await register(service, "a-frozen", grpc=f"127.0.0.1:{proxy.port}")
+        sent = [await send(service, LONG) for _ in range(2)]
+        await until_running_on(service, **{"a-frozen": 1, "default": 1})
+        assert proxy.freeze_the_open() == 1
+        second.kill_stub()
+        await until_running_on(service, default=0)
+        await cancel(service, sent)
+
+
+async def test_what_was_heard_of_one_server_is_never_another_ones_beginning(
+    settings: Settings, second: MortalTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever Triton says in the middle of a text: it took the request, and the attempt counts."""
+    monkeypatch.setattr(triton_client, "_CODED", re.compile(r"(never): (.*)"))
+    monkeypatch.setattr(triton_client, "_NOT_SERVED", re.compile("the script failed"))
+    twice = settings.model_copy(update={"max_attempts": 2})
+    async with run_service(twice, with_worker=True) as service:
+        await register(service, "second", grpc=second.address("grpc"))
+        ended = await finish(service, "{{chunks=6 fail_at=3}}")
+    assert (ended["state"], ended["attempt"]) == ("failed", 2)
+    assert ended["error"]["code"] == "triton_lost"
+    assert len(ended["result"].split()) == 3
+
+
 async def test_what_a_server_does_not_take_the_next_one_does(
     both: Service, second: MortalTriton
 ) -> None:
     """Also before anybody has found out that it is gone: in the same attempt."""
-    fleet = both.services.fleet
-    lost = fleet.get("second")
+    lost = both.services.fleet.get("second")
     models = dict(lost.models)
     second.kill_server()
     sent = [await send(both, "{{chunks=2}}") for _ in range(3)]
@@ -321,3 +497,52 @@ async def test_loading_and_unloading_reach_all_who_have_the_model(
     loaded = await both.client.post("/models/scripted/load")
     assert loaded.json()["ready"] is True
     assert lost.models["scripted"].ready
+
+
+async def test_loading_goes_on_when_a_server_leaves_meanwhile(
+    both: Service, second: MortalTriton
+) -> None:
+    lost = both.services.fleet.get("second")
+    assert (await both.client.post("/models/scripted/unload")).json()["ready"] is False
+
+    async def reason() -> str:
+        return (await both.services.fleet.get("default").client.index())[0].reason
+
+    async def is_unloaded() -> bool:
+        return await reason() == "unloaded"
+
+    async def is_loading() -> bool:
+        return await reason() != "unloaded"
+
+    async def is_gone() -> bool:
+        await lost.ask()
+        return not lost.models
+
+    await until(is_unloaded)
+    loading = asyncio.create_task(both.client.post("/models/scripted/load"))
+    await until(is_loading)
+    second.kill_server()
+    await until(is_gone)
+    answer = await loading
+    assert (answer.status_code, answer.json()["ready"]) == (200, True)
+
+
+async def test_removing_a_server_that_loads_a_model_is_told(
+    both: Service, second: MortalTriton
+) -> None:
+    address = second.address("grpc")
+    async with triton_client.TritonClient(address) as client:
+
+        async def is_unloaded() -> bool:
+            return (await client.index())[0].reason == "unloaded"
+
+        async def is_loading() -> bool:
+            return not await is_unloaded()
+
+        await client.unload("scripted")
+        await until(is_unloaded)
+        loading = asyncio.create_task(both.client.post("/models/scripted/load"))
+        await until(is_loading)
+        assert (await both.client.delete("/servers/second")).status_code == 204
+        assert address in assert_problem(await loading, 503, "triton_unavailable")["detail"]
+        await client.load("scripted")

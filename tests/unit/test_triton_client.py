@@ -228,6 +228,20 @@ def test_what_a_models_error_means(message: str, kind: type[GenerationError], te
     assert str(error) == text
 
 
+async def test_a_name_that_resolves_to_nothing_has_taken_nothing() -> None:
+    async with TritonClient("a..b:8001") as client:
+        with pytest.raises(NotTakenError):
+            await client.run("m", "x", {}, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "dialled"),
+    [("[::1]:1", "[::1]:1"), ("host", "host:8001"), ("http://10.0.0.1:2/", "10.0.0.1:2")],
+)
+def test_an_address_is_dialled_as_grpc_reads_it(given: str, dialled: str) -> None:
+    assert TritonClient(given).address == dialled
+
+
 def test_a_constraint_is_sent_as_the_text_that_nvidias_backend_reads() -> None:
     request = build_request("m", "x", {"structured_outputs": {"choice": ["a"]}})
     sent = orjson.loads(inputs(request)["sampling_parameters"])
