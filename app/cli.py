@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from app import cli_index, cli_token
 from app.cli_team import add_team_commands
 from app.infini_gram.declarations import DeclarationError, read_declarations
+from app.launches.profiles import ProfileError, read_profiles
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except DeclarationError as error:
         sys.stderr.write(f"setting INDEXES_FILE: {error}\n")
+        return 2
+    except ProfileError as error:
+        sys.stderr.write(f"setting LLM_PROFILES_FILE: {error}\n")
         return 2
 
 
@@ -181,6 +185,7 @@ def _settings() -> Settings:
     """The settings, with what they name looked at: better told now than in the middle of a start."""
     settings = Settings()
     read_declarations(settings.indexes_file)
+    read_profiles(settings.profiles_file)
     return settings
 
 

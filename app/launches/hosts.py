@@ -1,0 +1,131 @@
+"""Commands on a profile's host: here, or over ssh. Always a list of words, never a line of shell.
+
+ssh hands its command to the other side's shell as one line, so each word is quoted for it; and the
+host and all options come from the profile alone. One connection is kept for all commands of a
+profile (ControlMaster, https://man.openbsd.org/ssh_config), and ends a minute after the last.
+"""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.launches.profiles import Profile
+
+COMMAND_SECONDS = 20.0
+_CONNECT_SECONDS = 8
+_MAX_OUTPUT = 1 << 20
+_SSH_FAILED = 255  # what ssh itself answers when it did not reach the other side
+
+
+class HostError(Exception):
+    """The host could not be asked; `message` is for people. Another try may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command left."""
+
+    status: int
+    output: str
+    error: str
+
+    @property
+    def complaint(self) -> str:
+        """Its last words on standard error, in one line."""
+        return " ".join(self.error.split())[-400:]
+
+
+class Hosts:
+    """Runs commands for profiles. Use it inside `async with`."""
+
+    def __init__(self) -> None:
+        self._sockets: Path | None = None
+
+    async def __aenter__(self) -> "Hosts":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sockets is None:
+            return
+        for socket in self._sockets.iterdir():
+            with contextlib.suppress(HostError):
+                await _run(["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "--", "all"])
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    async def run(
+        self,
+        profile: Profile,
+        words: Sequence[str],
+        *,
+        content: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Run a command with this standard input. Raises HostError.
+
+        `environment` is added to, where the host is this machine.
+        """
+        if profile.host is None:
+            return await _run(words, content, environment)
+        command = [*self.ssh(profile), "-o", f"ControlPath={self._socket_folder()}/%C"]
+        command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
+        answer = await _run([*command, "--", profile.host, shlex.join(words)], content)
+        if answer.status == _SSH_FAILED:
+            raise HostError(f"{profile.host} cannot be reached by ssh: {answer.complaint}")
+        return answer
+
+    def ssh(self, profile: Profile) -> list[str]:
+        """ssh with the profile's options, but for the host."""
+        command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
+                   "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=2"]  # fmt: skip
+        if profile.known_hosts is not None:
+            command += ["-o", f"UserKnownHostsFile={profile.known_hosts}"]
+            command += ["-o", "StrictHostKeyChecking=yes"]
+        if profile.identity_file is not None:
+            command += ["-o", "IdentitiesOnly=yes", "-i", profile.identity_file]
+        if profile.ssh_port is not None:
+            command += ["-p", str(profile.ssh_port)]
+        if profile.user is not None:
+            command += ["-l", profile.user]
+        return command
+
+    def _socket_folder(self) -> Path:
+        if self._sockets is None:
+            self._sockets = Path(tempfile.mkdtemp(prefix="llm-ssh-"))
+        return self._sockets
+
+
+async def _run(
+    words: Sequence[str], content: bytes = b"", environment: Mapping[str, str] | None = None
+) -> Answer:
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env={**os.environ, **(environment or {})},
+        )
+    except OSError as error:
+        raise HostError(f"{words[0]} cannot be run here: {error.strerror}") from error
+    try:
+        async with asyncio.timeout(COMMAND_SECONDS):
+            output, error_output = await process.communicate(content)
+    except TimeoutError:
+        raise HostError(f"{words[0]} did not end in {COMMAND_SECONDS:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return Answer(
+        process.returncode or 0,
+        output[-_MAX_OUTPUT:].decode(errors="replace"),
+        error_output[-_MAX_OUTPUT:].decode(errors="replace"),
+    )
