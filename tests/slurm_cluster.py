@@ -49,7 +49,7 @@ SlurmdParameters=config_overrides
 KillWait=2
 SlurmdTimeout=5
 OverTimeLimit=0
-ReturnToService=2
+ReturnToService=0
 MailProg=/bin/true
 NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=8000 Gres=gpu:1
 PartitionName=main Nodes={node} Default=YES MaxTime=60 DefMemPerCPU=100

@@ -11,29 +11,43 @@ from app.triton_client import TritonClient
 from tests.conftest import Service, run_service
 from tests.integration.launching import (
     EMBEDDED,
+    SCRIPTED,
     launch,
+    read_launch,
     stop,
     until_state,
     with_profiles,
 )
-from tests.slurm_cluster import SlurmCluster, is_installed, start_slurm
+from tests.integration.support import finish, until
+from tests.slurm_cluster import NODE, SlurmCluster, is_installed, start_slurm
 
 pytestmark = pytest.mark.system
 
-PROFILES = f"""
-[profiles.cluster]
+_CLUSTER = """
 provider = "slurm"
 home = "HOME"
+model_roots = ["/"]
 partition = "main"
 default_minutes = 5
 max_minutes = 60
 idle_minutes = 0
-{EMBEDDED}
-[[profiles.cluster.tiers]]
-name = "cpu"
-cpus = 1
-memory_gb = 1
+tiers = [{name = "cpu", cpus = 1, memory_gb = 1}, {name = "huge", gpus = 9}]
 """
+PROFILES = f"""
+[profiles.cluster]
+{_CLUSTER.replace('model_roots = ["/"]', "")}
+{EMBEDDED}
+[profiles.broken]
+{_CLUSTER.replace('model_roots = ["/"]', 'model_roots = ["ROOT"]')}
+triton_entries = true
+runtime = "plain"
+command = ["sh", "-c", "echo the engine did not start >&2; exit 3"]
+[profiles.silent]
+{_CLUSTER.replace('model_roots = ["/"]', 'model_roots = ["ROOT"]')}
+triton_entries = true
+runtime = "plain"
+command = ["sh", "-c", "sleep 300"]
+""".replace("ROOT", str(Path(SCRIPTED).parent))
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +65,20 @@ def cluster() -> Iterator[SlurmCluster]:
 async def launching(
     cluster: SlurmCluster, settings: Settings, tmp_path: Path
 ) -> AsyncIterator[Service]:
-    """A service that launches on the cluster, and a cluster without a job."""
-    async with run_service(
-        with_profiles(settings, tmp_path, PROFILES), with_worker=True
-    ) as service:
+    """A service that launches on the cluster."""
+    with_them = with_profiles(settings, tmp_path, PROFILES)
+    async with run_service(with_them, with_worker=True) as service:
         yield service
         cluster.settle()
+
+
+def assert_nothing_is_left(cluster: SlurmCluster, tmp_path: Path) -> None:
+    assert cluster.jobs() == []
+    assert list((tmp_path / "home" / "launches").iterdir()) == []
+
+
+async def servers(service: Service) -> list[dict[str, object]]:
+    return [dict(row) for row in await service.services.database.fetch("SELECT * FROM servers")]
 
 
 async def test_from_the_request_to_a_server_and_to_its_stop(
@@ -66,15 +88,147 @@ async def test_from_the_request_to_a_server_and_to_its_stop(
     assert accepted["state"] == "submitted"
     healthy = await until_state(launching, accepted["id"], "healthy")
     assert [healthy["job_id"]] == cluster.jobs()
+    assert healthy["node"] == NODE
     async with TritonClient(healthy["server"]["grpc"]) as client:
         assert await client.is_live()
-    (server,) = [
-        dict(row) for row in await launching.services.database.fetch("SELECT * FROM servers")
-    ]
+    (server,) = await servers(launching)
     assert server["name"] == "one"
     assert {name: server[name] for name in healthy["server"]} == healthy["server"]
+    told = await launching.client.get(f"/launches/{accepted['id']}/log")
+    assert "Started GRPCInferenceService" in told.json()["log"]
+
     ended = await stop(launching, accepted["id"])
     assert (ended["state"], ended["reason"]) == ("stopped", "stopped on request")
-    assert cluster.jobs() == []
-    assert list((tmp_path / "home" / "launches").iterdir()) == []
-    assert not await launching.services.database.fetch("SELECT * FROM servers")
+    assert_nothing_is_left(cluster, tmp_path)
+    assert await servers(launching) == []
+    assert (await launching.client.delete(f"/launches/{ended['id']}")).status_code == 204
+    assert (await launching.client.get("/launches")).json() == []
+
+
+async def test_an_idle_server_is_stopped_and_a_used_one_is_not(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    accepted = await launch(launching, idle_minutes=0.05)
+    healthy = await until_state(launching, accepted["id"], "healthy")
+    async with TritonClient(healthy["server"]["grpc"]) as client:
+        for _ in range(8):  # for longer than the idle time
+            async for _ in client.generate("scripted", "hi {{chunks=20 delay_ms=30}}", {}):
+                pass
+            found = await read_launch(launching, accepted["id"])
+            assert found["state"] == "healthy"
+    assert found["last_used_at"] > healthy["last_used_at"]
+    ended = await until_state(launching, accepted["id"], "stopped")
+    assert ended["reason"] == "idle for 0.05 minutes"
+    assert_nothing_is_left(cluster, tmp_path)
+    assert await servers(launching) == []
+
+
+async def test_a_job_that_waits_tells_why_and_goes_on(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    cluster.run("scontrol", "update", f"nodename={NODE}", "state=drain", "reason=new fans")
+    accepted = await launch(launching)
+
+    async def tells_why() -> bool:
+        found = await read_launch(launching, accepted["id"])
+        return found["state"] == "pending" and found["reason"].startswith("Slurm: ")
+
+    await until(tells_why)
+    (job,) = cluster.jobs()
+    ended = await stop(launching, accepted["id"])
+    assert (ended["state"], ended["job_id"], ended["started_at"]) == ("stopped", job, None)
+    assert_nothing_is_left(cluster, tmp_path)
+
+
+async def test_a_job_cancelled_from_outside(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    accepted = await launch(launching)
+    healthy = await until_state(launching, accepted["id"], "healthy")
+    cluster.run("scancel", healthy["job_id"])
+    ended = await until_state(launching, accepted["id"], "stopped")
+    assert "cancelled outside of the service" in ended["reason"]
+    assert "CANCELLED" in ended["reason"]
+    assert_nothing_is_left(cluster, tmp_path)
+    assert await servers(launching) == []
+
+
+async def test_a_node_that_fails(launching: Service, cluster: SlurmCluster, tmp_path: Path) -> None:
+    accepted = await launch(launching)
+    await until_state(launching, accepted["id"], "healthy")
+    cluster.run("scontrol", "update", f"nodename={NODE}", "state=down", "reason=broken fan")
+    ended = await until_state(launching, accepted["id"], "failed")
+    assert "NODE_FAIL" in ended["reason"]
+    assert "broken fan" in ended["reason"]
+    cluster.settle()
+    assert_nothing_is_left(cluster, tmp_path)
+
+
+async def test_a_script_that_fails_tells_its_last_words(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    accepted = await launch(launching, profile="broken")
+    ended = await until_state(launching, accepted["id"], "failed")
+    assert ended["exit_code"] == 3
+    assert "FAILED" in ended["reason"]
+    assert "the engine did not start" in ended["reason"]
+    told = await launching.client.get(f"/launches/{accepted['id']}/log")
+    assert "the engine did not start" in told.json()["log"]
+    assert_nothing_is_left(cluster, tmp_path)
+
+
+async def test_what_slurm_refuses(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    for members, words in (
+        ({"partition": "nowhere"}, "Invalid partition"),
+        ({"tier": "huge"}, "node configuration is not available"),
+    ):
+        accepted = await launch(launching, **members)
+        ended = await until_state(launching, accepted["id"], "failed")
+        assert "Slurm refused the job" in ended["reason"]
+        assert words in ended["reason"]
+        assert_nothing_is_left(cluster, tmp_path)
+
+
+async def test_a_server_that_is_never_ready(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    accepted = await launch(launching, profile="silent", start_minutes=0.03)
+    ended = await until_state(launching, accepted["id"], "failed")
+    assert "not ready 0.03 minutes after the job's start" in ended["reason"]
+    assert_nothing_is_left(cluster, tmp_path)
+
+
+async def test_a_server_that_is_silent_for_a_while(
+    launching: Service, cluster: SlurmCluster
+) -> None:
+    accepted = await launch(launching)
+    await until_state(launching, accepted["id"], "healthy")
+    async with TritonClient((await read_launch(launching, accepted["id"]))["server"]["grpc"]) as c:
+        await c.unload("scripted")
+        found = await until_state(launching, accepted["id"], "unhealthy")
+        assert found["reason"] == "the server does not answer"
+        await c.load("scripted")
+    found = await until_state(launching, accepted["id"], "healthy")
+    assert found["reason"] == ""
+    await stop(launching, accepted["id"])
+
+
+@pytest.mark.timeout(180)  # Slurm's limits are whole minutes
+async def test_the_time_limit(launching: Service, cluster: SlurmCluster, tmp_path: Path) -> None:
+    accepted = await launch(launching, time_limit_minutes=1)
+    await until_state(launching, accepted["id"], "healthy")
+    ended = await until_state(launching, accepted["id"], "timeout", seconds=150)
+    assert "time limit was reached" in ended["reason"]
+    assert "TIMEOUT" in ended["reason"]
+    assert_nothing_is_left(cluster, tmp_path)
+
+
+async def test_a_result_runs_on_the_launched_server(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """The service's own Triton has no such model: only the launched server can have answered."""
+    own = tmp_path / "models" / "launched"
+    own.parent.mkdir()
+    assert finish
