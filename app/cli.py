@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from app import cli_index, cli_token
+from app.cli_launch import add_launch_commands
 from app.cli_team import add_team_commands
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.launches.profiles import ProfileError, read_profiles
@@ -110,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     add("migrate", _migrate, "Bring the database's schema up to date.")
     add_team_commands(
         commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
+    )
+    add_launch_commands(
+        commands.add_parser("launch", help="Launch Triton servers by Slurm, or on this machine.")
     )
     cli_token.add_to(commands)
     cli_index.add_to(commands)

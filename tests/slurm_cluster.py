@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.embedded import processes
@@ -68,6 +68,7 @@ class SlurmCluster:
     """A running cluster; its clients need `environment`."""
 
     directory: Path
+    kept: set[str] = field(default_factory=set)  # names of jobs that are none of a test's
 
     @property
     def environment(self) -> dict[str, str]:
@@ -83,11 +84,13 @@ class SlurmCluster:
 
     def jobs(self) -> list[str]:
         """Ids of the jobs that wait or run."""
-        return self.run("squeue", "--noheader", "--format=%i").split()
+        lines = self.run("squeue", "--noheader", "--format=%i %j").splitlines()
+        return [line.split()[0] for line in lines if line.split()[1] not in self.kept]
 
     def settle(self) -> None:
         """Cancel what is there, and have the node take jobs again."""
-        self.run("scancel", "--user=root")
+        if jobs := self.jobs():
+            self.run("scancel", *jobs)
         deadline = time.monotonic() + 30
         while self.jobs():
             assert time.monotonic() < deadline, self.run("squeue")

@@ -1,8 +1,13 @@
 """What the tests of launches share: profiles of this machine, and a service that launches."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
+from app.embedded import processes
+from app.embedded.service import ServicePart
 from app.settings import Settings
 from tests.conftest import ROOT, TRITON_VENV, Service
 from tests.integration.support import until
@@ -11,7 +16,7 @@ EMBEDDED = f"""
 runtime = "embedded"
 venv = "{TRITON_VENV}"
 triton = "{ROOT / "triton"}"
-model_roots = ["{ROOT / "triton" / "models"}", "{ROOT / "models"}"]
+model_roots = ["{ROOT / "triton" / "models"}", "HOME/models"]
 triton_entries = true
 """
 SCRIPTED = str(ROOT / "triton" / "models" / "scripted")
@@ -28,6 +33,33 @@ def with_profiles(settings: Settings, folder: Path, text: str, **changes: object
     file = folder / "profiles.toml"
     file.write_text(text.replace("HOME", str(folder / "home")))
     return settings.model_copy(update={"profiles_file": file, **FAST, **changes})
+
+
+class Worker(ServicePart):
+    """`python -m app worker` as a process, to be killed."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        super().__init__(
+            "worker", "worker", environment_of(settings), folder / "worker.log", grace=10
+        )
+
+    async def kill(self) -> None:
+        """As `kill -9` does: nothing is handed over."""
+        assert self._process is not None
+        self._process.kill()
+        await processes.wait_exit(self._process)
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The environment of a process with these settings."""
+    environment = dict(os.environ)
+    for name in settings.model_fields_set:
+        value = getattr(settings, name)
+        alias = Settings.model_fields[name].alias
+        assert alias is not None
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        environment[alias] = ",".join(text) if isinstance(text, list) else str(text)
+    return environment
 
 
 async def launch(service: Service, **members: object) -> dict[str, Any]:

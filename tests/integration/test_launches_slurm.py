@@ -1,17 +1,26 @@
 """Launches on a real Slurm: from the request to a server that is registered, and to each end."""
 
+import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
+from app.database import Database
+from app.launches.profiles import read_profiles
+from app.launches.spec import LaunchCreate, to_spec
+from app.launches.store import LaunchStore
 from app.settings import Settings
 from app.triton_client import TritonClient
-from tests.conftest import Service, run_service
+from tests.conftest import Service, make_settings, run_service
 from tests.integration.launching import (
     EMBEDDED,
     SCRIPTED,
+    Worker,
     launch,
     read_launch,
     stop,
@@ -19,6 +28,7 @@ from tests.integration.launching import (
     with_profiles,
 )
 from tests.integration.support import finish, until
+from tests.postgres import PostgresServer
 from tests.slurm_cluster import NODE, SlurmCluster, is_installed, start_slurm
 
 pytestmark = pytest.mark.system
@@ -81,8 +91,58 @@ async def servers(service: Service) -> list[dict[str, object]]:
     return [dict(row) for row in await service.services.database.fetch("SELECT * FROM servers")]
 
 
+async def test_a_node_that_fails(launching: Service, cluster: SlurmCluster, tmp_path: Path) -> None:
+    accepted = await launch(launching, profile="silent")
+    await until_state(launching, accepted["id"], "starting")
+    cluster.run("scontrol", "update", f"nodename={NODE}", "state=down", "reason=broken fan")
+    ended = await until_state(launching, accepted["id"], "failed")
+    assert "NODE_FAIL" in ended["reason"]
+    assert "broken fan" in ended["reason"]
+    cluster.settle()
+    assert_nothing_is_left(cluster, tmp_path)
+
+
+@dataclass
+class Limited:
+    """A launch that runs into its time limit while the tests run."""
+
+    settings: Settings
+    launch: UUID
+
+
+@pytest.fixture(scope="module")
+def limited(
+    cluster: SlurmCluster,
+    postgres_server: PostgresServer,
+    template: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Limited]:
+    """Slurm's time limits are whole minutes: it begins before the tests that take a minute."""
+    folder = tmp_path_factory.mktemp("limited")
+    name = "test_limited"
+    asyncio.run(postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    settings = with_profiles(make_settings(postgres_server, name), folder, PROFILES)
+    worker = Worker(settings, folder)
+
+    async def begin() -> UUID:
+        request = LaunchCreate(
+            name="limited", model=SCRIPTED, profile="silent", time_limit_minutes=1
+        )
+        spec = to_spec(request, read_profiles(settings.profiles_file), {})
+        async with Database(settings, "test") as database:
+            row = await LaunchStore(database).create("default", "slurm", spec)
+        cluster.kept.add(f"llm-{row['id']}")
+        await worker.start()
+        identifier: UUID = row["id"]
+        return identifier
+
+    yield Limited(settings, asyncio.run(begin()))
+    asyncio.run(worker.stop())
+    asyncio.run(postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
 async def test_from_the_request_to_a_server_and_to_its_stop(
-    launching: Service, cluster: SlurmCluster, tmp_path: Path
+    limited: Limited, launching: Service, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     accepted = await launch(launching)
     assert accepted["state"] == "submitted"
@@ -114,9 +174,9 @@ async def test_an_idle_server_is_stopped_and_a_used_one_is_not(
         for _ in range(8):  # for longer than the idle time
             async for _ in client.generate("scripted", "hi {{chunks=20 delay_ms=30}}", {}):
                 pass
-            found = await read_launch(launching, accepted["id"])
-            assert found["state"] == "healthy"
-    assert found["last_used_at"] > healthy["last_used_at"]
+            assert (await read_launch(launching, accepted["id"]))["state"] == "healthy"
+    used = await read_launch(launching, accepted["id"])
+    assert used["last_used_at"] > healthy["last_used_at"]
     ended = await until_state(launching, accepted["id"], "stopped")
     assert ended["reason"] == "idle for 0.05 minutes"
     assert_nothing_is_left(cluster, tmp_path)
@@ -131,7 +191,7 @@ async def test_a_job_that_waits_tells_why_and_goes_on(
 
     async def tells_why() -> bool:
         found = await read_launch(launching, accepted["id"])
-        return found["state"] == "pending" and found["reason"].startswith("Slurm: ")
+        return bool(found["state"] == "pending" and found["reason"].startswith("Slurm: "))
 
     await until(tells_why)
     (job,) = cluster.jobs()
@@ -143,24 +203,12 @@ async def test_a_job_that_waits_tells_why_and_goes_on(
 async def test_a_job_cancelled_from_outside(
     launching: Service, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    accepted = await launch(launching)
-    healthy = await until_state(launching, accepted["id"], "healthy")
-    cluster.run("scancel", healthy["job_id"])
+    accepted = await launch(launching, profile="silent")
+    started = await until_state(launching, accepted["id"], "starting")
+    cluster.run("scancel", started["job_id"])
     ended = await until_state(launching, accepted["id"], "stopped")
     assert "cancelled outside of the service" in ended["reason"]
     assert "CANCELLED" in ended["reason"]
-    assert_nothing_is_left(cluster, tmp_path)
-    assert await servers(launching) == []
-
-
-async def test_a_node_that_fails(launching: Service, cluster: SlurmCluster, tmp_path: Path) -> None:
-    accepted = await launch(launching)
-    await until_state(launching, accepted["id"], "healthy")
-    cluster.run("scontrol", "update", f"nodename={NODE}", "state=down", "reason=broken fan")
-    ended = await until_state(launching, accepted["id"], "failed")
-    assert "NODE_FAIL" in ended["reason"]
-    assert "broken fan" in ended["reason"]
-    cluster.settle()
     assert_nothing_is_left(cluster, tmp_path)
 
 
@@ -215,20 +263,109 @@ async def test_a_server_that_is_silent_for_a_while(
     await stop(launching, accepted["id"])
 
 
-@pytest.mark.timeout(180)  # Slurm's limits are whole minutes
-async def test_the_time_limit(launching: Service, cluster: SlurmCluster, tmp_path: Path) -> None:
-    accepted = await launch(launching, time_limit_minutes=1)
-    await until_state(launching, accepted["id"], "healthy")
-    ended = await until_state(launching, accepted["id"], "timeout", seconds=150)
-    assert "time limit was reached" in ended["reason"]
-    assert "TIMEOUT" in ended["reason"]
-    assert_nothing_is_left(cluster, tmp_path)
-
-
+@pytest.mark.xfail(reason="results are routed to registered servers by another change")
 async def test_a_result_runs_on_the_launched_server(
     launching: Service, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """The service's own Triton has no such model: only the launched server can have answered."""
-    own = tmp_path / "models" / "launched"
-    own.parent.mkdir()
-    assert finish
+    model = tmp_path / "home" / "models" / "launched"
+    shutil.copytree(SCRIPTED, model)
+    accepted = await launch(launching, model=str(model))
+    await until_state(launching, accepted["id"], "healthy")
+
+    async def is_known() -> bool:
+        answer = await launching.client.get("/models/launched")
+        return answer.status_code == 200 and answer.json()["ready"] is True
+
+    await until(is_known, 10)
+    result = await finish(launching, "hi {{chunks=3}}", model="launched")
+    assert (result["state"], result["model_name"]) == ("completed", "launched")
+    assert result["result"]
+    await stop(launching, accepted["id"])
+
+
+# Holds a worker up in the moment between a submission and the record of it.
+HOLD = """
+CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+  'BEGIN PERFORM pg_sleep(60); RETURN NEW; END';
+CREATE TRIGGER hold BEFORE UPDATE ON launches FOR EACH ROW
+  WHEN (OLD.job_id IS NULL AND NEW.job_id IS NOT NULL) EXECUTE FUNCTION hold()
+"""
+RELEASE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE wait_event = 'PgSleep' AND datname = current_database()
+"""
+
+
+async def test_workers_killed_in_each_state_lose_nothing(
+    cluster: SlurmCluster, settings: Settings, tmp_path: Path
+) -> None:
+    """No worker sees two states, and the job of the first is that of the last."""
+    settings = with_profiles(settings, tmp_path, PROFILES, launch_lease_seconds=3.0)
+    async with run_service(settings, with_worker=False) as service:
+        database = service.services.database
+        worker = Worker(settings, tmp_path)
+        await database.run(lambda connection: connection.execute(HOLD))
+        accepted = await launch(service)
+        await worker.start()
+
+        async def is_submitted() -> list[str]:
+            return cluster.jobs()
+
+        (job,) = await until(is_submitted)
+        cluster.run("scontrol", "hold", job)
+        await worker.kill()
+        await database.fetch(RELEASE)
+        await database.run(lambda connection: connection.execute("DROP TRIGGER hold ON launches"))
+        assert (await read_launch(service, accepted["id"]))["state"] == "submitted"
+
+        await worker.start()
+        found = await until_state(service, accepted["id"], "pending", "starting", "healthy")
+        assert found["job_id"] == job
+        await worker.kill()
+        cluster.run("scontrol", "release", job)
+        for state in ("starting", "healthy"):
+            await worker.start()
+            await until_state(service, accepted["id"], state, "healthy")
+            await worker.kill()
+        await service.client.post(f"/launches/{accepted['id']}/stop")
+        await worker.start()
+
+        async def is_draining() -> object:
+            return await database.fetchrow(
+                "SELECT name FROM servers WHERE name = 'one' AND is_draining"
+            )
+
+        await until(is_draining)
+        await worker.kill()
+        await worker.start()
+        ended = await until_state(service, accepted["id"], "stopped")
+        assert (ended["job_id"], ended["reason"]) == (job, "stopped on request")
+
+        await worker.stop()
+        assert_nothing_is_left(cluster, tmp_path)
+        assert await servers(service) == []
+        assert (
+            len(
+                cluster.run(
+                    "squeue", "--noheader", "--states=all", "--name=llm-" + accepted["id"]
+                ).splitlines()
+            )
+            == 1
+        )
+
+
+@pytest.mark.timeout(150)
+async def test_the_time_limit(limited: Limited, cluster: SlurmCluster) -> None:
+    async with Database(limited.settings, "test") as database:
+        store = LaunchStore(database)
+
+        async def has_ended() -> bool:
+            return (await store.get("default", limited.launch))["ended_at"] is not None
+
+        await until(has_ended, 120)
+        ended = await store.get("default", limited.launch)
+    assert ended["state"] == "timeout"
+    assert "TIMEOUT, its time limit was reached" in ended["reason"]
+    cluster.kept.clear()
+    assert cluster.jobs() == []

@@ -91,7 +91,7 @@ def test_no_text_field_takes_more_than_its_pattern(
     profiles: dict[str, Profile], field: str, evil: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        spec_of(profiles, **{field: evil})
+        spec_of(profiles, None, **{field: evil})
     assert any(error.field.split(".")[0] == field for error in refused.value.errors)
 
 
