@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
@@ -27,7 +28,7 @@ class Local:
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
-        self._asked: dict[UUID, float] = {}  # when it was asked to end, by the monotonic clock
+        self._ending: dict[UUID, _Ending] = {}
 
     async def submit(self, profile: Profile, launch: UUID, directory: str, /) -> str:
         # Forked away: it is nobody's child, and its worker's end is not its own.
@@ -43,20 +44,29 @@ class Local:
     async def look(self, _profile: Profile, launch: UUID, /) -> Job:
         family = await asyncio.to_thread(processes_of, launch)
         if not family:
-            self._asked.pop(launch, None)
+            self._ending.pop(launch, None)
             return Job(Phase.ABSENT)
         return Job(Phase.RUNNING, str(min(family)), "127.0.0.1")
 
     async def cancel(self, _profile: Profile, launch: UUID, /) -> None:
         family = await asyncio.to_thread(processes_of, launch)
-        asked = self._asked.get(launch)
-        if asked is None:
-            self._asked[launch] = time.monotonic()
-            # The script hands it on to the server, and waits; without the script each gets it.
-            leaders = [pid for pid, session in family.items() if pid == session]
-            _signal(leaders or list(family), signal.SIGTERM)
-        elif time.monotonic() > asked + GRACE_SECONDS:
-            _signal(list(family), signal.SIGKILL)
+        ending = self._ending.setdefault(launch, _Ending(time.monotonic()))
+        if time.monotonic() > ending.since + GRACE_SECONDS:
+            _signal(set(family), signal.SIGKILL)
+            return
+        # The script hands it on to the server, and waits; without the script each gets it, once.
+        leaders = {pid for pid, session in family.items() if pid == session}
+        asked = (leaders or set(family)) - ending.asked
+        _signal(asked, signal.SIGTERM)
+        ending.asked |= asked
+
+
+@dataclass(slots=True)
+class _Ending:
+    """Since when a launch is to end, by the monotonic clock, and which processes were told."""
+
+    since: float
+    asked: set[int] = field(default_factory=set)
 
 
 def processes_of(launch: UUID) -> dict[int, int]:
@@ -81,7 +91,7 @@ def processes_of(launch: UUID) -> dict[int, int]:
     return {pid: session for pid, session in sessions.items() if pid in marked or session in own}
 
 
-def _signal(pids: list[int], number: signal.Signals) -> None:
+def _signal(pids: set[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

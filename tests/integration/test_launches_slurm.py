@@ -16,6 +16,7 @@ from app.launches.spec import LaunchCreate, to_spec
 from app.launches.store import LaunchStore
 from app.settings import Settings
 from app.triton_client import TritonClient
+from tests import ssh_server
 from tests.conftest import Service, make_settings, run_service
 from tests.integration.launching import (
     EMBEDDED,
@@ -353,6 +354,54 @@ async def test_workers_killed_in_each_state_lose_nothing(
             )
             == 1
         )
+
+
+async def test_a_cluster_behind_ssh(
+    cluster: SlurmCluster, settings: Settings, tmp_path: Path
+) -> None:
+    """All commands and the server's ports go through ssh; workers and connections are lost."""
+    if not ssh_server.is_installed():
+        pytest.skip("needs openssh-server, and root")
+    async with ssh_server.start_ssh(tmp_path, cluster.environment) as ssh:
+        text = PROFILES.replace("[profiles.cluster]\n", f"[profiles.cluster]\n{ssh.profile}")
+        settings = with_profiles(settings, tmp_path, text, launch_lease_seconds=3.0)
+        async with run_service(settings, with_worker=False) as service:
+            worker = Worker(settings, tmp_path)
+            await worker.start()
+            accepted = await launch(service)
+            healthy = await until_state(service, accepted["id"], "healthy")
+            address = healthy["server"]["grpc"]
+            (server,) = await servers(service)
+            assert server["grpc"] == address
+
+            async def answers() -> bool:
+                async with TritonClient(address) as client:
+                    return await client.is_live()
+
+            assert await answers()
+            await worker.kill()
+
+            async def is_closed() -> bool:
+                return not await answers()
+
+            await until(is_closed)  # the tunnel was the worker's, and nobody else's
+            await worker.start()
+            await until(answers)
+
+            await ssh.stop()
+
+            async def tells_so() -> bool:
+                found = await read_launch(service, accepted["id"])
+                return "cannot be reached by ssh" in found["reason"]
+
+            await until(tells_so)
+            await ssh.start()
+            await until(answers)
+            ended = await stop(service, accepted["id"])
+            assert (ended["state"], ended["reason"]) == ("stopped", "stopped on request")
+            await worker.stop()
+            assert await servers(service) == []
+            assert_nothing_is_left(cluster, tmp_path)
 
 
 @pytest.mark.timeout(150)
