@@ -46,6 +46,7 @@ from app.waiting import is_set_within
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 8  # launches that one process looks at
+_SHORT = 1.0  # seconds, at least, between looks at what is about to change
 _SOON = 0.2  # seconds to a look that has something to do
 _DATABASE_PAUSE = 1.0
 _SHORTEST_PAUSE = 0.05
@@ -174,7 +175,7 @@ class Follower:
             return await self._end(launch, directory, job)
         if job.phase is Phase.WAITING:
             reason = f"Slurm: {job.reason}" if job.reason else ""
-            return Step("pending", self._poll, reason, job_id=job.id)
+            return Step("pending", self._pause(launch, launch.submitted_at), reason, job_id=job.id)
         try:
             return await self._follow(launch, profile, directory, job)
         except RefusedError as error:
@@ -222,7 +223,7 @@ class Follower:
     ) -> Step:
         """The job runs: look after its server."""
         found = Step(
-            "starting", self._poll, job_id=job.id, node=job.node, log=await directory.log(),
+            "starting", self._pause(launch, launch.started_at), job_id=job.id, node=job.node, log=await directory.log(),
             follower_id=self._follower_of(launch),
         )  # fmt: skip
         is_over = _has_passed(launch.now, launch.started_at, launch.spec.time_limit_minutes)
@@ -245,7 +246,7 @@ class Follower:
 
     def _not_ready(self, launch: Launch, found: Step, reason: str) -> Step:
         if launch.healthy_at is not None:
-            return replace(found, state="unhealthy", reason=reason)
+            return replace(found, state="unhealthy", pause=self._poll, reason=reason)
         minutes = launch.spec.start_minutes
         if not _has_passed(launch.now, launch.started_at, minutes):
             return found
@@ -272,7 +273,7 @@ class Follower:
         if not is_used and idle and _has_passed(launch.now, launch.last_used_at, idle):
             reason = f"idle for {idle:g} minutes"
             return replace(found, state="stopping", pause=0, reason=reason, end_state="stopped")
-        return replace(found, state="healthy", used=is_used)
+        return replace(found, state="healthy", pause=self._poll, used=is_used)
 
     async def _stop(self, launch: Launch, profile: Profile, directory: Directory, job: Job) -> Step:
         """Drain the server, end the job, remove what it left: then it has ended."""
@@ -341,6 +342,11 @@ class Follower:
             if server.name == launch.name and is_own:
                 with contextlib.suppress(NotFoundError):
                     await self._servers.remove(launch.name)
+
+    def _pause(self, launch: Launch, since: datetime | None) -> float:
+        """Seconds to the next look at what is about to change: the longer it took, the more."""
+        elapsed = (launch.now - since).total_seconds() if since else 0.0
+        return min(self._poll, max(_SHORT, elapsed / 5))
 
     def _follower_of(self, launch: Launch) -> UUID | None:
         """Us, where the launch needs a tunnel, which is a process's own."""

@@ -10,8 +10,10 @@ import contextlib
 import os
 import shlex
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from app.launches.profiles import Profile
 
 COMMAND_SECONDS = 20.0
 _CONNECT_SECONDS = 8
+_AT_ONCE = 8  # commands that run at the same time
 _MAX_OUTPUT = 1 << 20
 _SSH_FAILED = 255  # what ssh itself answers when it did not reach the other side
 
@@ -46,16 +49,20 @@ class Hosts:
 
     def __init__(self) -> None:
         self._sockets: Path | None = None
+        # Not the event loop's own way to start processes: uvloop's breaks on one that ends before
+        # it has read, and lets a process in the background have its pipes.
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="launches")
 
     async def __aenter__(self) -> "Hosts":
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._sockets is None:
             return
         for socket in self._sockets.iterdir():
             with contextlib.suppress(HostError):
-                await _run(["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "--", "all"])
+                _call(["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "--", "all"])
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def run(
@@ -71,13 +78,22 @@ class Hosts:
         `environment` is added to, where the host is this machine.
         """
         if profile.host is None:
-            return await _run(words, content, environment)
+            return await self._run(words, content, environment)
         command = [*self.ssh(profile), "-o", f"ControlPath={self._socket_folder()}/%C"]
         command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
-        answer = await _run([*command, "--", profile.host, shlex.join(words)], content)
+        answer = await self._run([*command, "--", profile.host, shlex.join(words)], content)
         if answer.status == _SSH_FAILED:
             raise HostError(f"{profile.host} cannot be reached by ssh: {answer.complaint}")
         return answer
+
+    async def _run(
+        self,
+        words: Sequence[str],
+        content: bytes,
+        environment: Mapping[str, str] | None = None,
+    ) -> Answer:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _call, words, content, environment)
 
     def ssh(self, profile: Profile) -> list[str]:
         """ssh with the profile's options, but for the host."""
@@ -100,32 +116,25 @@ class Hosts:
         return self._sockets
 
 
-async def _run(
+def _call(
     words: Sequence[str], content: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> Answer:
-    pipe = asyncio.subprocess.PIPE
+    """Run one here, as long as it may take. Raises HostError."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
+        done = subprocess.run(  # noqa: S603 - a list of words, each of them checked
+            words,
+            input=content,
+            capture_output=True,
+            timeout=COMMAND_SECONDS,
             env={**os.environ, **(environment or {})},
+            check=False,
         )
     except OSError as error:
         raise HostError(f"{words[0]} cannot be run here: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(COMMAND_SECONDS):
-            output, error_output = await process.communicate(content)
-    except TimeoutError:
+    except subprocess.TimeoutExpired:
         raise HostError(f"{words[0]} did not end in {COMMAND_SECONDS:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
     return Answer(
-        process.returncode or 0,
-        output[-_MAX_OUTPUT:].decode(errors="replace"),
-        error_output[-_MAX_OUTPUT:].decode(errors="replace"),
+        done.returncode,
+        done.stdout[-_MAX_OUTPUT:].decode(errors="replace"),
+        done.stderr[-_MAX_OUTPUT:].decode(errors="replace"),
     )
