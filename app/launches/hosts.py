@@ -8,6 +8,7 @@ profile (ControlMaster, https://man.openbsd.org/ssh_config), and ends a minute a
 import asyncio
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,6 +22,10 @@ from app.launches.profiles import Profile
 
 COMMAND_SECONDS = 20.0
 _CONNECT_SECONDS = 8
+_INHERITED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|KRB5\w+|"
+    r"SLURM_\w+|OMP_NUM_THREADS"
+)
 _AT_ONCE = 8  # commands that run at the same time
 _MAX_OUTPUT = 1 << 20
 _SSH_FAILED = 255  # what ssh itself answers when it did not reach the other side
@@ -116,6 +121,11 @@ class Hosts:
         return self._sockets
 
 
+def inherited() -> dict[str, str]:
+    """What a command, and a job after it, gets of our environment: no secret of the service."""
+    return {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+
+
 def _call(
     words: Sequence[str], content: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> Answer:
@@ -126,7 +136,7 @@ def _call(
             input=content,
             capture_output=True,
             timeout=COMMAND_SECONDS,
-            env={**os.environ, **(environment or {})},
+            env={**inherited(), **(environment or {})},
             check=False,
         )
     except OSError as error:

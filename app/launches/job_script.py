@@ -137,12 +137,9 @@ def _sbatch_options(launch: UUID, spec: LaunchSpec, directory: str) -> list[str]
 def _environment(spec: LaunchSpec, profile: Profile) -> str:
     lines = []
     if spec.modules:
-        lines.append(f"module load -- {shlex.join(spec.modules)} || exit 1")
+        lines.append(f"module load {shlex.join(spec.modules)} || exit 1")
     if profile.cache is not None:
-        lines += [
-            f"export HF_HOME={shlex.quote(profile.cache)}",
-            f"export HF_HUB_CACHE={shlex.quote(profile.cache)}",
-        ]
+        lines.append(f"export HF_HOME={shlex.quote(profile.cache)}")
     lines.append(
         f"export HF_HUB_OFFLINE={int(profile.offline)} DO_NOT_TRACK=1 VLLM_NO_USAGE_STATS=1"
     )

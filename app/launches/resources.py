@@ -7,7 +7,7 @@ from app.launches.profiles import Profile, Tier
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one server, on one node. `memory_gb`: host memory (10^9 bytes, Slurm's G)."""
+    """Of one server, on one node. `memory_gb`: host memory, Slurm's G."""
 
     gpus: int
     cpus: int

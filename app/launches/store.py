@@ -82,7 +82,8 @@ UPDATE launches SET
   ports = coalesce($10::jsonb, ports),
   address = coalesce($11::jsonb, address),
   requests = coalesce($12::bigint, requests),
-  log = coalesce($13::text, log),
+  -- Not written anew where it is the same.
+  log = CASE WHEN log = $13::text THEN log ELSE coalesce($13::text, log) END,
   exit_code = coalesce($14::int, exit_code),
   submitted_at = CASE WHEN $7::varchar IS NULL THEN submitted_at ELSE coalesce(submitted_at, now()) END,
   started_at = CASE WHEN $3::varchar IN ('starting', 'healthy', 'unhealthy')

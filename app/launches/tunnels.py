@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from uuid import UUID
 
-from app.launches.hosts import Hosts
+from app.launches.hosts import Hosts, inherited
 from app.launches.profiles import Profile
 
 _OPEN_SECONDS = 15.0
@@ -58,6 +58,7 @@ class Tunnels:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            env=inherited(),
         )
         said = asyncio.create_task(_listen(process), name=f"tunnel {launch}")
         self._listening.add(said)

@@ -76,6 +76,8 @@ async def test_a_server_outlives_its_worker_and_not_its_launch(
         healthy = await until_state(service, accepted["id"], "healthy")
         before = processes(accepted)
         assert len(before) >= 3  # the script, the server, the model
+        for pid in before:
+            assert b"LLM_DATABASE" not in Path(f"/proc/{pid}/environ").read_bytes()
         await worker.kill()
         assert processes(accepted) == before
         async with TritonClient(healthy["server"]["grpc"]) as client:

@@ -187,7 +187,7 @@ def test_the_script_of_a_container(profiles: dict[str, Profile]) -> None:
         "#SBATCH --cpus-per-task=12", "#SBATCH --mem=320G", "#SBATCH --gres=gpu:4",
         "#SBATCH --partition=gpu", "#SBATCH --account=physics", "#SBATCH --constraint=h100",
         "#SBATCH --nice=5", "#SBATCH --no-requeue", f"#SBATCH --output={directory}/log",
-        "module load -- apptainer/1.3 || exit 1", "export HF_HUB_CACHE=/scratch/hub",
+        "module load apptainer/1.3 || exit 1", "export HF_HOME=/scratch/hub",
     ):  # fmt: skip
         assert line in script.splitlines(), line
     assert script.startswith("#!/bin/bash -l\n")
