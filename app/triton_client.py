@@ -339,11 +339,10 @@ class TritonClient:
         return answer.config
 
     async def request_count(self, model: str) -> int:
-        """Requests that the model has answered since it was loaded, refused ones among them."""
+        """Requests that the model has had since it was loaded, refused ones among them."""
         message = pb.ModelStatisticsRequest(name=model)
         answer = await self._ask(self._stub.ModelStatistics, message)
-        # A decoupled model counts no inferences before a response; each of its runs it counts.
-        return sum(stats.inference_count + stats.execution_count for stats in answer.model_stats)
+        return sum(statistics.inference_count for statistics in answer.model_stats)
 
     async def is_live(self) -> bool:
         """Whether the server answers at all."""

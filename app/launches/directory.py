@@ -78,8 +78,7 @@ class Directory:
     async def log(self) -> str | None:
         """The end of the job's output; None if there is none."""
         answer = await self._run("tail", "-c", str(LOG_BYTES), "--", f"{self.path}/log")
-        # PostgreSQL's text cannot hold NUL.
-        return answer.output.replace("\x00", "\ufffd") if answer.status == 0 else None
+        return answer.output if answer.status == 0 else None
 
     async def remove(self) -> None:
         """Remove it: a job that would begin after this ends at once. Raises HostError."""

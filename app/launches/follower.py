@@ -135,12 +135,19 @@ class Follower:
     async def _look(self, launch: Launch) -> None:
         """Make one step, within two thirds of the lease."""
         extra = {"action": "launch", "launch_id": str(launch.id)}
+        # What fails here leaves the lease: the launch is due again when that is over.
         try:
             step = await self._step_or_note(launch)
             await self._store.advance(launch, step)
+        except TimeoutError:
+            # A command may still be under way, and be a submission.
+            logger.warning("launch %s: a look took too long", launch.name, extra=extra)
+            return
         except DatabaseUnavailableError as error:
-            # It is due again when the lease is over.
             logger.info("launch %s waits: %s", launch.name, error, extra=extra)
+            return
+        except Exception:
+            logger.exception("launch %s broke", launch.name, extra=extra)
             return
         if step.state != launch.state:
             logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
@@ -150,12 +157,10 @@ class Follower:
         try:
             async with asyncio.timeout(self._lease * 2 / 3):
                 return await self._step(launch)
-        except TimeoutError:
-            note = "a look at the job took too long"
+        except (TimeoutError, DatabaseUnavailableError):
+            raise
         except (HostError, TunnelError) as error:
             note = str(error)
-        except DatabaseUnavailableError:
-            raise
         except Exception:
             logger.exception("launch %s broke", launch.name)
             note = "a bug in the service; its worker's log has the details"
@@ -187,9 +192,12 @@ class Follower:
         if job.phase is not Phase.ABSENT:
             return job
         status = await directory.exit_status()
-        return job if status is None else _job_by_its_file(launch, *status)
+        return job if status is None else job_by_its_file(launch, *status)
 
     async def _submit(self, launch: Launch, profile: Profile, directory: Directory) -> Step:
+        if launch.provider == "local" and launch.machine is None:
+            # Before anything runs here: nobody else may look for it elsewhere.
+            return Step("submitted", 0, machine=self._machine)
         try:
             await directory.make(launch.spec)
             job_id = await self._providers[launch.provider].submit(
@@ -197,8 +205,7 @@ class Follower:
             )
         except RefusedError as error:
             return Step("stopping", 0, str(error), "failed")
-        machine = self._machine if launch.provider == "local" else None
-        return Step("pending", _SOON, job_id=job_id, machine=machine)
+        return Step("pending", _SOON, job_id=job_id)
 
     async def _end(self, launch: Launch, directory: Directory, job: Job) -> Step:
         """The job is over: what became of it is stored before its traces are removed."""
@@ -364,7 +371,7 @@ async def _probe(address: str, model: str) -> int | None:
     return None
 
 
-def _job_by_its_file(launch: Launch, status: int, seconds: int) -> Job:
+def job_by_its_file(launch: Launch, status: int, seconds: int) -> Job:
     """How a job ended, by what it wrote itself."""
     limit = launch.spec.time_limit_minutes * 60
     if status == 0:

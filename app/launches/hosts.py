@@ -145,6 +145,11 @@ def _call(
         raise HostError(f"{words[0]} did not end in {COMMAND_SECONDS:.0f} s") from None
     return Answer(
         done.returncode,
-        done.stdout[-_MAX_OUTPUT:].decode(errors="replace"),
-        done.stderr[-_MAX_OUTPUT:].decode(errors="replace"),
+        _text(done.stdout),
+        _text(done.stderr),
     )
+
+
+def _text(output: bytes) -> str:
+    """The end of it, as PostgreSQL can hold it."""
+    return output[-_MAX_OUTPUT:].decode(errors="replace").replace("\x00", "\ufffd")

@@ -5,6 +5,7 @@ ends at once: no job lives on that nobody follows. The script writes there:
 
     log        what the job says
     address    the node and its three ports, once they are chosen
+    running    a folder: a second job of the launch ends at once
     exit       its exit status and how many seconds it ran, when it ends
 
 Every value fits a pattern (`patterns`), and is quoted all the same.
@@ -32,6 +33,7 @@ directory={directory}
 cd -- "$directory" || exit 1
 exec >>"$directory/log" 2>&1 </dev/null
 export {variable}={launch}
+mkdir running || exit 0  # it was submitted twice, and the other one runs
 
 finish() {{
     code=$?

@@ -66,8 +66,10 @@ class Slurm:
         jobs = [line.split("|", 3) for line in answer.output.splitlines() if line.count("|") >= 3]
         if not jobs:
             return Job(Phase.ABSENT)
-        # One there should be; of several, what lives counts.
-        identifier, state, node, reason = max(jobs, key=lambda job: job[1] in _WAITING | _RUNNING)
+        # One there should be. Of several, what lives counts; the script ends a second one at once.
+        identifier, state, node, reason = max(
+            jobs, key=lambda job: (job[1] in _WAITING | _RUNNING, job[1] != "COMPLETED")
+        )
         reason = "" if reason == "None" else reason
         if state in _WAITING:
             return Job(Phase.WAITING, identifier, reason=reason)

@@ -138,6 +138,7 @@ class Launch:
     stopping_at: datetime | None
     now: datetime
     lease: datetime
+    machine: str | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -329,4 +330,5 @@ def _to_launch(row: asyncpg.Record) -> Launch:
         stopping_at=row["stopping_at"],
         now=row["now"],
         lease=row["lease_expires_at"],
+        machine=row["machine"],
     )

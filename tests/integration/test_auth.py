@@ -102,7 +102,14 @@ async def test_the_document_tells_what_each_operation_needs(closed: Service) -> 
     operators = {
         route for route, security in needed.items() if security == [{"bearer": ["operate"]}]
     }
-    assert operators == {"post /models/{name}/load", "post /models/{name}/unload"}
+    assert operators == {
+        "post /models/{name}/load",
+        "post /models/{name}/unload",
+        "post /launches",
+        "post /launches/{launch_id}/stop",
+        "delete /launches/{launch_id}",
+        "get /launches/{launch_id}/log",
+    }
 
 
 async def test_a_jwt_and_a_key_are_let_in(closed: Service) -> None:

@@ -25,6 +25,11 @@ from tests.integration.launching import (
     with_profiles,
 )
 from tests.integration.support import assert_problem
+from tests.integration.test_auth import bearer, guarded
+from tests.integration.test_teams import BLUE, RED
+from tests.unit.test_jwt import sign
+
+__all__ = ["guarded"]
 
 PROFILES = f"""
 [profiles.here]
@@ -93,7 +98,7 @@ async def test_a_server_outlives_its_worker_and_not_its_launch(
 async def test_a_server_that_is_killed(launching: Service, tmp_path: Path) -> None:
     accepted = await launch(launching, profile="silent")
     await until_state(launching, accepted["id"], "starting")
-    for pid in processes(accepted):
+    for pid in sorted(processes(accepted)):  # the script first: it would tell
         os.kill(pid, signal.SIGKILL)
     ended = await until_state(launching, accepted["id"], "failed")
     assert "it left no exit status" in ended["reason"]
@@ -217,6 +222,26 @@ def test_the_command_line(launching_settings: Settings) -> None:
     broken = settings.model_copy(update={"profiles_file": ROOT / "pyproject.toml"})
     wrong = command(broken, "create", "one", SCRIPTED)
     assert (wrong.returncode, "LLM_PROFILES_FILE" in wrong.stderr) == (2, True)
+
+
+async def test_a_launch_is_its_teams_and_an_operators(guarded: Settings, tmp_path: Path) -> None:
+    settings = with_profiles(guarded, tmp_path, PROFILES)
+    body = {"name": "one", "model": SCRIPTED, "profile": "silent"}
+    user = bearer(sign({"team_id": "red", "token_id": "u"}))
+    async with run_service(settings, with_worker=False) as service:
+        client = service.client
+        assert_problem(await client.post("/launches", json=body, headers=user), 403, "forbidden")
+        made = await client.post("/launches", json=body, headers=RED)
+        assert made.status_code == 202, made.text
+        url = made.headers["location"]
+        for method, path in (("GET", "/log"), ("POST", "/stop"), ("DELETE", "")):
+            refused = await client.request(method, url + path, headers=user)
+            assert_problem(refused, 403, "forbidden")
+        assert (await client.get(url, headers=user)).json()["state"] == "submitted"
+        assert (await client.get("/launches", headers=BLUE)).json() == []
+        assert_problem(await client.get(url, headers=BLUE), 404, "not_found")
+        assert_problem(await client.post(f"{url}/stop", headers=BLUE), 404, "not_found")
+        assert (await client.get(url, headers=RED)).json()["state"] == "submitted"
 
 
 async def test_bad_bodies(launching: Service) -> None:

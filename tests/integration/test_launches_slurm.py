@@ -249,6 +249,38 @@ async def test_a_server_that_is_never_ready(
     assert_nothing_is_left(cluster, tmp_path)
 
 
+async def test_a_job_submitted_twice_runs_once(
+    launching: Service, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """As by a worker that was frozen in its submission, and thawed after another's."""
+    accepted = await launch(launching, profile="silent")
+    found = await until_state(launching, accepted["id"], "starting")
+    script = tmp_path / "home" / "launches" / accepted["id"] / "job.sh"
+    kept = script.read_text()
+    second = cluster.run("sbatch", "--parsable", str(script))
+
+    async def is_alone() -> bool:
+        return cluster.jobs() == [found["job_id"]]
+
+    await until(is_alone)
+    assert (await read_launch(launching, accepted["id"]))["state"] == "starting"
+    assert second != found["job_id"]
+    await stop(launching, accepted["id"])
+    # And one that comes after the end finds no directory.
+    late = tmp_path / "late.sh"
+    late.write_text(kept)
+    third = cluster.run("sbatch", "--parsable", str(late))
+
+    async def has_ended() -> bool:
+        return not cluster.jobs()
+
+    await until(has_ended)
+    assert "FAILED" in cluster.run(
+        "squeue", "--noheader", "--states=all", f"--jobs={third}", "-o%T"
+    )
+    assert_nothing_is_left(cluster, tmp_path)
+
+
 async def test_a_server_that_is_silent_for_a_while(
     launching: Service, cluster: SlurmCluster
 ) -> None:

@@ -76,7 +76,7 @@ WITHOUT_IDS = {
     "get /launches/catalogue": NOTHING,
     "get /launches/profiles": NOTHING,
     "get /launches": EMPTY_LIST,
-    "post /launches": OWN,  # test_launches_api.py
+    "post /launches": OWN,  # test_launches_local.py
     "get /contexts/": EMPTY_LIST,
     "get /results/": EMPTY_LIST,
     "get /webhooks/deliveries": EMPTY_LIST,

@@ -1,6 +1,7 @@
 """Requests to launch: every field by an allow-list, and nothing that reaches a script unchecked."""
 
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,9 +12,12 @@ from pydantic import TypeAdapter
 
 from app.errors import InvalidRequestError
 from app.launches.catalogue import CatalogueEntry, read_catalogue
+from app.launches.follower import job_by_its_file
 from app.launches.job_script import ModelPlace, engine_settings, render_script
-from app.launches.profiles import Profile, ProfileError, read_profiles
+from app.launches.jobs import End, Phase
+from app.launches.profiles import Profile, ProfileError, Provider, read_profiles
 from app.launches.spec import LaunchCreate, LaunchSpec, to_spec
+from app.launches.store import Launch
 from app.wire import parse
 
 LAUNCH = UUID("01890000-0000-7000-8000-000000000000")
@@ -235,6 +239,27 @@ def test_a_profile_that_is_wrong_is_told(tmp_path: Path, line: str, words: str) 
         profiles_of(tmp_path, "\n".join([laptop[0], line, *others]))
     assert words in str(told.value)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("provider", "status", "seconds", "end"),
+    [
+        ("slurm", 0, 10, End.COMPLETED), ("slurm", 143, 10, End.CANCELLED),
+        ("slurm", 143, 3599, End.TIMEOUT), ("slurm", 3, 10, End.FAILED),
+        ("local", 143, 4000, End.CANCELLED), ("local", 137, 10, End.FAILED),
+    ],
+)  # fmt: skip
+def test_how_a_job_ended_by_what_it_left(
+    profiles: dict[str, Profile], provider: Provider, status: int, seconds: int, end: End
+) -> None:
+    """What is known of a job that Slurm has forgotten."""
+    now = datetime.now(UTC)
+    launch = Launch(
+        LAUNCH, "one", provider, "della", spec_of(profiles), "healthy", "", None, "7", "n1", None,
+        None, 0, now, now, now, now, None, now, now,
+    )  # fmt: skip
+    job = job_by_its_file(launch, status, seconds)
+    assert (job.phase, job.end, job.exit_code, job.id) == (Phase.ENDED, end, status, "7")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
