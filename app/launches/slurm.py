@@ -67,9 +67,7 @@ class Slurm:
         if not jobs:
             return Job(Phase.ABSENT)
         # One there should be. Of several, what lives counts; the script ends a second one at once.
-        identifier, state, node, reason = max(
-            jobs, key=lambda job: (job[1] in _WAITING | _RUNNING, job[1] != "COMPLETED")
-        )
+        identifier, state, node, reason = max(jobs, key=lambda job: _rank(job[1]))
         reason = "" if reason == "None" else reason
         if state in _WAITING:
             return Job(Phase.WAITING, identifier, reason=reason)
@@ -118,6 +116,13 @@ class Slurm:
         answer = await self._hosts.run(profile, ["scontrol", "show", "node", "-o", node])
         found = re.search(r"\bReason=(.*?) \[", answer.output)
         return found[1][:200] if found else ""
+
+
+def _rank(state: str) -> int:
+    """What tells the most of several jobs."""
+    if state in _RUNNING:
+        return 3
+    return 2 if state in _WAITING else int(state != "COMPLETED")
 
 
 def _raise_if_passing(answer: Answer, command: str) -> None:
