@@ -47,7 +47,7 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 ##@ Check
 
 .PHONY: test
-test: $(dev) .venv-triton/.cpu ## Run every test (unit, integration, end to end, chaos)
+test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (unit, integration, end to end, chaos)
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 .PHONY: lint
@@ -77,7 +77,8 @@ bench: $(dev) .venv-triton/.cpu ## Measure, side by side with the baseline (benc
 
 .PHONY: requirements
 requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1: to the newest versions)
-	for name in requirements requirements-uv requirements-embedded requirements-dev; do \
+	for name in requirements requirements-uv requirements-embedded requirements-dev \
+			nvidia_triton/requirements; do \
 		.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 			--no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) \
 			--output-file $$name.txt $$name.in || exit 1; \
@@ -89,8 +90,8 @@ docs-settings: $(service) ## Rewrite docs/settings.md from app/settings.py
 	mv docs/settings.md.new docs/settings.md
 
 .PHONY: clean
-clean: ## Remove both environments and the tools' caches (data directories stay)
-	rm -rf .venv .venv-triton .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+clean: ## Remove the environments and the tools' caches (data directories stay)
+	rm -rf .venv .venv-triton nvidia_triton/.venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .PHONY: help
 help: ## Show this
@@ -118,3 +119,7 @@ help: ## Show this
 .venv-triton/.cpu: triton/requirements-cpu.txt triton/requirements-torch.txt | .venv/.service
 	@$(venv_python) -I $(install) cpu .venv-triton --python "$(TRITON_PYTHON)"
 	@touch .venv-triton/.light $@
+
+# The vastai CLI; what uses it is in nvidia_triton/Makefile.
+nvidia_triton/.venv/.ready: nvidia_triton/requirements.txt | .venv/.service
+	@$(MAKE) --no-print-directory -C nvidia_triton .venv PYTHON="$(abspath $(venv_python))"

@@ -13,8 +13,9 @@ from app.chunk_writer import ChunkWriter
 from app.database import Connection, is_passing
 from app.errors import INTERNAL_ERROR
 from app.job_queue import AttemptEnd, Claim, JobQueue, Outcome
-from app.model_trust import ModelTrust
-from app.runner import Attempt, Backend, StopReason
+from app.lease import Load
+from app.model_trust import silent_places
+from app.runner import Attempt, Backend, Place, StopReason
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.throughput import Throughput
@@ -23,6 +24,7 @@ from app.watched import Watched
 logger = logging.getLogger(__name__)
 
 _SILENCE_CHECK_SECONDS = 2.0
+_SILENCE_SECONDS = 10.0  # of all streams of a model on a server, before it is probed
 _FOREVER = 1e9  # seconds: an ended attempt is written whenever the database is back, or fenced
 
 _Early = tuple[Attempt, asyncio.Future[bool]]  # and whether it has turned out to be ours
@@ -41,7 +43,6 @@ class Attempts:
         backend: Backend,
         hub: StreamHub,
         watched: Watched,
-        trust: ModelTrust,
         throughput: Throughput,
         settings: Settings,
         on_end: Callable[[Claim], None],
@@ -53,7 +54,6 @@ class Attempts:
         self._queue = queue
         self._backend = backend
         self._hub = hub
-        self._trust = trust
         self._throughput = throughput
         self._on_end = on_end
         self._ending = queue.ending_lane(worker_id, _FOREVER, hub)
@@ -165,46 +165,47 @@ class Attempts:
     # --- models that die ------------------------------------------------------------------------
 
     def _judge_model(self, attempt: Attempt, end: AttemptEnd) -> None:
-        model = attempt.claim.model_name
         if not self._is_stopping:
-            self._trust.judge(model, end)
+            self._backend.judge(attempt, end)
         if attempt.model_is_dead:
-            self._stop_all_of(model)
+            self._stop_all_at(attempt.place)
 
-    def _stop_all_of(self, model: str) -> None:
+    def _stop_all_at(self, place: Place) -> None:
         """Stop the streams of a model whose process died: Triton would let them hang."""
         for attempt in self.running.values():
-            if attempt.claim.model_name == model:
+            if attempt.place == place:
                 attempt.stop(StopReason.MODEL_DIED)
 
     async def watch_silence(self) -> None:
         """Stop the attempts of dead models, until cancelled."""
         while True:
             await asyncio.sleep(_SILENCE_CHECK_SECONDS)
-            for model in await self._trust.find_dead(list(self.running.values())):
-                logger.warning("model %s is dead", model, extra=self._extra("model_dead"))
-                self._stop_all_of(model)
+            for place in silent_places(self.running.values(), _SILENCE_SECONDS):
+                if await self._backend.is_dead(place):
+                    name = " on ".join(reversed(place))
+                    logger.warning("model %s is dead", name, extra=self._extra("model_dead"))
+                    self._stop_all_at(place)
 
     # --- heartbeat ------------------------------------------------------------------------------
 
-    def load(self, seconds: float) -> str:
-        """What runs by model, as JSON, and was done in the `seconds` since the last call.
+    def load(self, seconds: float) -> Load:
+        """What runs by model, and was done in the `seconds` since the last call; by server.
 
         It names what is ready here, too: of an index, nothing else tells that somebody serves it.
         """
         running = Counter(attempt.claim.model_name for attempt in self.running.values())
         generated, self._generated = self._generated, Counter()
         rates = self._throughput.beat(running.keys() | generated.keys())
-        return orjson.dumps(
-            {
-                model: {
-                    "running": running[model],
-                    "tokens_per_second": round(generated[model] / seconds, 1),
-                    "results_per_second": round(rates.get(model, 0.0), 4),
-                }
-                for model in rates.keys() | set(self._backend.ready())
+        models = {
+            model: {
+                "running": running[model],
+                "tokens_per_second": round(generated[model] / seconds, 1),
+                "results_per_second": round(rates.get(model, 0.0), 4),
             }
-        ).decode()
+            for model in rates.keys() | set(self._backend.ready())
+        }
+        servers = self._backend.servers(self.running.values())
+        return Load(orjson.dumps(models).decode(), orjson.dumps(servers).decode())
 
     async def check_owned(self, connection: Connection) -> None:
         """Stop attempts that were cancelled or taken from us; hand back rows we do not run."""

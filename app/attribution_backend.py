@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 
 from app.attributions import queue_of
@@ -15,8 +15,9 @@ from app.infini_gram.process import (
     EngineDiedError,
     EngineProcess,
 )
-from app.job_queue import Claim, Outcome
-from app.runner import Attempt, OnText
+from app.job_queue import AttemptEnd, Claim, Outcome
+from app.model_trust import ModelTrust
+from app.runner import Attempt, OnText, Place
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class AttributionBackend:
         self._first: EngineProcess | None = None
         self._idle: asyncio.Queue[EngineProcess] = asyncio.Queue()
         self._engines: set[EngineProcess] = set()  # those that have not ended
+        self._trust = ModelTrust()
         self._on_change: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -87,7 +89,22 @@ class AttributionBackend:
         """The attempt of a claim, still to be run."""
         return Attribution(claim, self, on_text)
 
-    async def is_dead(self, _name: str) -> bool:
+    def free(self, attempts: Collection[Attempt]) -> dict[str, int]:
+        """One for each engine that has nothing to do."""
+        self._trust.learn(attempts)
+        free = self._count - len(attempts) if self.ready() else 0
+        slots = self._trust.limit((self._queue,), free, is_busy=bool(attempts))
+        return {self._queue: slots} if slots > 0 else {}
+
+    def judge(self, attempt: Attempt, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt whether engines can be trusted."""
+        self._trust.judge(attempt.place, end)
+
+    def servers(self, _attempts: Collection[Attempt]) -> Mapping[str, int]:
+        """None: nothing of it runs on Triton."""
+        return {}
+
+    async def is_dead(self, _place: Place) -> bool:
         """Never: an engine says nothing until it is done, and its death is seen at once."""
         return False
 

@@ -24,7 +24,6 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
 
     `file` declares the index. Raises AttributionFailedError when the index cannot be opened.
     """
-    settings = settings.model_copy(update={"worker_slots": engines})
     async with Database(settings, "llm attribution") as database:
         limits = TeamLimits(database, settings)
         queue = JobQueue(database, settings, limits)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app import cli_index, cli_token
+from app import cli_index, cli_plan, cli_token
 from app.cli_launch import add_launch_commands
+from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.launches.profiles import ProfileError, read_profiles
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).resolve().parent.parent
 _DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
 _EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
-brings its own PostgreSQL and Triton. The other commands need LLM_DATABASE_URL,
+brings its own PostgreSQL and Triton; `plan` needs neither. The other commands need LLM_DATABASE_URL,
 LLM_DATABASE_ADMIN_USER, LLM_DATABASE_PASSWORD and LLM_DATABASE_DB, and TRITON_GRPC_SERVICE
 where Triton is not on 127.0.0.1:8001."""
 
@@ -115,8 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     add_launch_commands(
         commands.add_parser("launch", help="Launch Triton servers by Slurm, or on this machine.")
     )
+    add_server_commands(
+        commands.add_parser("server", help="Show, register, drain and remove Triton servers.")
+    )
     cli_token.add_to(commands)
     cli_index.add_to(commands)
+    cli_plan.add_to(commands)
     return parser
 
 
@@ -195,6 +200,7 @@ def _settings() -> Settings:
 
 async def _run_worker(settings: Settings) -> None:
     """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
+    from app import garbage
     from app.batch_feeder import Feeder
     from app.generation import TritonBackend
     from app.routes.openai_batches import ENDPOINTS
@@ -205,7 +211,7 @@ async def _run_worker(settings: Settings) -> None:
         worker = Worker(
             services.database,
             services.queue,
-            TritonBackend(services.registry, services.triton),
+            TritonBackend(services.registry, services.fleet),
             services.listener,
             services.hub,
             settings,
@@ -213,6 +219,7 @@ async def _run_worker(settings: Settings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)
+        garbage.settle()
         async with background(services, Feeder(services, ENDPOINTS)) as tasks:
             running = asyncio.create_task(worker.run(), name="worker")
             done, _ = await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)

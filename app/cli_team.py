@@ -1,12 +1,9 @@
 """`python -m app team`: what teams may use."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
-
-from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.team_limits import TeamLimits
@@ -101,12 +98,7 @@ def _unset(options: argparse.Namespace) -> int:
 
 
 def _with_limits(work: Callable[["TeamLimits"], Awaitable[int]]) -> int:
-    from app.database import Database
+    from app.cli_database import with_database
     from app.team_limits import TeamLimits
 
-    async def run() -> int:
-        settings = Settings()
-        async with Database(settings, "llm team") as database:
-            return await work(TeamLimits(database, settings))
-
-    return asyncio.run(run())
+    return with_database("team", lambda database, settings: work(TeamLimits(database, settings)))

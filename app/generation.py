@@ -1,12 +1,15 @@
-"""Generation on Triton: the attempt reads one stream; the backend knows which models are ready."""
+"""Generation on Triton: the attempt reads one stream; the backend knows which server takes it."""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 
 from app.errors import Failure, FailureCode
-from app.job_queue import Claim, Outcome
+from app.fleet import Fleet, Server
+from app.job_queue import AttemptEnd, Claim, Outcome
 from app.model_registry import ModelRegistry
-from app.runner import Attempt, OnText
+from app.model_trust import ModelTrust
+from app.runner import Attempt, OnText, Place
 from app.triton_client import (
     Delta,
     GenerationError,
@@ -14,28 +17,48 @@ from app.triton_client import (
     ModelFailedError,
     NotTakenError,
     RefusedError,
-    TritonClient,
 )
 
 _PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
 
 
 class Generation(Attempt):
-    """One result's text, from one gRPC stream."""
+    """One result's text, from one gRPC stream. Its place is a model on a server."""
 
-    def __init__(self, claim: Claim, triton: TritonClient, on_text: OnText) -> None:
+    def __init__(self, claim: Claim, backend: "TritonBackend", on_text: OnText) -> None:
         super().__init__(claim, on_text)
-        self._triton = triton
+        self._backend = backend
+        self.server: Server | None = None  # until it begins
 
     async def _work(self) -> tuple[Outcome, Failure | None]:
-        claim = self.claim
         try:
-            await self._triton.run(claim.model_name, claim.prompt, claim.parameters, self._hear)
+            await self._generate()
         except GenerationError as error:
             return self._judge(error)
         if self.finish_reason is None:
             return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
         return Outcome.COMPLETED, None
+
+    async def _generate(self) -> None:
+        """Have a server generate; one that does not take it leaves it to the next."""
+        claim, tried = self.claim, set[str]()
+        refusal = NotTakenError(f"no server has model {claim.model_name} ready")
+        while (server := self._backend.choose(claim.model_name, tried)) is not None:
+            self.server, self.place = server, (server.name, claim.model_name)
+            try:
+                with server.occupied(claim.model_name):
+                    await server.client.run(
+                        claim.model_name, claim.prompt, claim.parameters, self._hear
+                    )
+            except ModelDeadError:
+                raise  # others hang there: who asked has to stop them
+            except NotTakenError as error:
+                refusal = error
+                tried.add(server.name)
+                self._backend.doubt(self.place)
+            else:
+                return
+        raise refusal
 
     def _hear(self, delta: Delta) -> None:
         self.heard_at = asyncio.get_running_loop().time()
@@ -70,34 +93,97 @@ class Generation(Attempt):
 
 
 class TritonBackend:
-    """Runs results on the models that Triton has ready."""
+    """Runs results on the servers that have their models ready, the least busy one first."""
 
-    def __init__(self, registry: ModelRegistry, triton: TritonClient) -> None:
+    def __init__(self, registry: ModelRegistry, fleet: Fleet) -> None:
         self._registry = registry
-        self._triton = triton
+        self._fleet = fleet
+        self._trust = ModelTrust()
 
     def ready(self) -> list[str]:
         """Names of the models that are ready now."""
         return self._registry.ready()
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever a model's readiness changed."""
+        """Call `handler` whenever models or servers became ready, or ceased to be."""
         self._registry.on_change(handler)
+
+    def free(self, attempts: Collection[Attempt]) -> dict[str, int]:
+        """The free slots by model: each server's are shared between the models that it has ready."""
+        self._trust.learn(attempts)
+        slots = Counter[str]()
+        for server in self._fleet.servers:
+            for model, count in _share(server).items():
+                is_busy = server.running[model] > 0
+                slots[model] += self._trust.limit((server.name, model), count, is_busy=is_busy)
+        for attempt in attempts:
+            if isinstance(attempt, Generation) and attempt.server is None:  # about to choose one
+                slots[attempt.claim.model_name] -= 1
+        return {model: count for model, count in slots.items() if count > 0}
+
+    def choose(self, model: str, tried: Collection[str] = ()) -> Server | None:
+        """The server that takes a result now: one to be trusted, with the most room.
+
+        None where no other than those already tried has the model ready.
+        """
+        servers = [one for one in self._fleet.serving(model) if one.name not in tried]
+        return min(servers, key=lambda server: self._rank(server, model), default=None)
+
+    def _rank(self, server: Server, model: str) -> tuple[bool, float, str]:
+        place, is_busy = (server.name, model), server.running[model] > 0
+        is_doubtful = self._trust.limit(place, 1, is_busy=is_busy) == 0
+        return is_doubtful, server.running.total() / server.slots, server.name
 
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
         """The attempt of a claim, still to be run."""
-        return Generation(claim, self._triton, on_text)
+        return Generation(claim, self, on_text)
 
-    async def is_dead(self, name: str) -> bool:
+    def judge(self, attempt: Attempt, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt where results are safe."""
+        self._trust.judge(attempt.place, end, is_only=self._is_only(attempt.place))
+
+    def doubt(self, place: Place) -> None:
+        """A result was not taken there."""
+        self._trust.doubt(place, is_only=self._is_only(place))
+
+    def _is_only(self, place: Place) -> bool:
+        return all(server.name == place[0] for server in self._fleet.serving(place[-1]))
+
+    def servers(self, attempts: Collection[Attempt]) -> Counter[str]:
+        """How many of these attempts run on each server."""
+        return Counter(
+            attempt.server.name
+            for attempt in attempts
+            if isinstance(attempt, Generation) and attempt.server is not None
+        )
+
+    async def is_dead(self, place: Place) -> bool:
         """Whether Triton itself says so; a model that is merely busy is given its time."""
+        server = self._fleet.find(place[0])
+        if server is None:
+            return False
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                await self._triton.run(name, "a", {"max_tokens": 1}, lambda _: None)
+                await server.client.run(place[-1], "a", {"max_tokens": 1}, lambda _: None)
         except ModelDeadError:
             return True
         except (GenerationError, TimeoutError):
             return False
         return False
+
+
+def _share(server: Server) -> dict[str, int]:
+    """A server's free slots, shared between its models.
+
+    Those of which it runs least come first when there are fewer slots than models.
+    """
+    models = server.ready()
+    free = server.slots - server.running.total()
+    if free <= 0 or not models:
+        return {}
+    models.sort(key=lambda name: server.running[name])
+    share, rest = divmod(free, len(models))
+    return {name: share + (place < rest) for place, name in enumerate(models)}
 
 
 def _triton_lost(reason: object) -> Failure:

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
@@ -25,9 +26,18 @@ VALUES ($1, $2, $3, now() + make_interval(secs => $4)) ON CONFLICT (id) DO NOTHI
 """
 
 _RENEW = """
-UPDATE workers SET lease_expires_at = now() + make_interval(secs => $2), load = $3::jsonb
+UPDATE workers SET lease_expires_at = now() + make_interval(secs => $2), load = $3::jsonb,
+  servers = $4::jsonb
 WHERE id = $1 AND dead_at IS NULL RETURNING true
 """
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """What a worker tells with its heartbeat, as JSON: by model, and by Triton server."""
+
+    models: str
+    servers: str
 
 
 class FencedError(Exception):
@@ -57,7 +67,7 @@ class Lease:
         self._hurry.set()
 
     async def keep(
-        self, load: Callable[[], str], on_beat: Callable[[Connection], Awaitable[None]]
+        self, load: Callable[[], Load], on_beat: Callable[[Connection], Awaitable[None]]
     ) -> None:
         """Renew on a connection of its own until cancelled, and call `on_beat` with it each time.
 
@@ -98,9 +108,9 @@ class Lease:
             await asyncio.sleep(remaining)
         raise FencedError(f"no renewal for {patience:.1f} s")
 
-    async def _renew(self, connection: asyncpg.Connection, asked_at: float, load: str) -> None:
+    async def _renew(self, connection: asyncpg.Connection, asked_at: float, load: Load) -> None:
         alive = await connection.fetchval(
-            _RENEW, self.id, self._seconds, load, timeout=self.period * 2
+            _RENEW, self.id, self._seconds, load.models, load.servers, timeout=self.period * 2
         )
         if not alive:
             raise FencedError("declared dead by another process")

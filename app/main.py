@@ -38,6 +38,7 @@ from app.routes import (
     openai_responses,
     results,
     send,
+    servers,
     streams,
     tenstorrent,
     tgi,
@@ -58,6 +59,7 @@ from app.schemas.openai import OpenAIErrorRead
 from app.schemas.openai_chat import ChatRequest
 from app.schemas.openai_completions import CompletionRequest
 from app.schemas.responses import ResponseCreate
+from app.schemas.servers import ServerCreate
 from app.schemas.tenstorrent import InferenceRequest
 from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
@@ -86,6 +88,7 @@ _MORE_SCHEMAS = (
     CompletionRequest,
     ResponseCreate,
     BatchCreate,
+    ServerCreate,
     OpenAIErrorRead,
     QueryRequest,
     NtdRequest,
@@ -103,7 +106,7 @@ _RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstor
 # Their paths begin with any name: last, so that they hide no other.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
-    *(results, send, streams, contexts, models, launches, webhooks, tgi),
+    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi),
     *(openai, openai_responses, openai_files, openai_batches),
 )
 
@@ -151,7 +154,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                 worker = Worker(
                     services.database,
                     services.queue,
-                    TritonBackend(services.registry, services.triton),
+                    TritonBackend(services.registry, services.fleet),
                     services.listener,
                     services.hub,
                     settings,

@@ -1,12 +1,10 @@
-"""Which models there are: what Triton serves now, and every model it ever served here.
+"""Which models there are: what the Triton servers serve now, and every model they ever served here.
 
-Each process asks Triton for its repository index every few seconds (Triton notifies nobody). A
-model seen once stays known: unknown names are refused, known ones that are not ready are accepted
+A model seen once stays known: unknown names are refused, known ones that are not ready are accepted
 and wait inside their deadline.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,14 +15,13 @@ from app.errors import (
     FieldError,
     InvalidRequestError,
     ModelNotReadyError,
-    ServiceError,
+    TritonUnavailableError,
     UnknownModelError,
 )
+from app.fleet import Fleet, Server
 from app.prompt import PromptFormat, PromptFormats
 from app.settings import Settings
-from app.triton_client import IndexEntry, TritonClient
-
-logger = logging.getLogger(__name__)
+from app.triton_client import IndexEntry
 
 _MISS_REFRESH_SECONDS = 0.5
 # Workers tell with each heartbeat which queues they serve.
@@ -68,9 +65,9 @@ class Model:
 class ModelRegistry:
     """The models of one process; `run` keeps it fresh."""
 
-    def __init__(self, database: Database, triton: TritonClient, settings: Settings) -> None:
+    def __init__(self, database: Database, fleet: Fleet, settings: Settings) -> None:
         self._database = database
-        self._triton = triton
+        self._fleet = fleet
         self._period = settings.triton_refresh_seconds
         self._default = settings.default_model
         self._formats = PromptFormats(settings.model_repository)
@@ -78,13 +75,18 @@ class ModelRegistry:
         self._stored: dict[str, int | None] = {}
         self._served: set[str] = set()  # queues of indexes
         self._seen_at: dict[str, datetime] = {}
+        self._placement: dict[str, list[str]] = {}  # models by server
         self._refreshing = asyncio.Lock()
         self._refreshed_at = float("-inf")
         self._on_change: list[Callable[[], None]] = []
-        self.triton_error: str | None = "not asked yet"
+
+    @property
+    def triton_error(self) -> str | None:
+        """Why no model can be asked for; None while some server answers."""
+        return self._fleet.error
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever a model's readiness changed."""
+        """Call `handler` whenever models or servers became ready, or ceased to be."""
         self._on_change.append(handler)
 
     def all(self) -> list[Model]:
@@ -147,15 +149,31 @@ class ModelRegistry:
         return await self.find(name)
 
     async def load(self, name: str) -> None:
-        """Have Triton load a model of its repository, known or new.
+        """Have each server load a model that its repository has, known or new.
 
-        Raises UnknownModelError with the list of those it has, TritonError with Triton's reason.
+        Raises UnknownModelError with the list of those there are, TritonError with Triton's reason.
         """
-        listed = {entry.name for entry in await self._triton.index()}
-        if name not in listed:
-            raise _unknown(name, sorted(listed))
-        await self._triton.load(name)
+        servers = await self._having(name)
+        if not servers:
+            raise _unknown(name, sorted(self._fleet.entries()))
+        for server in servers:
+            if not server.models[name].ready:
+                await server.client.load(name)
         await self.refresh()
+
+    async def unload(self, name: str) -> None:
+        """Have each server unload a model. Raises UnknownModelError, TritonError."""
+        await self.find(name)
+        for server in await self._having(name):
+            await server.client.unload(name)
+        await self.refresh()
+
+    async def _having(self, name: str) -> list[Server]:
+        """The servers whose repository has a model. Raises TritonUnavailableError if none answers."""
+        await self.refresh()
+        if self._fleet.error is not None:
+            raise TritonUnavailableError(self._fleet.error, headers={"Retry-After": "5"})
+        return [server for server in self._fleet.servers if name in server.models]
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -163,25 +181,28 @@ class ModelRegistry:
             await self.refresh()
             await asyncio.sleep(self._period)
 
+    async def outdate(self) -> None:
+        """The table of servers has changed: read it, and ask them."""
+        self._fleet.outdate()
+        await self.refresh()
+
     async def refresh(self) -> None:
-        """Ask Triton once; a Triton that is away leaves its models known but not ready."""
+        """Ask the servers once; one that is away leaves its models known but not ready."""
         async with self._refreshing:
-            before = {model.name: model.ready for model in self._models.values()}
-            try:
-                entries = await self._triton.index()
-                self.triton_error = None
-            except ServiceError as error:
-                entries = []
-                if self.triton_error != error.detail:
-                    logger.warning("%s", error.detail, extra={"action": "triton_away"})
-                self.triton_error = error.detail
+            before = self._readiness()
+            await self._fleet.refresh()
+            entries = list(self._fleet.entries().values())
             await self._remember([entry for entry in entries if entry.ready])
             self._models = await self._merge(entries)
             await self._read_served()
+            self._placement = self._fleet.placement()
             self._refreshed_at = asyncio.get_running_loop().time()
-        if before != {model.name: model.ready for model in self._models.values()}:
+        if before != self._readiness():
             for handler in self._on_change:
                 handler()
+
+    def _readiness(self) -> object:
+        return self._placement, {model.name: model.ready for model in self._models.values()}
 
     async def _merge(self, entries: list[IndexEntry]) -> dict[str, Model]:
         """Models of the index that are or were ready, and those known from the database."""

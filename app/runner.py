@@ -5,7 +5,7 @@ What does the work is a backend: Triton (`generation`), or an index (`attributio
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from typing import Protocol
 
@@ -18,6 +18,8 @@ _NOT_TAKEN_PAUSE = 1.0  # seconds
 _LOST_PAUSE = 0.5
 
 OnText = Callable[["Attempt"], None]
+# Where an attempt runs, and what dies there together: a server and a model, or a queue.
+Place = tuple[str, ...]
 
 
 class StopReason(Enum):
@@ -37,6 +39,7 @@ class Attempt(ABC):
 
     def __init__(self, claim: Claim, on_text: OnText) -> None:
         self.claim = claim
+        self.place: Place = (claim.model_name,)
         self.text = Transcript()
         self.tokens = TokenLog()  # filled where log probabilities are asked for
         self.completion_tokens = 0
@@ -149,11 +152,20 @@ class Backend(Protocol):
     def ready(self) -> list[str]:
         """The queues that may be claimed from now."""
 
+    def free(self, attempts: Collection[Attempt]) -> dict[str, int]:
+        """How many results of each queue may be claimed now, beside the attempts that run."""
+
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call `handler` whenever that changes."""
 
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
         """The attempt of a claim, still to be run."""
 
-    async def is_dead(self, name: str) -> bool:
-        """Whether what serves a queue, which has been silent for long, is gone."""
+    def judge(self, attempt: Attempt, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt where results are safe."""
+
+    def servers(self, attempts: Collection[Attempt]) -> Mapping[str, int]:
+        """How many of these attempts run on each Triton server."""
+
+    async def is_dead(self, place: Place) -> bool:
+        """Whether what runs there, which has been silent for long, is gone."""

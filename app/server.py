@@ -1,10 +1,12 @@
 """The HTTP server: uvicorn, told to stop its streams and long-polls when it stops itself."""
 
+from socket import socket
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from app import garbage
 from app.settings import Settings
 
 # Streams and long-polls leave at the signal; what is left after this is cut.
@@ -36,6 +38,10 @@ class _Server(uvicorn.Server):
     def __init__(self, app: FastAPI, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._app = app
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        garbage.settle()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

@@ -13,6 +13,8 @@ from app.errors import ConflictError, FieldError, InvalidRequestError, NotFoundE
 from app.listener import SERVERS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+STATIC_NAME = "default"  # of the first server that the settings name; `default-2` and so on
+_STATIC_NAMES = re.compile(rf"{STATIC_NAME}(-[0-9]+)?")
 # A name or an IPv4 address, or an IPv6 address in brackets; and a port.
 _ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
 MAX_SLOTS = 10_000
@@ -26,6 +28,8 @@ WITH added AS (
 ), told AS ({_TELL} FROM added)
 SELECT added.* FROM added, told
 """
+
+_LIKE = "SELECT * FROM servers WHERE name = $1 OR grpc = $2 ORDER BY name = $1 DESC LIMIT 1"
 
 _DRAIN = f"""
 WITH changed AS (
@@ -85,12 +89,12 @@ class ServerStore:
         row = await self._database.fetchrow(
             _ADD, server.name, server.grpc, server.http, server.metrics, server.slots
         )
-        row = row or await self._database.fetchrow(
-            "SELECT * FROM servers WHERE name = $1", server.name
-        )
+        row = row or await self._database.fetchrow(_LIKE, server.name, server.grpc)
         if row is None:
             raise ConflictError(f"Server {server.name!r} was removed at this moment. Try again.")
         stored = _to_address(row)
+        if stored.name != server.name:
+            raise ConflictError(f"{server.grpc} is registered already, as {stored.name!r}.")
         wanted = (server.grpc, server.http, server.metrics, server.slots)
         if (stored.grpc, stored.http, stored.metrics, stored.slots) != wanted:
             raise ConflictError(
@@ -121,6 +125,8 @@ def check(server: ServerAddress) -> None:
     errors = []
     if NAME.fullmatch(server.name) is None:
         errors.append(FieldError("name", f"must match {NAME.pattern}"))
+    elif _STATIC_NAMES.fullmatch(server.name):
+        errors.append(FieldError("name", "is kept for the servers that TRITON_GRPC_SERVICE names"))
     for field in ("grpc", "http", "metrics"):
         address = getattr(server, field)
         if address is not None and not is_address(address):
@@ -140,7 +146,10 @@ def is_address(text: str) -> bool:
 
 
 def server_not_found(name: str) -> NotFoundError:
-    return NotFoundError(f"There is no registered server {name[:64]!r}. See GET /servers.")
+    return NotFoundError(
+        f"There is no registered server {name[:64]!r}. GET /servers, or `python -m app server list`, "
+        "tells those there are."
+    )
 
 
 def _to_address(row: Any) -> ServerAddress:

@@ -13,6 +13,7 @@ from app.contexts import ContextStore
 from app.database import Database
 from app.erasure import Erasure
 from app.files import FileStore
+from app.fleet import Fleet
 from app.idempotency import IdempotencyKeys
 from app.infini_gram.declarations import read_declarations
 from app.infini_gram.indexes import Indexes
@@ -31,7 +32,6 @@ from app.stream_hub import StreamHub
 from app.team_limits import TeamLimits
 from app.tickets import TicketOffice
 from app.token_store import TokenStore
-from app.triton_client import TritonClient
 from app.webhook_outbox import WebhookOutbox
 from app.webhook_sender import Sender
 from app.webhooks import Deliverer
@@ -43,7 +43,7 @@ class Services:
 
     settings: Settings
     database: Database
-    triton: TritonClient
+    fleet: Fleet
     queue: JobQueue
     keys: IdempotencyKeys
     contexts: ContextStore
@@ -76,7 +76,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
     """
     async with (
         Database(settings, f"llm {name}") as database,
-        TritonClient(settings.triton_grpc) as triton,
+        Fleet(database, settings) as fleet,
     ):
         limits = TeamLimits(database, settings)
         queue = JobQueue(database, settings, limits)
@@ -84,16 +84,17 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         results = ResultStore(database, queue, settings)
         listener = Listener(database)
         limits.subscribe(listener)
+        fleet.subscribe(listener)
         tokens = TokenStore(database, settings)
         yield Services(
             settings=settings,
             database=database,
-            triton=triton,
+            fleet=fleet,
             queue=queue,
             keys=IdempotencyKeys(database, settings),
             contexts=ContextStore(database, queue, settings),
             results=results,
-            registry=ModelRegistry(database, triton, settings),
+            registry=ModelRegistry(database, fleet, settings),
             depth=depth,
             limits=limits,
             admission=Admission(database, depth, limits, settings),

@@ -72,17 +72,21 @@ class Settings(BaseSettings):
     triton_grpc: str = Field(
         "127.0.0.1:8001",
         alias="TRITON_GRPC_SERVICE",
-        description="Triton's gRPC address, `host:port`: the one the service speaks to.",
+        description="Triton's gRPC address, `host:port`: the one the service speaks to. Several, with "
+        "commas between them, share the results of the models that each has; none (empty) where all "
+        "servers are registered or launched. See docs/servers.md.",
     )
     triton_http: str = Field(
         "127.0.0.1:8000",
         alias="TRITON_HTTP_SERVICE",
-        description="Triton's HTTP address, `host:port`. Not read yet: the service speaks gRPC.",
+        description="Triton's HTTP address, `host:port`; as many as there are gRPC addresses. Shown by "
+        "`GET /servers`: the service speaks gRPC.",
     )
     triton_metrics: str = Field(
         "127.0.0.1:8002",
         alias="TRITON_METRICS_SERVICE",
-        description="Triton's metrics address, `host:port`. Not read yet.",
+        description="Triton's metrics address, `host:port`; as many as there are gRPC addresses. "
+        "Shown by `GET /servers`.",
     )
     triton_refresh_seconds: float = Field(
         2.0,
@@ -278,7 +282,7 @@ class Settings(BaseSettings):
         alias="LLM_WORKER_SLOTS",
         ge=1,
         le=10_000,
-        description="Results one worker process runs at the same time.",
+        description="Results one worker process runs at the same time on each Triton server.",
     )
     lease_seconds: float = Field(
         15.0,
@@ -439,6 +443,17 @@ class Settings(BaseSettings):
     )
 
     @model_validator(mode="after")
+    def _check_triton(self) -> Self:
+        count = len(split_list(self.triton_grpc))
+        for name, value in (
+            ("TRITON_HTTP_SERVICE", self.triton_http),
+            ("TRITON_METRICS_SERVICE", self.triton_metrics),
+        ):
+            if count > 1 and value and len(split_list(value)) not in (1, count):
+                raise ValueError(f"{name} must have as many addresses as TRITON_GRPC_SERVICE")
+        return self
+
+    @model_validator(mode="after")
     def _check_issuer(self) -> Self:
         if self.jwks and not (self.jwt_issuer and self.jwt_audience):
             raise ValueError("LLM_JWKS needs LLM_JWT_ISSUER and LLM_JWT_AUDIENCE")
@@ -462,6 +477,11 @@ class Settings(BaseSettings):
     def database_address(self) -> tuple[str, int]:
         """Host and port of PostgreSQL; the port is 5432 unless `LLM_DATABASE_URL` names one."""
         return split_address(self.database_host, 5432)
+
+
+def split_list(text: str) -> list[str]:
+    """What stands between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def split_address(address: str, default_port: int) -> tuple[str, int]:

@@ -504,6 +504,8 @@ servers = Table(
     Column("is_draining", Boolean, nullable=False, server_default=text("false")),
     Column("registered_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
     CheckConstraint("slots > 0", name="slots"),
+    # Under two names a server would be given twice what it can take.
+    UniqueConstraint("grpc"),
 )
 
 # Servers that this service launched: each row is followed until its job is gone.

@@ -14,11 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from uuid import UUID
 
-import asyncpg
 import jwt
 from pydantic import SecretStr
 
-from app.database import Database
+from app.cli_database import with_database
 from app.errors import InvalidTokenError, ServiceError
 from app.exposure import secret_weakness
 from app.jwt_claims import to_principal
@@ -35,20 +34,7 @@ from app.token_store import TokenStore
 
 
 def _with_store(work: Callable[[TokenStore], Awaitable[None]]) -> int:
-    async def run() -> None:
-        settings = Settings()
-        async with Database(settings, "llm token") as database:
-            await work(TokenStore(database, settings))
-
-    try:
-        asyncio.run(run())
-    except ServiceError as error:
-        return _fail(error.detail)
-    except asyncpg.UndefinedTableError:
-        return _fail("The database has no such tables yet: run `python -m app migrate`.")
-    except asyncpg.PostgresError as error:
-        return _fail(f"The database refused: {error}")
-    return 0
+    return with_database("token", lambda database, settings: work(TokenStore(database, settings)))
 
 
 def _create(options: argparse.Namespace) -> int:

@@ -206,7 +206,7 @@ class TritonClient:
 
     def __init__(self, address: str) -> None:
         host, port = split_address(address, 8001)
-        self.address = f"{host}:{port}"
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._takes_cancellations: dict[str, bool] = {}  # by model
         self._unheard: set[asyncio.Task[None]] = set()  # calls that nobody listens to any more
 

@@ -14,9 +14,8 @@ from app.attempts import Attempts, cancel_all
 from app.database import Database, is_passing
 from app.errors import DatabaseUnavailableError
 from app.job_queue import Claim, JobQueue
-from app.lease import FencedError, Lease
+from app.lease import FencedError, Lease, Load
 from app.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
-from app.model_trust import ModelTrust
 from app.runner import Backend
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -49,7 +48,6 @@ class Worker:
         self._watched = Watched(database, listener, hub.id, self._tell)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
-        self._trust = ModelTrust(backend)
         self._throughput = Throughput()
         self._lease: Lease
         self._attempts: Attempts  # of this lease
@@ -118,7 +116,6 @@ class Worker:
                 self._backend,
                 self._hub,
                 self._watched,
-                self._trust,
                 self._throughput,
                 self._settings,
                 self._on_end,
@@ -147,18 +144,8 @@ class Worker:
             await is_set_within(self._wake, self._settings.poll_seconds)
 
     def _free_slots(self) -> dict[str, int]:
-        """The free slots, shared between the ready models."""
-        running = self._attempts.running.values()
-        free = self._settings.worker_slots - len(running)
-        models = self._backend.ready()
-        if free <= 0 or not models:
-            return {}
-        # The models that run least here are served first when there are fewer slots than models.
-        counts = Counter(attempt.claim.model_name for attempt in running)
-        models.sort(key=lambda name: counts[name])
-        share, rest = divmod(free, len(models))
-        slots = {name: share + (place < rest) for place, name in enumerate(models)}
-        return self._trust.restrict(slots, running)
+        """The free slots by queue, as far as its models can be trusted."""
+        return self._backend.free(self._attempts.running.values())
 
     # The queue's birthplace: results of this process's API that need not wait for a claim.
 
@@ -236,7 +223,7 @@ class Worker:
 
     # --- what others tell -----------------------------------------------------------------------
 
-    def _load(self) -> str:
+    def _load(self) -> Load:
         return self._attempts.load(self._lease.period)
 
     def _tell(self, ids: Iterable[UUID]) -> None:

@@ -10,6 +10,7 @@ import uvloop
 
 from bench import (
     fair,
+    fleet,
     infini_gram,
     machine,
     p1_submit,
@@ -42,6 +43,7 @@ _GOALS: dict[str, tuple[Goal, str]] = {
     "p7": (p7_lists.run, "list pages at depth; baseline: depth 0 of the same query"),
     "p8": (p8_growth.run, "CPU per result as streams, waiters, rows and the queue grow"),
     "fair": (fair.run, "the fair order of the queue; baseline: first in, first out"),
+    "fleet": (fleet.run, "one Triton server and two; baseline: one"),
     "ngram": (infini_gram.run, "infini-gram: count and attribution; baseline: the package alone"),
     "p9": (p9_memory.run, "memory of the API: idle, with 2,000 long-polls, with 2,000 streams"),
 }

@@ -32,6 +32,7 @@ from app.model_repository import (
 HOST = "127.0.0.1"
 # Running results may finish this long after Ctrl-C; then they are handed back to the queue.
 GRACE_SECONDS = 10.0
+SETTINGS_FILE = "settings.env"  # in the data directory
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -108,6 +109,7 @@ async def _start(
         finally:
             indexes.cancel()
             await asyncio.gather(indexes, return_exceptions=True)
+        _write_settings(data / SETTINGS_FILE, environment)
         grace = float(environment["LLM_GRACE_SECONDS"]) + 5
         ready_url = f"{_url(options)}/health/ready"
         api = ServicePart(
@@ -249,6 +251,21 @@ def _environment(options: UpOptions, parts: Mapping[str, str]) -> dict[str, str]
     }
 
 
+def _write_settings(file: Path, environment: Mapping[str, str]) -> None:
+    """The settings that were made up here, for a shell: other commands need them beside the service.
+
+    With the password of PostgreSQL on loopback: for its owner's eyes only.
+    """
+    lines = [
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in sorted(environment.items())
+        if os.environ.get(name) != value
+    ]
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+        written.writelines(lines)
+
+
 def _url(options: UpOptions) -> str:
     return f"http://{HOST}:{options.port}"
 
@@ -261,6 +278,7 @@ def _ready_text(options: UpOptions, models: list[str], indexes: list[str], secon
         f"  API    {url}",
         f"  Docs   {url}/docs",
         f"  Data   {options.data}   Logs  {options.data / 'logs'}",
+        f"  CLI    . {shlex.quote(str(options.data / SETTINGS_FILE))} && .venv/bin/python -m app --help",
         f"  Try    {_curl(f'{url}/results/', body, '-H', 'Prefer: wait=30')}",
     ]
     if indexes:

@@ -47,7 +47,17 @@ RESERVED_NAMES = frozenset(
             "results",
             "robots.txt",
         ),
-        *("static", "static-offline-docs", "teams", "tokenize", "tokens", "ui", "v1", "v2"),
+        *(
+            "servers",
+            "static",
+            "static-offline-docs",
+            "teams",
+            "tokenize",
+            "tokens",
+            "ui",
+            "v1",
+            "v2",
+        ),
         *("vertex", "webhooks", "workers"),
     }
 )

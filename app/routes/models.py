@@ -33,17 +33,15 @@ async def read_model(name: str, services: ServicesOf) -> Response:
 
 @router.post("/models/{name}/load", response_model=ModelRead)
 async def load_model(name: str, services: ServicesOf) -> Response:
-    """Have Triton load a model of its repository; answers when it is loaded."""
+    """Have each Triton server load a model that its repository has; answers when it is loaded."""
     await services.registry.load(name)
     return await read_model(name, services)
 
 
 @router.post("/models/{name}/unload", response_model=ModelRead)
 async def unload_model(name: str, services: ServicesOf) -> Response:
-    """Have Triton unload a model; its queued results wait until it is loaded again."""
-    await services.registry.find(name)
-    await services.triton.unload(name)
-    await services.registry.refresh()
+    """Have each Triton server unload a model; its queued results wait until it is loaded again."""
+    await services.registry.unload(name)
     return await read_model(name, services)
 
 

@@ -32,6 +32,7 @@ def upgrade() -> None:
             nullable=False,
         ),
         sa.CheckConstraint("slots > 0", name=op.f("ck_servers_slots")),
+        sa.UniqueConstraint("grpc", name=op.f("uq_servers_grpc")),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_servers")),
     )
     schema_changes.lock_tables("workers")

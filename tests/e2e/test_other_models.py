@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
+from app.plan.cache import CacheShape
+from app.plan.config_file import read_config
+from app.plan.facts import GIB
 from tests.conftest import TRITON_VENV, make_settings, run_service
+from tests.e2e.cache_reports import BLOCK_TOKENS, CacheReport, last_report
 from tests.postgres import PostgresServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -56,3 +60,14 @@ async def test_serves(
             assert refused.status_code == 422
     finally:
         await triton.stop()
+    check_cache(last_report(log_file), entries[name] / "1" / "weights")
+
+
+def check_cache(report: CacheReport, weights: Path) -> None:
+    """What the engine made of its memory is what the resource calculator makes of it."""
+    shape = CacheShape(read_config(weights), 1, 2, in_flight=4096, block_tokens=BLOCK_TOKENS)
+    # As our backend gives it to a CPU engine (engine_host.py): 16 MiB are more for all but BLOOM.
+    memory = max(16 << 20, 32 * shape.request_bytes(report.context))
+    assert report.gib == round(memory / GIB, 2)
+    assert shape.tokens(memory, report.context) == report.tokens
+    assert round(shape.requests(memory, report.context), 2) == report.requests

@@ -109,6 +109,12 @@ async def test_the_document_tells_what_each_operation_needs(closed: Service) -> 
         "post /launches/{launch_id}/stop",
         "delete /launches/{launch_id}",
         "get /launches/{launch_id}/log",
+        "get /servers",
+        "post /servers",
+        "get /servers/{name}",
+        "delete /servers/{name}",
+        "post /servers/{name}/drain",
+        "post /servers/{name}/resume",
     }
 
 

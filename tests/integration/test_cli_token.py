@@ -115,7 +115,7 @@ async def test_a_database_without_the_tables(postgres_server: PostgresServer) ->
 async def test_a_database_that_refuses(settings: Settings) -> None:
     answer = token(settings.model_copy(update={"database_name": "test_nowhere"}), "list")
     assert (answer.returncode, answer.stdout) == (1, "")
-    assert answer.stderr.startswith("The database refused: ")
+    assert answer.stderr.startswith("PostgreSQL does not have LLM_DATABASE_DB: ")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -130,6 +131,24 @@ def test_ready_line_has_what_a_person_needs(shared: Run) -> None:
     assert b'"state":"completed"' in answer
     assert f"{shared.url}/docs\n" in shared.said
     assert httpx.get(f"{shared.url}/docs").status_code == httpx.codes.OK
+
+
+def test_commands_find_the_service_by_its_settings_file(shared: Run) -> None:
+    settings = re.search(r"CLI +(\. .*) && ", shared.said)
+    assert settings is not None
+    file = Path(shlex.split(settings[1])[1])
+    assert file.stat().st_mode & 0o777 == 0o600
+    script = f"""{settings[1]} && set -e
+{sys.executable} -m app server add away 127.0.0.1:1
+{sys.executable} -m app server list
+{sys.executable} -m app server remove away
+"""
+    done = subprocess.run(  # noqa: S602
+        script, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "away  127.0.0.1:1  -      active  0" in done.stdout
+    assert "away is registered" in done.stderr
 
 
 def test_a_data_directory_in_use_is_told(shared: Run) -> None:

@@ -26,7 +26,7 @@ SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%'
   AND datname = current_database() AND pid <> pg_backend_pid()
   AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted)
 """
-# Those that were written after the table had grown.
+# Those that change tables which have grown.
 REVISIONS = [(f"{number:04}", f"{number + 1:04}") for number in range(3, 8)]
 
 

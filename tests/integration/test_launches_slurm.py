@@ -296,7 +296,6 @@ async def test_a_server_that_is_silent_for_a_while(
     await stop(launching, accepted["id"])
 
 
-@pytest.mark.xfail(reason="results are routed to registered servers by another change")
 async def test_a_result_runs_on_the_launched_server(
     launching: Service, cluster: SlurmCluster, tmp_path: Path
 ) -> None:

@@ -189,7 +189,10 @@ async def test_messages_are_rendered_by_the_models_template(
     assert result["state"] == "completed"
     prompt = await connection.fetchval("SELECT prompt FROM results")
     assert prompt == "<user> hi {{chunks=2}} <assistant>"
-    pieces = [d.text async for d in chat.services.triton.generate("scripted", prompt, {})]
+    pieces = [
+        d.text
+        async for d in chat.services.fleet.get("default").client.generate("scripted", prompt, {})
+    ]
     assert result["result"] == "".join(pieces)
     context = await chat.client.get(f"/contexts/{result['context_id']}")
     assert (context.json()["messages"], context.json()["content"]) == (MESSAGES, None)

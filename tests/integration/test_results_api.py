@@ -53,7 +53,10 @@ async def test_the_output_is_the_models_own(service: Service) -> None:
     prompt, parameters = "Ωmega 🙂 {{chunks=40}}", {"max_tokens": 30, "seed": 5}
     result = await finish(service, prompt, parameters=parameters)
     pieces = [
-        d.text async for d in service.services.triton.generate("scripted", prompt, parameters)
+        d.text
+        async for d in service.services.fleet.get("default").client.generate(
+            "scripted", prompt, parameters
+        )
     ]
     assert result["result"] == "".join(pieces)
     assert result["finish_reason"] == "length"

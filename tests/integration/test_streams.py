@@ -15,7 +15,7 @@ import pytest
 from httpx_sse import ServerSentEvent, aconnect_sse
 
 from app import stream_hub as stream_hub_module, watched as watched_module
-from app.generation import Generation
+from app.generation import Generation, TritonBackend
 from app.job_queue import Claim
 from app.settings import Settings
 from tests.conftest import Service
@@ -380,8 +380,9 @@ async def test_an_attempt_that_was_lost_unnoticed_is_not_read(
     """
     async with serve(settings) as api:
         sent = await send(api, script(1))
+        backend = TritonBackend(api.services.registry, api.services.fleet)
         claim = Claim(UUID(sent["id"]), 1, "scripted", "", {}, 60.0, is_suspect=False)
-        lost = Generation(claim, api.services.triton, api.services.hub.on_text)
+        lost = Generation(claim, backend, api.services.hub.on_text)
         lost.text.append("what was" * 2000)
         api.services.hub.attach(lost)
         announced = asyncio.Event()

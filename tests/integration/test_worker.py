@@ -206,7 +206,7 @@ class BrokenTriton(TritonClient):
 
 @pytest.fixture
 async def broken(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
-    monkeypatch.setattr("app.services.TritonClient", BrokenTriton)
+    monkeypatch.setattr("app.fleet.TritonClient", BrokenTriton)
     async with run_service(settings, with_worker=True) as running:
         yield running
 

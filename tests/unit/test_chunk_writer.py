@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 
 from app.chunk_writer import ChunkWriter
-from app.generation import Generation
+from app.generation import Generation, TritonBackend
 from app.ids import new_id
 from app.job_queue import Chunk, Claim, JobQueue
 from app.runner import Attempt
-from app.triton_client import Delta, TritonClient
+from app.triton_client import Delta
 from app.watched import Watched
 
 
@@ -50,7 +50,7 @@ class Desk:
 
     def attempt(self, *, watched: bool = True) -> Generation:
         claim = Claim(new_id(), 1, "m", "p", {}, 60.0, is_suspect=False)
-        attempt = Generation(claim, cast(TritonClient, None), self.writer.on_text)
+        attempt = Generation(claim, cast(TritonBackend, None), self.writer.on_text)
         self.running[claim.id] = attempt
         if watched:
             self.watched.add(claim.id)

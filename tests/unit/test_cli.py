@@ -20,7 +20,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for command in ("up", "serve", "worker", "migrate", "team", "token", "index"):
+    for command in ("up", "serve", "worker", "migrate", "team", "token", "index", "plan"):
         assert f"\n    {command} " in text
 
 

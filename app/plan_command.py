@@ -1,0 +1,214 @@
+"""What `python -m app plan` prints: a table for people, or JSON."""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.plan.config_file import read_config
+from app.plan.facts import GIB, ModelFacts, PlanError
+from app.plan.fit import Engine, Plan, cache_shape, plan
+from app.plan.gpus import GPUS, find_gpus
+from app.plan.resources import Resources, ask_for
+from app.plan.tiers import Tier, choose_tier, read_tiers
+from app.plan.weights import disk_bytes, weight_bytes, with_quantization
+
+DEFAULT_MINUTES = 60
+_HEADS = ["GPU", "GPUs", "weights", "overhead", "cache", "tokens", "requests", "verdict"]
+_TEXTS = ("GPU", "verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A tier, and what to ask for of it."""
+
+    partition: str
+    tier: Tier
+    request: Resources
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run it; its exit status."""
+    engine = Engine(
+        dtype=options.dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_gpus=options.max_gpus,
+    )
+    try:
+        facts = with_quantization(read_config(options.model), options.quantization)
+        gpus = [gpu for name in options.gpu or GPUS for gpu in find_gpus(name)]
+        plans = plan(
+            facts,
+            dict.fromkeys(gpus),
+            options.context,
+            options.concurrency,
+            engine,
+            options.minutes or DEFAULT_MINUTES,
+        )
+        tier = _tier(options, facts, plans)
+    except PlanError as error:
+        sys.stderr.write(f"{_printable(' '.join(str(error).split()))}\n")
+        return 2
+    if options.json:
+        sys.stdout.buffer.write(_json(facts, plans, tier))
+    else:
+        for line in _lines(facts, plans, engine, tier):
+            sys.stdout.write(f"{_printable(line)}\n")
+    return 0
+
+
+def _printable(line: str) -> str:
+    """Without what a file's names could do to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def _tier(options: argparse.Namespace, facts: ModelFacts, plans: list[Plan]) -> _Chosen | None:
+    if options.tiers is None:
+        return None
+    tiers = read_tiers(None if str(options.tiers) == "built-in" else options.tiers)
+    # A path ends as the model is named: org/name.
+    model = "/".join(options.model.parts[-2:])
+    partition, tier = choose_tier(tiers, weight_bytes(facts, plans[0].dtype), model)
+    minutes = tiers.default_minutes
+    if options.minutes:
+        needed = ask_for(disk_bytes(facts), tier.gpu_count, options.minutes)
+        minutes = min(needed.minutes, tiers.max_minutes)
+    return _Chosen(partition, tier, tier.request(minutes))
+
+
+# --- For people ----------------------------------------------------------------------------------------
+
+
+def _lines(
+    facts: ModelFacts, plans: list[Plan], engine: Engine, chosen: _Chosen | None
+) -> Iterable[str]:
+    first = plans[0]
+    yield f"model     {_model(facts)}"
+    yield f"cache     {_cache(facts, first, engine)}"
+    yield f"request   {first.context:,} tokens, {first.concurrency:,} at the same time"
+    for note in facts.notes:
+        yield f"note      {note}"
+    if chosen:
+        tier = chosen.tier
+        about = f" ({tier.description})" if tier.description else ""
+        constraint = f" --constraint={tier.constraint}" if tier.constraint else ""
+        yield f"tier      {chosen.partition}.{tier.name}{about}"
+        yield f"          {_sbatch(chosen.request)}{constraint}"
+    yield ""
+    rows = [_HEADS, *(_row(one) for one in plans)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
+    for row in rows:
+        yield "  ".join(_aligned(row, widths)).rstrip()
+    yield ""
+    yield "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time."
+    yield ""
+    yield "What to ask Slurm for, or why it does not fit:"
+    for one in plans:
+        needed = _sbatch(one.resources) if one.resources else one.verdict
+        yield f"{one.gpu.name.ljust(widths[0])}  {needed}"
+
+
+def _model(facts: ModelFacts) -> str:
+    active = ""
+    if facts.active_parameters < facts.parameters:
+        active = f" ({_count(facts.active_parameters)} for a token)"
+    quantized = f", {facts.quantization.method}" if facts.quantization else ""
+    return (
+        f"{facts.model_type}, {_count(facts.parameters)} parameters{active}, "
+        f"{facts.layers} layers, {facts.dtype}{quantized}"
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:,.2f} billion" if number >= 1e9 else f"{number / 1e6:,.1f} million"
+
+
+def _cache(facts: ModelFacts, first: Plan, engine: Engine) -> str:
+    whole = cache_shape(facts, 1, first.dtype, engine).token_bytes
+    windows = [
+        f"{layers.count} of {facts.layers} layers keep {layers.window:,} tokens only"
+        for layers in facts.cache
+        if layers.window
+    ]
+    latent = ["each GPU holds all of it (MLA)"] if facts.is_latent else []
+    return "; ".join([f"{whole / 1024:,.1f} KiB for a token", *latent, *windows])
+
+
+def _row(plan: Plan) -> list[str]:
+    fits = plan.cache > 0
+    return [
+        plan.gpu.name,
+        str(plan.gpus),
+        f"{plan.weights / GIB:.1f}",
+        f"{plan.overhead / GIB:.1f}",
+        f"{plan.cache / GIB:.1f}" if fits else "-",
+        f"{plan.tokens:,}" if fits else "-",
+        f"{int(plan.requests):,}" if fits else "-",
+        plan.verdict if plan.fits else "no",
+    ]
+
+
+def _aligned(row: list[str], widths: list[int]) -> Iterable[str]:
+    for head, cell, width in zip(_HEADS, row, widths, strict=True):
+        yield cell.ljust(width) if head in _TEXTS else cell.rjust(width)
+
+
+def _sbatch(resources: Resources) -> str:
+    hours, minutes = divmod(resources.minutes, 60)
+    gres = f"--gres={resources.gres} " if resources.gres else ""
+    return (
+        f"{gres}-c {resources.cpu_cores} --mem={resources.memory_gb}G -t {hours:02}:{minutes:02}:00"
+    )
+
+
+# --- For programs --------------------------------------------------------------------------------------
+
+
+def _json(facts: ModelFacts, plans: list[Plan], chosen: _Chosen | None) -> bytes:
+    document: dict[str, Any] = {
+        "model": {
+            "model_type": facts.model_type,
+            "is_known": facts.is_known,
+            "parameters": facts.parameters,
+            "active_parameters": facts.active_parameters,
+            "layers": facts.layers,
+            "dtype": facts.dtype,
+            "quantization": facts.quantization.method if facts.quantization else None,
+            "max_context": facts.max_context,
+            "notes": facts.notes,
+        },
+        "plans": [_plan_document(one) for one in plans],
+    }
+    if chosen:
+        document["tier"] = {
+            "partition": chosen.partition,
+            "name": chosen.tier.name,
+            "constraint": chosen.tier.constraint or None,
+            "resources": chosen.request,
+        }
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _plan_document(plan: Plan) -> dict[str, Any]:
+    return {
+        "gpu": plan.gpu.name,
+        "gpus": plan.gpus,
+        "context": plan.context,
+        "concurrency": plan.concurrency,
+        "dtype": plan.dtype,
+        "weights_bytes": plan.weights,
+        "overhead_bytes": plan.overhead,
+        "cache_bytes": plan.cache,
+        "cache_bytes_per_token": plan.token_bytes,
+        "cache_tokens": plan.tokens,
+        "cache_requests": round(plan.requests, 2),
+        "fits": plan.fits,
+        "verdict": plan.verdict,
+        "resources": plan.resources,
+    }

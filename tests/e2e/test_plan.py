@@ -1,0 +1,28 @@
+"""The resource calculator against what the CPU engine says of its cache."""
+
+import pytest
+
+from app.embedded.triton import EmbeddedTriton
+from app.plan.cache import CacheShape
+from app.plan.config_file import read_config
+from app.plan.facts import GIB
+from app.plan.fit import Engine, cache_shape
+from tests.conftest import ROOT
+from tests.e2e.cache_reports import BLOCK_TOKENS, last_report
+
+pytestmark = pytest.mark.vllm
+
+
+async def test_the_demo_models_cache_is_what_the_engine_reports(
+    vllm_triton: EmbeddedTriton,
+) -> None:
+    facts = read_config(ROOT / "models" / "demo" / "1")
+    report = last_report(vllm_triton.log_file)
+    # The demo's model.json: float32.
+    token_bytes = cache_shape(facts, 1, "float32", Engine()).token_bytes
+    assert report.context == facts.max_context == 1024
+    assert report.tokens * token_bytes / GIB == pytest.approx(report.gib, abs=0.005)
+    shape = CacheShape(facts, 1, 4, in_flight=4096, block_tokens=BLOCK_TOKENS)
+    memory = report.tokens * token_bytes
+    assert shape.tokens(memory, report.context) == report.tokens
+    assert round(shape.requests(memory, report.context), 2) == report.requests
