@@ -31,7 +31,9 @@ _ASSETS = "/static-offline-docs/"
 # An EventSource can send no header; the route redeems the ticket, which is of one result's team.
 _STREAM = re.compile(r"/results/[^/]+/stream")
 
-_OPERATOR = re.compile(r"/models/[^/]+/(load|unload)|/servers(/.*)?|/metrics")
+_OPERATOR = re.compile(r"/models/[^/]+/(load|unload)|/servers(/.*)?|/launches(/.*)?|/metrics")
+# What there is to choose from, and what was chosen: for all.
+_LAUNCHES_READ = re.compile(r"/launches(/catalogue|/profiles|/[^/]+)?")
 
 
 def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
@@ -40,4 +42,6 @@ def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
         return None
     if method in _READS and _STREAM.fullmatch(path) and b"ticket" in query:
         return None if "ticket" in parse_qs(query.decode("latin-1")) else "use"
+    if method in _READS and _LAUNCHES_READ.fullmatch(path):
+        return "use"
     return "operate" if _OPERATOR.fullmatch(path) else "use"

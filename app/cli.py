@@ -15,9 +15,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from app import cli_index, cli_plan, cli_token
+from app.cli_launch import add_launch_commands
 from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
 from app.infini_gram.declarations import DeclarationError, read_declarations
+from app.launches.profiles import ProfileError, read_profiles
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except DeclarationError as error:
         sys.stderr.write(f"setting INDEXES_FILE: {error}\n")
+        return 2
+    except ProfileError as error:
+        sys.stderr.write(f"setting LLM_PROFILES_FILE: {error}\n")
         return 2
 
 
@@ -107,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     add("migrate", _migrate, "Bring the database's schema up to date.")
     add_team_commands(
         commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
+    )
+    add_launch_commands(
+        commands.add_parser("launch", help="Launch Triton servers by Slurm, or on this machine.")
     )
     add_server_commands(
         commands.add_parser("server", help="Show, register, drain and remove Triton servers.")
@@ -186,6 +194,7 @@ def _settings() -> Settings:
     """The settings, with what they name looked at: better told now than in the middle of a start."""
     settings = Settings()
     read_declarations(settings.indexes_file)
+    read_profiles(settings.profiles_file)
     return settings
 
 

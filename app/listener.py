@@ -22,6 +22,7 @@ WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
 LIMITS = "llm_limits"  # always empty: what teams may use has changed
 SERVERS = "llm_servers"  # always empty: a Triton server was registered, drained or removed
+LAUNCHES = "llm_launches"  # always empty: a launch is new, or to be stopped
 TOKENS = "llm_tokens"  # always empty: a key or a JWT was revoked
 
 # A connection that went silent is noticed within the sum of both.

@@ -23,12 +23,14 @@ from app.door import Door
 from app.errors import ServiceError
 from app.generation import TritonBackend
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest
+from app.launches.spec import LaunchCreate
 from app.routes import (
     attributions,
     contexts,
     errors,
     health,
     infini_gram,
+    launches,
     models,
     openai,
     openai_batches,
@@ -96,6 +98,7 @@ _MORE_SCHEMAS = (
     IndexRequest,
     AttributionParameters,
     AttributionRequest,
+    LaunchCreate,
 )
 
 # Modules with routes that are answered before FastAPI.
@@ -103,7 +106,7 @@ _RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstor
 # Their paths begin with any name: last, so that they hide no other.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
-    *(results, send, streams, contexts, models, servers, webhooks, tgi),
+    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi),
     *(openai, openai_responses, openai_files, openai_batches),
 )
 

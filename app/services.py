@@ -18,6 +18,9 @@ from app.idempotency import IdempotencyKeys
 from app.infini_gram.declarations import read_declarations
 from app.infini_gram.indexes import Indexes
 from app.job_queue import JobQueue
+from app.launches.follower import Follower
+from app.launches.profiles import Profile, read_profiles
+from app.launches.store import LaunchStore
 from app.listener import Listener
 from app.maintenance import Maintenance, remove_expired
 from app.model_registry import ModelRegistry
@@ -61,6 +64,8 @@ class Services:
     tokens: TokenStore
     authenticator: Authenticator
     indexes: Indexes
+    profiles: dict[str, Profile]
+    launches: LaunchStore
 
 
 @contextlib.asynccontextmanager
@@ -109,6 +114,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
                 threads=settings.index_threads,
                 queue=settings.index_queue,
             ),
+            profiles=read_profiles(settings.profiles_file),
+            launches=LaunchStore(database),
         )
 
 
@@ -124,7 +131,8 @@ async def background(
 ) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
 
-    The processes that have a worker, and those alone, deliver webhooks and have a feeder of batches.
+    The processes that have a worker, and those alone, deliver webhooks, have a feeder of batches,
+    and follow launches.
     """
     work = {
         "registry": services.registry.run(),
@@ -144,6 +152,10 @@ async def background(
             services.listener,
             Sender(services.settings),
         ).run()
+        if services.profiles:
+            work["launches"] = Follower(
+                services.database, services.listener, services.settings, services.profiles
+            ).run()
     tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:
         yield tasks

@@ -363,6 +363,41 @@ class Settings(BaseSettings):
         "can.",
     )
 
+    # --- Launches -------------------------------------------------------------------------------
+    profiles_file: _Optional[Path] = Field(
+        None,
+        alias="LLM_PROFILES_FILE",
+        description="TOML file of the places where Triton servers can be launched "
+        "([launches.md](launches.md)); API and workers read the same. Unset: none.",
+    )
+    catalogue_file: _Optional[Path] = Field(
+        None,
+        alias="LLM_CATALOGUE_FILE",
+        description="TOML file of the models that are offered for launching; each request reads it "
+        "anew. Unset: none.",
+    )
+    launch_poll_seconds: float = Field(
+        10.0,
+        alias="LLM_LAUNCH_POLL_SECONDS",
+        gt=0,
+        le=600,
+        description="How often a launch is looked at: its job, its server, its use.",
+    )
+    launch_lease_seconds: float = Field(
+        60.0,
+        alias="LLM_LAUNCH_LEASE_SECONDS",
+        ge=3,
+        le=3600,
+        description="How long one such look may take; after that another worker takes the launch.",
+    )
+    launch_drain_seconds: float = Field(
+        60.0,
+        alias="LLM_LAUNCH_DRAIN_SECONDS",
+        ge=0,
+        le=86_400,
+        description="How long the results on a server may go on when its launch is stopped.",
+    )
+
     # --- infini-gram ----------------------------------------------------------------------------
     indexes_file: _Optional[Path] = Field(
         None,

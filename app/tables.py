@@ -508,6 +508,62 @@ servers = Table(
     UniqueConstraint("grpc"),
 )
 
+# Servers that this service launched: each row is followed until its job is gone.
+launches = Table(
+    "launches",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("team_id", String, nullable=False),
+    # Also its server's in `servers`.
+    Column("name", String, nullable=False),
+    Column("provider", String, nullable=False),
+    Column("profile", String, nullable=False),
+    Column("model", String, nullable=False),
+    # The whole request: `launches.spec.LaunchSpec`.
+    Column("spec", JSONB, nullable=False),
+    Column("state", String, nullable=False, server_default="submitted"),
+    # For people: why it waits, or why it ended.
+    Column("reason", Text, nullable=False, server_default=""),
+    # What a stopping one becomes.
+    Column("end_state", String),
+    Column("job_id", String),
+    Column("node", String),
+    # Of a launch by processes of a machine: its name. Workers of others cannot see them.
+    Column("machine", String),
+    # What the job told: {"grpc", "http", "metrics"}, ports on its node.
+    Column("ports", JSONB),
+    # Where its server is reached, `host:port` each: {"grpc", "http", "metrics"}.
+    Column("address", JSONB),
+    # Of its model, as Triton counts them: a change is a use.
+    Column("requests", BigInteger, nullable=False, server_default="0"),
+    # The end of its job's output.
+    Column("log", Text, nullable=False, server_default=""),
+    Column("exit_code", Integer),
+    _time("submitted_at"),
+    _time("started_at"),
+    _time("healthy_at"),
+    _time("last_used_at"),
+    _time("stopping_at"),
+    _time("ended_at"),
+    # When it is to be looked at again, and until when nobody but its follower may.
+    Column("next_check_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    _time("lease_expires_at"),
+    # The process that holds its tunnel: others take it over only if that one is late.
+    Column("follower_id", UUID),
+    CheckConstraint(
+        "state IN ('submitted', 'pending', 'starting', 'healthy', 'unhealthy', 'stopping', "
+        "'stopped', 'timeout', 'failed')",
+        name="state",
+    ),
+    CheckConstraint(
+        "(state IN ('stopped', 'timeout', 'failed')) = (ended_at IS NOT NULL)", name="ended"
+    ),
+    CheckConstraint("end_state IN ('stopped', 'timeout', 'failed')", name="end_state"),
+    Index("ix_launches_team_id_id", "team_id", "id"),
+    Index("ix_launches_name_open", "name", unique=True, postgresql_where=text("ended_at IS NULL")),
+    Index("ix_launches_next_check_at", "next_check_at", postgresql_where=text("ended_at IS NULL")),
+)
+
 
 def make_engine(settings: Settings) -> AsyncEngine:
     """An engine without a pool, for migrations: the service itself queries through `database`."""

@@ -338,6 +338,12 @@ class TritonClient:
         answer = await self._ask(self._stub.ModelConfig, pb.ModelConfigRequest(name=model))
         return answer.config
 
+    async def request_count(self, model: str) -> int:
+        """Requests that the model has had since it was loaded, refused ones among them."""
+        message = pb.ModelStatisticsRequest(name=model)
+        answer = await self._ask(self._stub.ModelStatistics, message)
+        return sum(statistics.inference_count for statistics in answer.model_stats)
+
     async def is_live(self) -> bool:
         """Whether the server answers at all."""
         try:

@@ -20,6 +20,8 @@ from typing import BinaryIO
 
 import psutil
 
+from app.launches.job_script import LAUNCH_VARIABLE
+
 LOG_MAX_BYTES = 20_000_000
 _PR_SET_CHILD_SUBREAPER = 36
 # Below Linux's range for outgoing connections, which could take a port between our look and use.
@@ -160,22 +162,33 @@ def become_reaper() -> None:
         raise StartError(f"prctl: {os.strerror(ctypes.get_errno())}")
 
 
-def reap_orphans(grace: float) -> None:
+def reap_orphans(grace: float, *, launches: bool = False) -> None:
     """End the descendants that became ours at least `grace` seconds ago; collect the dead ones.
 
-    Only for a process that starts every child of its own through `spawn`.
+    Servers that a worker launched are nobody's children on purpose: they are ended, whole, only
+    with `launches`. Only for a process that starts every child of its own through `spawn`.
     """
     now = time.monotonic()
     children = {child.pid: child for child in psutil.Process().children()}
     for pid in set(children) - set(_spawned):
         since = _adopted.setdefault(pid, now)
-        if now - since >= grace:
+        is_launch = _is_launch(children[pid])
+        if is_launch and launches:
+            kill([children[pid], *descendants(pid)])
+        elif now - since >= grace and not is_launch:
             kill([children[pid]])
         # The kernel keeps what we do not collect as a zombie.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     for pid in set(_adopted) - set(children):
         del _adopted[pid]
+
+
+def _is_launch(process: psutil.Process) -> bool:
+    try:
+        return LAUNCH_VARIABLE in process.environ()
+    except psutil.Error:
+        return False
 
 
 def describe_status(status: int) -> str:

@@ -65,7 +65,7 @@ class Supervisor:
             async with self._progress.step(part.name, done="stopped") as step:
                 step.tell("stopping")
                 await part.stop()
-        processes.reap_orphans(grace=0)
+        processes.reap_orphans(grace=0, launches=True)
 
     async def _keep(self, part: Part) -> None:
         delay = FIRST_DELAY

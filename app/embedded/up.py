@@ -1,6 +1,7 @@
 """`python -m app up`: everything on this machine, from nothing to a ready line, until Ctrl-C."""
 
 import asyncio
+import json
 import os
 import shlex
 import signal
@@ -20,6 +21,7 @@ from app.embedded.service import ServicePart, migrate
 from app.embedded.supervisor import Supervisor
 from app.embedded.triton import EmbeddedTriton
 from app.infini_gram.declarations import DeclarationError, read_declarations
+from app.launches.patterns import is_plain_path
 from app.model_repository import (
     ModelRepositoryError,
     ModelSource,
@@ -103,7 +105,7 @@ async def _start(
             environment = _environment(options, {**postgres.environment, **triton.environment})
             async with progress.step("Schema", done="is up to date"):
                 await migrate(environment, logs / "migrate.log")
-            environment |= await indexes
+            environment |= {**_local_profile(options), **await indexes}
         finally:
             indexes.cancel()
             await asyncio.gather(indexes, return_exceptions=True)
@@ -138,6 +140,25 @@ async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[st
         return {}
     file = await demo_index.prepare(options.data.absolute(), progress)
     return {"INDEXES_FILE": str(file)} if file else {}
+
+
+def _local_profile(options: UpOptions) -> dict[str, str]:
+    """A place to launch servers at, this machine, unless LLM_PROFILES_FILE says which there are."""
+    data = options.data.absolute()
+    roots = [_REPOSITORY / "models", _REPOSITORY / "triton" / "models", data / "weights"]
+    paths = [data, options.triton_venv.absolute(), *roots]
+    if "LLM_PROFILES_FILE" in os.environ or not all(is_plain_path(str(path)) for path in paths):
+        return {}
+    file = data / "profiles.toml"
+    file.write_text(
+        "# Written by `make run`; to launch elsewhere, set LLM_PROFILES_FILE (docs/launches.md).\n"
+        "[profiles.local]\n"
+        'provider = "local"\nruntime = "embedded"\ntriton_entries = true\n'
+        f'home = "{data}"\ncache = "{data / "weights"}"\n'
+        f'venv = "{options.triton_venv.absolute()}"\ntriton = "{_REPOSITORY / "triton"}"\n'
+        f"model_roots = {json.dumps([str(root) for root in roots])}\n"
+    )
+    return {"LLM_PROFILES_FILE": str(file)}
 
 
 def _check_indexes_file() -> None:

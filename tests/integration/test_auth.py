@@ -105,6 +105,10 @@ async def test_the_document_tells_what_each_operation_needs(closed: Service) -> 
     assert operators == {
         "post /models/{name}/load",
         "post /models/{name}/unload",
+        "post /launches",
+        "post /launches/{launch_id}/stop",
+        "delete /launches/{launch_id}",
+        "get /launches/{launch_id}/log",
         "get /servers",
         "post /servers",
         "get /servers/{name}",

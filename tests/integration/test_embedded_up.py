@@ -228,6 +228,31 @@ def test_data_survives_and_nothing_is_orphaned(own: Run) -> None:
         assert again.stop(signal.SIGTERM) == 0
 
 
+def test_a_server_is_launched_here_and_ends_with_the_rest(own: Run) -> None:
+    body = {"name": "second", "model": str(ROOT / "triton" / "models" / "scripted")}
+    made = httpx.post(f"{own.url}/launches", json=body)
+    assert made.status_code == httpx.codes.ACCEPTED, made.text
+    url = f"{own.url}{made.headers['location']}"
+
+    def is_healthy() -> bool:
+        found = httpx.get(url).json()
+        assert found["state"] not in ("failed", "stopped", "timeout"), found
+        return bool(found["state"] == "healthy")
+
+    own.until(is_healthy, "the launched server")
+    own.part("app worker").kill()  # the server is none of its children
+    own.says("Worker is back")
+    launched = [
+        process
+        for process in own.process.children(recursive=True)
+        if process.is_running() and "LAUNCH_ID" in process.environ()
+    ]
+    assert len(launched) >= 3  # the script, the server, the model
+    assert httpx.get(url).json()["state"] == "healthy"
+    assert own.stop() == 0
+    own.until(lambda: are_gone(launched), "the launched server is gone")
+
+
 def test_nothing_is_orphaned_by_kill_9(own: Run) -> None:
     family = own.process.children(recursive=True)
     own.process.kill()

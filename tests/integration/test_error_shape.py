@@ -34,6 +34,9 @@ async def test_every_route_refuses_in_its_dialects_shape(api: Service) -> None:
             assert_refusal(unknown, wrong, 405, "method_not_allowed")
             foreign = await api.client.request(method, unknown, headers={"host": "evil.example"})
             assert_refusal(unknown, foreign, 403, "forbidden_origin")
-    takes_nothing = {"/models/", "/health/ready", "/webhooks/secret", "/v1/models", "/servers"}
+    takes_nothing = {
+        *("/models/", "/health/ready", "/webhooks/secret", "/v1/models", "/servers"),
+        *("/launches/catalogue", "/launches/profiles"),
+    }
     silent = {key for key, found in refused.items() if not found}
     assert {key.split()[1] for key in silent} == SILENT | takes_nothing | {"/"}  # GET /

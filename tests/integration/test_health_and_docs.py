@@ -31,6 +31,12 @@ ROUTES = {
     "/results/{result_id}/stream": {"get"},
     "/results/{result_id}/stream-ticket": {"post"},
     "/results/{result_id}/cancel": {"post"},
+    "/launches": {"post", "get"},
+    "/launches/catalogue": {"get"},
+    "/launches/profiles": {"get"},
+    "/launches/{launch_id}": {"get", "delete"},
+    "/launches/{launch_id}/log": {"get"},
+    "/launches/{launch_id}/stop": {"post"},
     "/webhooks/deliveries": {"get"},
     "/webhooks/deliveries/{delivery_id}/redeliver": {"post"},
     "/webhooks/secret": {"get", "post"},
@@ -198,6 +204,8 @@ async def test_bodies_have_examples_that_are_accepted(
                 ("/v1/", "/{index}/", "/results/{result_id}/attribution")
             ):
                 continue  # those of dialects wait for their results: tested with them
+            if path == "/launches":
+                continue  # needs a place to launch at: test_launches_local.py
             media = operation["requestBody"]["content"]["application/json"]
             examples = (
                 [media["example"]]

@@ -14,6 +14,7 @@ import httpx
 import orjson
 import pytest
 
+from app.ids import new_id
 from app.settings import Settings
 from tests.conftest import Service, run_service
 from tests.integration.support import assert_openai_error, assert_problem
@@ -35,6 +36,7 @@ ROWS = {
     "response_id": "response",
     "file_id": "file",
     "batch_id": "batch",
+    "launch_id": "launch",
 }
 # Those that name nothing of anybody's, with a value that exists.
 PUBLIC = {"name": "scripted", "model_name": "scripted", "model": "scripted", "index": "corpus"}
@@ -78,6 +80,10 @@ WITHOUT_IDS = {
     "post /{index}/get_documents_by_index": INDEX,
     "get /{index}/documents/": INDEX,
     "post /{index}/attribution": OWN,  # test_attributions.py
+    "get /launches/catalogue": NOTHING,
+    "get /launches/profiles": NOTHING,
+    "get /launches": EMPTY_LIST,
+    "post /launches": OWN,  # test_launches_local.py
     "get /contexts/": EMPTY_LIST,
     "get /results/": EMPTY_LIST,
     "get /webhooks/deliveries": EMPTY_LIST,
@@ -111,6 +117,7 @@ UNION ALL SELECT to_jsonb(k)::text FROM idempotency_keys k WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(t)::text FROM stream_tickets t WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(f)::text FROM files f WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(b)::text FROM batches b WHERE team_id = 'red'
+UNION ALL SELECT to_jsonb(l)::text FROM launches l WHERE team_id = 'red'
 ORDER BY 1
 """
 
@@ -127,6 +134,7 @@ class Rows:
     response: str
     file: str
     batch: str
+    launch: str
     marks: list[str] = field(default_factory=list)
 
     def assert_unseen(self, answer: httpx.Response, told: str = "") -> None:
@@ -145,7 +153,7 @@ async def both(guarded: Settings) -> AsyncIterator[Service]:
 
 
 @pytest.fixture
-async def red(both: Service) -> Rows:
+async def red(both: Service, connection: asyncpg.Connection) -> Rows:
     """One of everything, with the mark wherever text can stand."""
 
     async def post(path: str, body: object = None, status: int = 202) -> Any:
@@ -187,14 +195,27 @@ async def red(both: Service) -> Rows:
     )
     rows = Rows(
         context["id"], pending["id"], ended["id"], secret.json()["secret"], ticket["ticket"],
-        response["id"], file, batch["id"],
+        response["id"], file, batch["id"], str(new_id()),
     )  # fmt: skip
     rows.marks = [
         MARK, rows.context, rows.pending, rows.delivery, ended["context_id"], rows.secret,
-        rows.ticket, rows.response, rows.file, rows.batch,
+        rows.ticket, rows.response, rows.file, rows.batch, rows.launch,
     ]  # fmt: skip
+    # There is no place to launch at: what is there is enough.
+    await connection.execute(
+        """INSERT INTO launches (id, team_id, name, provider, profile, model, spec, reason)
+           VALUES ($1, 'red', $2::varchar, 'slurm', $2::varchar, $2::varchar, $3, $2::varchar)""",
+        rows.launch, MARK, orjson.dumps({"served_name": MARK}).decode(),
+    )  # fmt: skip
     # They are there, for red.
-    for path in ("/contexts/", "/results/", "/webhooks/deliveries", "/v1/files", "/v1/batches"):
+    for path in (
+        "/contexts/",
+        "/results/",
+        "/webhooks/deliveries",
+        "/v1/files",
+        "/v1/batches",
+        "/launches",
+    ):
         listed = await both.client.get(path, headers=RED)
         assert MARK in listed.text, path
     return rows
@@ -220,7 +241,7 @@ async def test_every_route_with_another_teams_ids(
     both: Service, red: Rows, connection: asyncpg.Connection
 ) -> None:
     before = [row[0] for row in await connection.fetch(SNAPSHOT)]
-    assert len(before) == 12
+    assert len(before) == 13
     walked = 0
     for method, path, operation in await operations(both):
         names = re.findall(r"{(\w+)}", path)

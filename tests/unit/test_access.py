@@ -32,6 +32,22 @@ def test_operators_paths(method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/launches"), ("DELETE", f"/launches/{RESULT}"), ("GET", f"/launches/{RESULT}/log"),
+     ("POST", f"/launches/{RESULT}/stop"), ("PUT", "/launches/catalogue"), ("GET", "/launches/")],
+)  # fmt: skip
+def test_launching_is_an_operators(method: str, path: str) -> None:
+    assert needed_scope(method, path, b"") == "operate"
+
+
+@pytest.mark.parametrize(
+    "path", ["/launches", "/launches/catalogue", "/launches/profiles", f"/launches/{RESULT}"]
+)
+def test_what_is_launched_is_read_by_all(path: str) -> None:
+    assert needed_scope("GET", path, b"") == needed_scope("HEAD", path, b"") == "use"
+
+
+@pytest.mark.parametrize(
     ("method", "path", "query", "needed"),
     [
         ("GET", f"/results/{RESULT}/stream", b"ticket=x", None),
