@@ -1,8 +1,12 @@
 """What a launch asks for, where its request does not say: the smallest tier that is large enough."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from app.launches.profiles import Profile, Tier
+from app.plan.config_file import read_config
+from app.plan.facts import PlanError
+from app.plan.weights import weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +22,30 @@ class Resources:
     partition: str | None = None
 
 
+def size_of(model: str, profile: Profile) -> float | None:
+    """GB (10^9 bytes) of a model's weights, if it is a directory that can be read here.
+
+    Blocks. A link that leads out of the profile's roots is not followed.
+    """
+    if profile.host is not None or not model.startswith("/"):
+        return None
+    path = Path(model).resolve()
+    if not any(path.is_relative_to(Path(root).resolve()) for root in profile.model_roots):
+        return None
+    try:
+        facts = read_config(path)
+    except PlanError:
+        return None
+    return weight_bytes(facts, facts.dtype) / 1e9
+
+
 def suggest_resources(
     profile: Profile, size_gb: float | None, tier: str | None
 ) -> Resources | None:
     """The named tier, else the smallest that takes the model; None if there is none.
 
-    `size_gb` is the size of the weights, where it is known; else the profile's first tier it is.
+    `size_gb` is the size of the weights (`size_of`), where it is known; else it is the profile's
+    first tier.
     """
     if tier is not None:
         named = profile.tier(tier)

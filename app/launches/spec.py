@@ -9,7 +9,7 @@ from app.errors import FieldError, InvalidRequestError
 from app.launches import patterns
 from app.launches.catalogue import CatalogueEntry, ModelName, Revision
 from app.launches.profiles import Name, Profile, Provider, find_profile
-from app.launches.resources import Resources, suggest_resources
+from app.launches.resources import Resources, size_of, suggest_resources
 from app.model_repository import ModelRepositoryError, entry_name
 
 Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
@@ -111,11 +111,11 @@ def to_spec(
     profiles: dict[str, Profile],
     catalogue: dict[str, CatalogueEntry],
 ) -> LaunchSpec:
-    """Complete a request. Raises InvalidRequestError that names what is wrong."""
+    """Complete a request; blocks. Raises InvalidRequestError that names what is wrong."""
     offered = catalogue.get(request.model)
     profile = _profile(request, profiles, offered)
     model = _model(request, profile, offered)
-    resources = _resources(request, profile, offered)
+    resources = _resources(request, profile, offered, model)
     if request.trust_remote_code and not profile.trust_remote_code:
         raise _wrong("trust_remote_code", f"the profile {profile.name!r} does not allow it")
     minutes = request.time_limit_minutes or profile.default_minutes
@@ -186,11 +186,13 @@ def is_below_a_root(path: str, roots: tuple[str, ...]) -> bool:
 
 
 def _resources(
-    request: LaunchCreate, profile: Profile, offered: CatalogueEntry | None
+    request: LaunchCreate, profile: Profile, offered: CatalogueEntry | None, model: str
 ) -> dict[str, Any]:
     """The tier's, with what the request says in their place."""
     tier = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
     size = offered.size_gb if offered else None
+    if size is None and tier is None:
+        size = size_of(model, profile)
     suggested: Resources | None = suggest_resources(profile, size, tier)
     if suggested is None:
         names = ", ".join(one.name for one in profile.tiers)

@@ -1,5 +1,6 @@
 """/launches: Triton servers that are started, followed and stopped by the service."""
 
+import asyncio
 from typing import Annotated
 from uuid import UUID
 
@@ -62,7 +63,7 @@ async def create_launch(
     request: Request, services: ServicesOf, team: TeamOf, dry_run: DryRun = False
 ) -> Response:
     """Launch a Triton server for a model; it is followed until its job is gone."""
-    spec = _spec(services, await request.body())
+    spec = await asyncio.to_thread(_spec, services, await request.body())
     profile = services.profiles[spec.profile]
     if dry_run:
         script = render_script(new_id(), spec, profile)

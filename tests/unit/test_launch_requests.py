@@ -1,5 +1,6 @@
 """Requests to launch: every field by an allow-list, and nothing that reaches a script unchecked."""
 
+import json
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from app.launches.profiles import Profile, ProfileError, Provider, read_profiles
 from app.launches.spec import LaunchCreate, LaunchSpec, to_spec
 from app.launches.store import Launch
 from app.wire import parse
+from tests.plan_configs import KNOWN
 
 LAUNCH = UUID("01890000-0000-7000-8000-000000000000")
 CREATE = TypeAdapter(LaunchCreate)
@@ -152,6 +154,26 @@ def test_what_is_left_out_is_the_profiles(profiles: dict[str, Profile]) -> None:
     assert (spec.partition, spec.account, spec.modules) == ("gpu", "physics", ["apptainer/1.3"])
     assert spec.time_limit_minutes == 60
     assert spec_of(profiles, provider="local", trust_remote_code=True).profile == "laptop"
+
+
+def test_a_tier_for_what_the_models_own_files_say(tmp_path: Path) -> None:
+    """Llama 3 70B in 16 bits is beyond the small tier; what cannot be read is of the first one."""
+    roots, outside = tmp_path / "models", tmp_path / "outside"
+    for folder in (roots / "llama", outside):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(KNOWN["meta-llama/Llama-3.1-70B"].config))
+    (roots / "empty").mkdir()
+    (roots / "link").symlink_to(outside)
+    here = PROFILE.replace("/scratch/models", str(roots)).replace('host = "', '# host = "')
+    for text, model, tier in (
+        (here, "llama", "large"),
+        (here, "empty", "small"),
+        (here, "link", "small"),
+        (PROFILE.replace("/scratch/models", str(roots)), "llama", "small"),  # of another machine
+    ):
+        profiles = profiles_of(tmp_path, text)
+        spec = spec_of(profiles, model=f"{roots}/{model}", profile="della", served_name="a")
+        assert spec.tier == tier, model
 
 
 def test_the_smallest_tier_that_is_large_enough(profiles: dict[str, Profile]) -> None:
