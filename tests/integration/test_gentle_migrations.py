@@ -20,10 +20,11 @@ SELECT (SELECT count(*) FROM pg_index WHERE NOT indisvalid)
   + (SELECT count(*) FROM pg_constraint WHERE NOT convalidated)
 """
 BUILDING = "SELECT pid FROM pg_stat_progress_create_index WHERE datname = current_database()"
-# Who asks for the lock of migrations and has it not.
+# Who asks for the lock of migrations and has it not: again and again, each time in a transaction of
+# its own, so that the last statement seen may be any of that transaction.
 ASKING = """
-SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%'
-  AND datname = current_database() AND pid <> pg_backend_pid()
+SELECT pid FROM pg_stat_activity WHERE query ~* 'pg_try_advisory_lock|^begin|^commit'
+  AND datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle in transaction'
   AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted)
 """
 # Those that change tables which have grown.

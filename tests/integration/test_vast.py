@@ -566,7 +566,7 @@ def test_nothing_that_make_is_told_is_run(
         assert ended.returncode != 0, name
         assert ended.stderr.lower().startswith(name.lower()), ended.stderr
     # Texts that may be anything end where they belong, as they are.
-    state = str(machine.folder / nasty.replace("/", "_"))
+    state = str(machine.folder / nasty.replace("/", "_")[:200])
     free: list[dict[str, Any]] = [
         {"DEFINITION": nasty},
         {"MODELS": nasty},
