@@ -34,6 +34,9 @@ class SshServer:
             )
         host_key = (folder / "host.pub").read_text()
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key}")
+        # With a shell level, bash does not read the ~/.bashrc of whoever runs the tests: what stands
+        # there may start programs, which are cut off with the connection and leave their locks.
+        environment = {"SHLVL": "2", **environment}
         variables = " ".join(f"{name}={value}" for name, value in environment.items())
         (folder / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\n"

@@ -183,6 +183,8 @@ def run_sshd(folder: Path) -> Iterator[int]:
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder / 'host'}\nPidFile none\n"
         f"AuthorizedKeysFile {folder / 'key.pub'}\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+        # So bash does not read the ~/.bashrc of whoever runs the tests, which may start programs.
+        "SetEnv SHLVL=2\n"
     )
     with (folder / "sshd.log").open("w") as log:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
