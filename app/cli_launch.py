@@ -1,13 +1,13 @@
 """`python -m app launch`: Triton servers by Slurm or on this machine, as POST /launches has them."""
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from app.cli_table import write_table
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _create(options: argparse.Namespace) -> int:
         row = await store.create(options.team, profile.provider, spec)
         sys.stdout.write(f"{row['id']}\n")
 
-    return _with_store(work, settings)
+    return _with_store(work)
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
@@ -119,10 +119,7 @@ def _list(options: argparse.Namespace) -> int:
              ("id", "name", "state", "profile", "job_id", "node", "model", "reason")]
             for row in rows
         ]  # fmt: skip
-        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
-        for row in table:
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            sys.stdout.write(line.rstrip() + "\n")
+        write_table(table)
 
     return _with_store(work)
 
@@ -161,20 +158,8 @@ def _print(row: "asyncpg.Record") -> None:
     sys.stdout.write(json.dumps(launch_to_wire(row), indent=2, default=str) + "\n")
 
 
-def _with_store(
-    work: Callable[["LaunchStore"], Awaitable[None]], settings: Settings | None = None
-) -> int:
-    from app.database import Database
-    from app.errors import ServiceError
+def _with_store(work: Callable[["LaunchStore"], Awaitable[None]]) -> int:
+    from app.cli_database import with_database
     from app.launches.store import LaunchStore
 
-    async def run() -> None:
-        async with Database(settings or Settings(), "llm launch") as database:
-            await work(LaunchStore(database))
-
-    try:
-        asyncio.run(run())
-    except ServiceError as error:
-        sys.stderr.write(f"{error.detail}\n")
-        return 1
-    return 0
+    return with_database("launch", lambda database, _: work(LaunchStore(database)))

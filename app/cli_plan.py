@@ -50,10 +50,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     _add_request(parser)
     _add_engine(parser)
-    parser.add_argument(
-        "--tiers", type=Path, metavar="FILE",
-        help="also choose a tier of this TOML file (docs/plan.md shows one), or of built-in",
-    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
 
 
@@ -75,7 +71,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--minutes", type=_whole(MAX_MINUTES), metavar="N",
-        help="how long it is to serve (60; of a tier its own time)",
+        help="how long it is to serve (60)",
     )  # fmt: skip
 
 

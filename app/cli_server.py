@@ -5,12 +5,14 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from app.cli_table import write_table
+
 if TYPE_CHECKING:
     from app.server_store import ServerStore
 
 _HELP = """The registered Triton servers, besides those that TRITON_GRPC_SERVICE names. Running
-processes hear of a change at once: results go to the least busy server that has their model ready.
-GET /servers tells their health too. docs/servers.md tells how results are shared."""
+processes take a change over within LLM_TRITON_REFRESH_SECONDS; results go to the least busy server
+that has their model ready. GET /servers tells their health too. docs/servers.md tells how results are shared."""
 
 
 def add_server_commands(parser: argparse.ArgumentParser) -> None:
@@ -53,11 +55,7 @@ def _list(_options: argparse.Namespace) -> int:
             slots = "-" if server.slots is None else str(server.slots)
             count = str(running.get(server.name, 0))
             table.append([server.name, server.grpc, slots, state, count])
-        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
-        for row in table:
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            sys.stdout.write(line.rstrip() + "\n")
-
+        write_table(table)
         _say(
             "Besides them: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers."
         )

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from app.cli_table import write_table
+
 if TYPE_CHECKING:
     from app.team_limits import TeamLimits
 
@@ -64,10 +66,7 @@ def _list(_options: argparse.Namespace) -> int:
         table = [["team", "model", *names]]
         for team, model, values in rows:
             table.append([team, model, *(str(values.get(name, "-")) for name in names)])
-        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
-        for row in table:
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            sys.stdout.write(line.rstrip() + "\n")
+        write_table(table)
         return 0
 
     return _with_limits(work)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from app.cli_table import write_table
 from app.errors import EngineError
 from app.infini_gram.adoption import adopt
 from app.infini_gram.builder import GIB, BuildError, BuildOptions, build
@@ -146,10 +147,7 @@ def _list(options: argparse.Namespace) -> int:
             rows.append([one.name, *_figures(manifest), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(f"{line.rstrip()}\n")
+    write_table(rows)
     return 0
 
 

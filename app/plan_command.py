@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -12,22 +11,12 @@ from app.plan.config_file import read_config
 from app.plan.facts import GIB, ModelFacts, PlanError
 from app.plan.fit import Engine, Plan, cache_shape, plan
 from app.plan.gpus import GPUS, find_gpus
-from app.plan.resources import Resources, ask_for
-from app.plan.tiers import Tier, choose_tier, read_tiers
-from app.plan.weights import disk_bytes, weight_bytes, with_quantization
+from app.plan.resources import Resources
+from app.plan.weights import with_quantization
 
 DEFAULT_MINUTES = 60
 _HEADS = ["GPU", "GPUs", "weights", "overhead", "cache", "tokens", "requests", "verdict"]
 _TEXTS = ("GPU", "verdict")
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A tier, and what to ask for of it."""
-
-    partition: str
-    tier: Tier
-    request: Resources
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,14 +40,13 @@ def run(options: argparse.Namespace) -> int:
             engine,
             options.minutes or DEFAULT_MINUTES,
         )
-        tier = _tier(options, facts, plans)
     except PlanError as error:
         sys.stderr.write(f"{_printable(' '.join(str(error).split()))}\n")
         return 2
     if options.json:
-        sys.stdout.buffer.write(_json(facts, plans, tier))
+        sys.stdout.buffer.write(_json(facts, plans))
     else:
-        for line in _lines(facts, plans, engine, tier):
+        for line in _lines(facts, plans, engine):
             sys.stdout.write(f"{_printable(line)}\n")
     return 0
 
@@ -68,38 +56,16 @@ def _printable(line: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-def _tier(options: argparse.Namespace, facts: ModelFacts, plans: list[Plan]) -> _Chosen | None:
-    if options.tiers is None:
-        return None
-    tiers = read_tiers(None if str(options.tiers) == "built-in" else options.tiers)
-    # A path ends as the model is named: org/name.
-    model = "/".join(options.model.parts[-2:])
-    partition, tier = choose_tier(tiers, weight_bytes(facts, plans[0].dtype), model)
-    minutes = tiers.default_minutes
-    if options.minutes:
-        needed = ask_for(disk_bytes(facts), tier.gpu_count, options.minutes)
-        minutes = min(needed.minutes, tiers.max_minutes)
-    return _Chosen(partition, tier, tier.request(minutes))
-
-
 # --- For people ----------------------------------------------------------------------------------------
 
 
-def _lines(
-    facts: ModelFacts, plans: list[Plan], engine: Engine, chosen: _Chosen | None
-) -> Iterable[str]:
+def _lines(facts: ModelFacts, plans: list[Plan], engine: Engine) -> Iterable[str]:
     first = plans[0]
     yield f"model     {_model(facts)}"
     yield f"cache     {_cache(facts, first, engine)}"
     yield f"request   {first.context:,} tokens, {first.concurrency:,} at the same time"
     for note in facts.notes:
         yield f"note      {note}"
-    if chosen:
-        tier = chosen.tier
-        about = f" ({tier.description})" if tier.description else ""
-        constraint = f" --constraint={tier.constraint}" if tier.constraint else ""
-        yield f"tier      {chosen.partition}.{tier.name}{about}"
-        yield f"          {_sbatch(chosen.request)}{constraint}"
     yield ""
     rows = [_HEADS, *(_row(one) for one in plans)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
@@ -170,7 +136,7 @@ def _sbatch(resources: Resources) -> str:
 # --- For programs --------------------------------------------------------------------------------------
 
 
-def _json(facts: ModelFacts, plans: list[Plan], chosen: _Chosen | None) -> bytes:
+def _json(facts: ModelFacts, plans: list[Plan]) -> bytes:
     document: dict[str, Any] = {
         "model": {
             "model_type": facts.model_type,
@@ -185,13 +151,6 @@ def _json(facts: ModelFacts, plans: list[Plan], chosen: _Chosen | None) -> bytes
         },
         "plans": [_plan_document(one) for one in plans],
     }
-    if chosen:
-        document["tier"] = {
-            "partition": chosen.partition,
-            "name": chosen.tier.name,
-            "constraint": chosen.tier.constraint or None,
-            "resources": chosen.request,
-        }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 

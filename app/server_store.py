@@ -125,7 +125,7 @@ def check(server: ServerAddress) -> None:
     errors = []
     if NAME.fullmatch(server.name) is None:
         errors.append(FieldError("name", f"must match {NAME.pattern}"))
-    elif _STATIC_NAMES.fullmatch(server.name):
+    elif is_static_name(server.name):
         errors.append(FieldError("name", "is kept for the servers that TRITON_GRPC_SERVICE names"))
     for field in ("grpc", "http", "metrics"):
         address = getattr(server, field)
@@ -137,6 +137,11 @@ def check(server: ServerAddress) -> None:
         raise InvalidRequestError(
             "; ".join(f"{error.field}: {error.message}" for error in errors) + ".", errors
         )
+
+
+def is_static_name(name: str) -> bool:
+    """Whether a name is kept for the servers that the settings name."""
+    return _STATIC_NAMES.fullmatch(name) is not None
 
 
 def is_address(text: str) -> bool:

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from uuid import UUID
 
@@ -18,6 +18,7 @@ import jwt
 from pydantic import SecretStr
 
 from app.cli_database import with_database
+from app.cli_table import write_table
 from app.errors import InvalidTokenError, ServiceError
 from app.exposure import secret_weakness
 from app.jwt_claims import to_principal
@@ -62,14 +63,12 @@ def _list(options: argparse.Namespace) -> int:
              _time(row["last_used_at"]), _time(row["revoked_at"])]
             for row in await store.list(options.team)
         ]  # fmt: skip
-        _write_table(head, rows)
+        write_table([head, *rows])
         revoked = await store.list_revoked(options.team)
         if revoked:
             sys.stdout.write("\n")
-            _write_table(
-                ["TEAM", "TOKEN ID", "REVOKED"],
-                [[row["team_id"], row["token_id"], _time(row["revoked_at"])] for row in revoked],
-            )
+            ended = [[row["team_id"], row["token_id"], _time(row["revoked_at"])] for row in revoked]
+            write_table([["TEAM", "TOKEN ID", "REVOKED"], *ended])
 
     return _with_store(work)
 
@@ -155,14 +154,6 @@ def _secret(options: argparse.Namespace) -> SecretStr | None:
 
 def _time(moment: datetime | None) -> str:
     return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
-
-
-def _write_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    shown = [[cell if cell.isprintable() else repr(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *shown, strict=True)]
-    for row in [head, *shown]:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(f"{line.rstrip()}\n")
 
 
 def _say(text: str) -> None:

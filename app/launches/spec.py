@@ -11,6 +11,7 @@ from app.launches.catalogue import CatalogueEntry, ModelName, Revision
 from app.launches.profiles import Name, Profile, Provider, find_profile
 from app.launches.resources import Resources, size_of, suggest_resources
 from app.model_repository import ModelRepositoryError, entry_name
+from app.server_store import is_static_name
 
 Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -112,6 +113,8 @@ def to_spec(
     catalogue: dict[str, CatalogueEntry],
 ) -> LaunchSpec:
     """Complete a request; blocks. Raises InvalidRequestError that names what is wrong."""
+    if is_static_name(request.name):
+        raise _wrong("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
     offered = catalogue.get(request.model)
     profile = _profile(request, profiles, offered)
     model = _model(request, profile, offered)

@@ -156,6 +156,14 @@ def test_what_is_left_out_is_the_profiles(profiles: dict[str, Profile]) -> None:
     assert spec_of(profiles, provider="local", trust_remote_code=True).profile == "laptop"
 
 
+@pytest.mark.parametrize("name", ["default", "default-2"])
+def test_a_launch_has_no_name_that_its_server_cannot_have(
+    profiles: dict[str, Profile], name: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match="TRITON_GRPC_SERVICE"):
+        spec_of(profiles, name=name)
+
+
 def test_a_tier_for_what_the_models_own_files_say(tmp_path: Path) -> None:
     """Llama 3 70B in 16 bits is beyond the small tier; what cannot be read is of the first one."""
     roots, outside = tmp_path / "models", tmp_path / "outside"

@@ -116,44 +116,6 @@ def test_all_gpus_without_a_choice(model: Path, capsys: Output) -> None:
     assert len(document["plans"]) >= 16
 
 
-def test_a_tier(model: Path, tmp_path: Path, capsys: Output) -> None:
-    tiers = tmp_path / "tiers.toml"
-    tiers.write_text(
-        '[[partitions.gpu.tiers]]\nname = "one"\ndescription = "One A100"\ngpu_count = 1\n'
-        "cpu_cores = 6\nmemory_gb = 48\nmax_model_size_gb = 20\n"
-    )
-    told = "tier      gpu.one (One A100)\n          --gres=gpu:1 -c 6 --mem=48G -t 00:30:00\n"
-    assert told in run(capsys, model, "--tiers", tiers)
-    document = json.loads(run(capsys, model, "--tiers", tiers, "--json"))
-    assert document["tier"] == {
-        "partition": "gpu",
-        "name": "one",
-        "constraint": None,
-        "resources": {"gpus": 1, "gres": "gpu:1", "cpu_cores": 6, "memory_gb": 48, "minutes": 30},
-    }
-    assert main(["plan", str(model), "--tiers", str(tiers), "--dtype", "float32"]) == 2
-    error = capsys.readouterr().err
-    assert error == "no tier of partition 'gpu' takes a model of 32.1 GB: the largest takes 20\n"
-
-
-def test_a_models_own_tier_and_its_time(model: Path, tmp_path: Path, capsys: Output) -> None:
-    tiers = tmp_path / "tiers.toml"
-    name = "/".join(model.parts[-2:])
-    tiers.write_text(
-        '[[partitions.gpu.tiers]]\nname = "one"\ngpu_count = 1\ncpu_cores = 6\nmemory_gb = 48\n'
-        '[[partitions.gpu.tiers]]\nname = "own"\ngpu_count = 0\ncpu_cores = 2\nmemory_gb = 8\n'
-        f'constraint = "big"\n[models]\n"{name}" = "gpu.own"\n'
-    )
-    for minutes, time in ((20, "00:30:00"), (500, "03:00:00")):
-        out = run(capsys, model, "--tiers", tiers, "--minutes", minutes)
-        assert f"tier      gpu.own\n          -c 2 --mem=8G -t {time} --constraint=big\n" in out
-
-
-def test_the_built_in_tiers(model: Path, capsys: Output) -> None:
-    out = run(capsys, model, "--tiers", "built-in")
-    assert "tier      gpu.small (One GPU)\n          --gres=gpu:1 -c 6 --mem=48G " in out
-
-
 def test_a_quantization_leaves_its_trace(model: Path, capsys: Output) -> None:
     out = run(capsys, model, "--quantization", "fp8", "--gpu", "a100-80")
     assert "32 layers, bfloat16, fp8\n" in out
@@ -216,7 +178,6 @@ def test_wrong_options_are_told_in_one_line(
     [
         (["--gpu", "tpu"], "'tpu' is no GPU known here: there are t4-16, "),
         (["--context", "100000"], "context: 100000 tokens are more than the model's 8192"),
-        (["--tiers", "none.toml"], "none.toml: cannot be read: No such file or directory"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(
