@@ -84,12 +84,13 @@ SELECT id, state FROM picked
 _MAX_CHUNKS = 64
 _TEXT_SINCE = f"""
 SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, coalesce(t.begins, 0) AS begins,
-  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs
+  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs,
+  t.completion_tokens
 FROM unnest($1::uuid[], $2::int[], $3::bigint[]) WITH ORDINALITY AS i(id, attempt, after, place)
 JOIN results r ON r.id = i.id
 LEFT JOIN LATERAL (
   SELECT min(c."offset") AS begins, string_agg(c.text, '' ORDER BY c."offset") AS text,
-    count(*) AS chunks,
+    count(*) AS chunks, max(c.completion_tokens) AS completion_tokens,
     -- Readers of tokens have whole chunks: what they know ends where a chunk does.
     array_agg(c.logprobs ORDER BY c."offset") FILTER (WHERE c.logprobs IS NOT NULL
       AND c."offset" >= CASE WHEN i.attempt = r.attempt THEN i.after ELSE 0 END) AS logprobs
@@ -132,6 +133,7 @@ class StoredText:
     text: str = ""
     has_more: bool = False
     logprobs: Sequence[str] = ()  # of its tokens, as JSON lists
+    completion_tokens: int | None = None  # of the attempt up to the end of this text
 
 
 class ResultStore:
@@ -324,6 +326,11 @@ async def _read_texts(
         known = offset if attempt == row["attempt"] else 0
         text = row["text"][max(0, known - row["begins"]) :]
         found[row["place"] - 1] = StoredText(
-            row["is_pending"], row["attempt"], text, row["has_more"], row["logprobs"] or ()
+            row["is_pending"],
+            row["attempt"],
+            text,
+            row["has_more"],
+            row["logprobs"] or (),
+            row["completion_tokens"],
         )
     return found
