@@ -26,6 +26,7 @@ from app.maintenance import Maintenance, remove_expired
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
+from app.result_export import ResultExport
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -48,6 +49,7 @@ class Services:
     keys: IdempotencyKeys
     contexts: ContextStore
     results: ResultStore
+    export: ResultExport
     registry: ModelRegistry
     depth: QueueDepth
     limits: TeamLimits
@@ -94,6 +96,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             keys=IdempotencyKeys(database, settings),
             contexts=ContextStore(database, queue, settings),
             results=results,
+            export=ResultExport(database),
             registry=ModelRegistry(database, fleet, settings),
             depth=depth,
             limits=limits,
