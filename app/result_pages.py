@@ -30,6 +30,7 @@ class ResultFilter:
     retryable: bool | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
+    words: str | None = None  # as websearch_to_tsquery reads them: `result_search` alone heeds them
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,6 +40,7 @@ class Page:
     conditions: str
     order: str
     arguments: list[object]  # of the conditions, $1 and on
+    low: UUID  # no id is below it
 
     def select(self, columns: str, limit: int) -> str:
         """The query of the first rows of the page."""
@@ -74,7 +76,7 @@ def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | 
     elif state is not None:
         conditions.append(f"state = '{state}'")
     order = ", ".join(f"{name} DESC" for name in (*key, "id"))
-    return Page(" AND ".join(conditions), order, arguments)
+    return Page(" AND ".join(conditions), order, arguments, low)
 
 
 def _split(

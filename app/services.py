@@ -11,6 +11,7 @@ from app.auth import Authenticator
 from app.batches import BatchStore, BatchWork
 from app.contexts import ContextStore
 from app.database import Database
+from app.digest import Digest
 from app.erasure import Erasure
 from app.files import FileStore
 from app.fleet import Fleet
@@ -135,7 +136,7 @@ async def background(
     """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
 
     The processes that have a worker, and those alone, deliver webhooks, have a feeder of batches,
-    and follow launches.
+    digest what ended, and follow launches.
     """
     work = {
         "registry": services.registry.run(),
@@ -148,6 +149,7 @@ async def background(
     }
     if feeder is not None:
         work["batches"] = feeder.run()
+        work["digest"] = Digest(services.database, services.depth, services.settings).run()
         work["webhooks"] = Deliverer(
             services.outbox,
             services.results,
