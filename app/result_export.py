@@ -12,6 +12,7 @@ import asyncpg
 
 from app.database import Database
 from app.result_pages import LIST_COLUMNS, ResultFilter, page_of
+from app.result_search import ResultSearch
 
 _PAGE = 500  # rows
 _PIECE_BYTES = 4_000_000  # of texts that are read at once; a longer one comes alone
@@ -26,6 +27,7 @@ SELECT p.id, coalesce(octet_length(p.output), 0) + coalesce(octet_length(c.conte
 FROM ({{page}}) p JOIN contexts c ON c.id = p.context_id ORDER BY p.id DESC
 """
 _SIZED_COLUMNS = "id, context_id, output, logprobs"
+_FOUND = f"SELECT {_SIZED_COLUMNS} FROM results WHERE id = ANY($1::uuid[])"
 
 _COLUMNS = ", ".join(f"r.{column}" for column in LIST_COLUMNS)
 _ROWS = f"""
@@ -41,13 +43,15 @@ class ResultExport:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._search = ResultSearch(database)
 
     async def read(
         self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int | None
     ) -> AsyncIterator[Sequence[asyncpg.Record]]:
         """Results with the `content` or the `messages` of their contexts, newest first, in pieces.
 
-        What is deleted meanwhile is left out. Raises DatabaseUnavailableError, also in the middle.
+        What is deleted meanwhile is left out. Raises DatabaseUnavailableError, and as
+        `ResultSearch.ids` does, also in the middle.
         """
         left = limit
         while left is None or left > 0:
@@ -63,6 +67,9 @@ class ResultExport:
     async def _sizes(
         self, team_id: str, narrowed: ResultFilter, after: UUID | None, count: int
     ) -> Sequence[asyncpg.Record]:
+        if narrowed.words is not None:
+            ids = await self._search.ids(team_id, narrowed, after=after, limit=count)
+            return await self._database.fetch(_SIZES.format(page=_FOUND), ids)
         page = page_of(team_id, narrowed, after)
         if page is None:
             return []

@@ -12,6 +12,7 @@ from app.group_commit import Lane
 from app.job_queue import JobQueue
 from app.job_queue_sql import READ_COLUMNS
 from app.result_pages import LIST_COLUMNS, ResultFilter, page_of
+from app.result_search import ResultSearch
 from app.settings import Settings
 
 _MAX_BATCH = 500
@@ -42,6 +43,10 @@ _SHORT_ONLY = ", ".join(
 )
 _BY_IDS = f"SELECT {_SHORT_ONLY}, {_LONG} AS is_long FROM results WHERE id = ANY($1::uuid[])"
 _BY_ID = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = $1"
+
+_FOUND = """
+SELECT {columns} FROM results WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER BY id DESC
+"""
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
@@ -120,6 +125,7 @@ class ResultStore:
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
         self._queue = queue
+        self._search = ResultSearch(database)
         self._reads: Lane[UUID, asyncpg.Record | None] = Lane(
             database,
             _read,
@@ -172,12 +178,16 @@ class ResultStore:
     ) -> Sequence[asyncpg.Record]:
         """A page of results, newest first, beginning below the id `after`.
 
-        Texts are cut after 1,000 characters unless `full`.
+        Texts are cut after 1,000 characters unless `full`. Raises as `ResultSearch.ids` does.
         """
+        columns = _LONG_COLUMNS if full else _SHORT_COLUMNS
+        if narrowed.words is not None:
+            ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
+            return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
         page = page_of(team_id, narrowed, after)
         if page is None:
             return []
-        query = page.select(_LONG_COLUMNS if full else _SHORT_COLUMNS, limit)
+        query = page.select(columns, limit)
         return await self._database.fetch(query, *page.arguments)
 
     async def newest_about(

@@ -91,9 +91,18 @@ def _narrowed(
     retryable: bool | None = None,
     created_after: datetime | None = None,
     created_before: datetime | None = None,
+    q: Annotated[
+        str | None,
+        Query(
+            max_length=500,
+            pattern=r"^[^\x00]*$",
+            description='Words of the prompt, the text or the error, all of them; `"a phrase"`, '
+            "`or`, and `-not`.",
+        ),
+    ] = None,
 ) -> ResultFilter:
     return ResultFilter(
-        state, model_name, context_id, error_code, retryable, created_after, created_before
+        state, model_name, context_id, error_code, retryable, created_after, created_before, q
     )
 
 
