@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from app.ui.api import Api, ApiError
 from app.ui.render import fragment
+from app.ui.sending import read_form
 from app.ui.session import TokenTooLongError, safe_path
 
 _RESUME = "resume."  # before the names of the fields that wait
@@ -21,7 +22,7 @@ async def show(request: Request) -> Response:
 
 async def submit(request: Request) -> Response:
     """Try the token; keep it where the API knows it."""
-    form = await request.form()
+    form = await read_form(request)
     token, next_path = str(form.get("token", "")).strip(), safe_path(str(form.get("next", "/")))
     resumed = [(name, value) for name, value in _texts(form) if name.startswith(_RESUME)]
 
@@ -69,7 +70,7 @@ async def ask(request: Request) -> Response:
     if request.method == "GET":
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return _form(request, 401, next_path=path, problem=problem)
-    resumed = [(_RESUME + name, value) for name, value in _texts(await request.form())]
+    resumed = [(_RESUME + name, value) for name, value in _texts(await read_form(request))]
     if resumed and problem:
         problem += " What you entered is kept: it is sent after you have signed in."
     return _form(request, 401, next_path=request.url.path, problem=problem, resumed=resumed)
