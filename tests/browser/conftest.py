@@ -5,7 +5,6 @@ All tests here share one loop, one run of `up` and one browser; each has a brows
 
 import inspect
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +17,13 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page
 
 from app.embedded import processes
 from tests.browser.accessibility import assert_accessible
+from tests.chromium import open_browser, open_page
 from tests.conftest import ROOT
 
-CHROMIUM = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 HERE = Path(__file__).parent
 _START_SECONDS = 120
 
@@ -178,32 +174,15 @@ def _read_settings(file: Path) -> dict[str, str]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     """The Chromium that the system has."""
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs chromium: apt-get install chromium")
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=CHROMIUM)
+    async with open_browser() as browser:
         yield browser
-        await browser.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(stack: Stack, browser: Browser) -> AsyncIterator[Page]:
-    """A page of a visitor who has never been here. Fails the test for errors in its scripts, and for
-    what the Content-Security-Policy refused.
-    """
-    context = await browser.new_context(base_url=stack.url)
-    page = await context.new_page()
-    page.set_default_timeout(20_000)
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on(
-        "console",
-        lambda message: problems.append(message.text) if "Security" in message.text else None,
-    )
-    yield page
-    await context.close()
-    assert not problems
+    """A page of a visitor who has never been here."""
+    async with open_page(browser, stack.url) as page:
+        yield page
 
 
 __all__ = ["Stack", "assert_accessible"]
