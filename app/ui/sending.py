@@ -17,6 +17,11 @@ async def read_form(request: Request) -> FormData:
     return await request.form(max_files=0, max_part_size=_MAX_FIELD_BYTES)
 
 
+def fields_of(form: FormData) -> list[tuple[str, str]]:
+    """The fields of a form, without its files."""
+    return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+
+
 def texts_of(form: FormData) -> dict[str, str]:
     """The fields with what was entered: browsers send the ends of lines as CR LF."""
     return {

@@ -142,7 +142,7 @@ def secured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     ]  # fmt: skip
     try:
         for ready in (f"{api_url}/health/ready", f"{url}/ready"):
-            _wait_for(ready)
+            wait_for(ready)
         yield Secured(url, api_url, environment)
     finally:
         for process in started:
@@ -152,7 +152,7 @@ def secured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         log.close()
 
 
-def _wait_for(url: str) -> None:
+def wait_for(url: str) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while True:
         try:
