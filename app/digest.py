@@ -55,20 +55,23 @@ _TEXT_SIZE = f"""coalesce(least(octet_length(r.output), {_CHARACTERS}), 0)
   + coalesce(least(octet_length(c.content), {_CHARACTERS}), 0)
   + coalesce(pg_column_size(c.messages), 0) AS size"""
 
+# OFFSET 0: each row is found by its id. A generic plan would join whole tables, as it does not know
+# how few are asked for.
+_CONTEXT = "LATERAL (SELECT * FROM contexts WHERE id = r.context_id OFFSET 0) c ON true"
 _DUE = f"""
 SELECT u.place, u.result_id AS id, r.id IS NULL AS is_gone, true AS is_due, {_TEXT_SIZE}
 FROM (SELECT * FROM undigested_results WHERE place > $2 ORDER BY place LIMIT $1) u
-LEFT JOIN results r ON r.id = u.result_id LEFT JOIN contexts c ON c.id = r.context_id
-ORDER BY u.place
+LEFT JOIN LATERAL (SELECT * FROM results WHERE id = u.result_id OFFSET 0) r ON true
+LEFT JOIN {_CONTEXT} ORDER BY u.place
 """
 _DISMISS = "DELETE FROM undigested_results WHERE place = ANY($1::bigint[])"
 
 # Every row that it walks over, so that each step is a small one.
 _WALK = f"""
-SELECT 0 AS place, r.id, r.state <> 'pending' AND NOT EXISTS (
-  SELECT FROM result_search s WHERE s.result_id = r.id) AS is_due, {_TEXT_SIZE}
+SELECT 0 AS place, r.id, r.state <> 'pending' AND s.result_id IS NULL AS is_due, {_TEXT_SIZE}
 FROM (SELECT * FROM results WHERE id < $2 ORDER BY id DESC LIMIT $1) r
-JOIN contexts c ON c.id = r.context_id ORDER BY r.id DESC
+LEFT JOIN LATERAL (SELECT result_id FROM result_search WHERE result_id = r.id OFFSET 0) s ON true
+JOIN {_CONTEXT} ORDER BY r.id DESC
 """
 
 # Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is not to be stored leaves no words behind.
