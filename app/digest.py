@@ -22,9 +22,7 @@ import asyncpg
 import orjson
 
 from app import histogram
-from app.database import PASSING, Connection, Database, is_passing
-from app.errors import ServiceError
-from app.ids import created_at
+from app.database import Connection, Database, is_passing
 from app.queue_depth import QueueDepth
 from app.result_search import TEAM_MARK
 from app.settings import Settings
@@ -74,7 +72,8 @@ LEFT JOIN LATERAL (SELECT result_id FROM result_search WHERE result_id = r.id OF
 JOIN {_CONTEXT} ORDER BY r.id DESC
 """
 
-# Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is not to be stored leaves no words behind.
+# Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is
+# not to be stored leaves no words behind.
 _DIGEST = f"""
 WITH held AS MATERIALIZED (
   SELECT id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
@@ -85,7 +84,8 @@ WITH held AS MATERIALIZED (
     CASE WHEN r.kind = 'generation' AND r.store AND r.erased_at IS NULL AND c.erased_at IS NULL
     THEN to_tsvector('simple', concat_ws(E'\\n',
       left(coalesce(c.content, (SELECT string_agg(m ->> 'content', E'\\n' ORDER BY place)
-        FROM jsonb_array_elements(c.messages) WITH ORDINALITY AS i(m, place))), $2),
+        FROM jsonb_array_elements(
+          CASE jsonb_typeof(c.messages) WHEN 'array' THEN c.messages END) WITH ORDINALITY AS i(m, place))), $2),
       left(r.output, $2), left(r.error_message, $2)))
       || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
     END
@@ -163,15 +163,19 @@ class _Totals:
 
     def add(self, row: asyncpg.Record) -> None:
         """Count one result: how long it waited, its first token from its start, and all of it."""
-        created, started = created_at(row["id"]), row["started_at"]
+        created = (row["id"].int >> 80) / 1000  # as in `ids`; of other ids no date can be made
+        ended, started, first = (
+            moment and moment.timestamp()
+            for moment in (row["finished_at"], row["started_at"], row["first_token_at"])
+        )
         self.results += 1
         self.prompt_tokens += row["prompt_tokens"] or 0
         self.completion_tokens += row["completion_tokens"] or 0
-        _count(self.seconds, created, row["finished_at"])
+        self.seconds[histogram.bucket_of(ended - created)] += 1
         if started is not None:
-            _count(self.queue_seconds, created, started)
-            if row["first_token_at"] is not None:
-                _count(self.first_token_seconds, started, row["first_token_at"])
+            self.queue_seconds[histogram.bucket_of(started - created)] += 1
+            if first is not None:
+                self.first_token_seconds[histogram.bucket_of(first - started)] += 1
 
 
 class Digest:
@@ -191,7 +195,7 @@ class Digest:
             try:
                 pause = await self.step()
                 self._most = min(_MOST, 2 * self._most)
-            except (ServiceError, asyncpg.PostgresError, *PASSING) as error:
+            except Exception as error:
                 # Nobody's answer depends on it: the process goes on. Should it have been too much
                 # at once, it is less next time.
                 self._most = max(1, self._most // 4)
@@ -327,10 +331,6 @@ def _count_together(rows: Sequence[asyncpg.Record]) -> int:
         if place and together > _PIECE_BYTES:
             return place
     return len(rows)
-
-
-def _count(counts: list[int], begin: datetime, end: datetime) -> None:
-    counts[histogram.bucket_of((end - begin).total_seconds())] += 1
 
 
 def _to_rows(

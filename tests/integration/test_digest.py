@@ -269,6 +269,21 @@ async def test_no_text_is_too_much(digest: Digest, connection: asyncpg.Connectio
         assert len(await found(connection, f"mark{place}")) == 1, place
 
 
+async def test_rows_that_no_request_makes_do_not_stop_it(
+    digest: Digest, connection: asyncpg.Connection
+) -> None:
+    (odd,) = await add(connection)
+    await connection.execute(
+        """UPDATE contexts SET content = NULL, messages = '{"content": "x"}';
+           UPDATE results SET id = 'ffffffff-ffff-ffff-ffff-fffffffffffe';
+           UPDATE undigested_results SET result_id = 'ffffffff-ffff-ffff-ffff-fffffffffffe'"""
+    )
+    await add(connection)
+    await digest.digest()
+    assert await connection.fetchval(COUNTED) == 2
+    assert odd not in await found(connection, "text")
+
+
 async def test_minutes_are_forgotten_and_queues_sampled(
     api: Service, connection: asyncpg.Connection
 ) -> None:
