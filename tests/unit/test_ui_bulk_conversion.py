@@ -39,7 +39,7 @@ def test_wrong_lines_are_left_out_and_told(tmp_path: Path) -> None:
         (8, "The request has 514 bytes, more th"),
     ]
     assert [line["custom_id"] for line in read_jsonl(done.parts[0].path)] == ["a", "c"]
-    rows = read_jsonl(done.rows_path)
+    rows = read_jsonl(done.parts[0].rows_path)
     assert [(row["line"], "error" in row) for row in rows] == [
         (2, False), (3, True), (4, True), (5, False), (6, True), (7, True), (8, True),
     ]  # fmt: skip
@@ -49,7 +49,7 @@ def test_wrong_lines_are_left_out_and_told(tmp_path: Path) -> None:
 def test_a_hundred_errors_are_told_and_all_counted(tmp_path: Path) -> None:
     content = "id,prompt\n" + "x,\n" * 250
     done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds())
-    assert (done.left_out, len(done.errors), done.parts) == (250, 100, [])
+    assert (done.left_out, len(done.errors), done.requests) == (250, 100, 0)
 
 
 def test_parts_end_by_lines_and_by_bytes(tmp_path: Path) -> None:
@@ -58,9 +58,21 @@ def test_parts_end_by_lines_and_by_bytes(tmp_path: Path) -> None:
     assert [part.lines for part in done.parts] == [3, 2, 1, 1]
     for part in done.parts:
         assert part.size == part.path.stat().st_size
-        assert len(read_jsonl(part.path)) == part.lines
+        assert len(read_jsonl(part.path)) == len(read_jsonl(part.rows_path)) == part.lines
     ids = [line["custom_id"] for part in done.parts for line in read_jsonl(part.path)]
     assert ids == [f"line-{number}" for number in range(2, 9)]
+
+
+def test_rows_that_are_left_out_stay_with_the_part_that_is_open(tmp_path: Path) -> None:
+    """Their values are forgotten when there are too many of them, their reasons never."""
+    content = "prompt,x\n" + ",lost\n" * 30 + "a,1\nb,2\n,3\n"
+    done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds(lines=1, size=1000))
+    assert [(part.lines, part.left_out) for part in done.parts] == [(1, 30), (1, 1)]
+    first, second = (read_jsonl(part.rows_path) for part in done.parts)
+    assert [row["line"] for row in first + second] == list(range(2, 35))
+    assert first[0]["columns"] == {"prompt": "", "x": "lost"}
+    assert (first[29]["columns"], first[29]["error"]) == ({}, "The prompt is empty.")
+    assert first[30]["columns"] == {"prompt": "a", "x": "1"}
 
 
 def test_columns_of_all_json_lines_are_known(tmp_path: Path) -> None:

@@ -30,18 +30,20 @@ class LineError:
 
 @dataclass(slots=True)
 class Part:
-    """The requests of one batch."""
+    """The requests of one batch, and the rows that they came from; sizes in bytes."""
 
     path: Path
+    rows_path: Path
     lines: int = 0
-    size: int = 0  # bytes
+    size: int = 0
+    left_out: int = 0
+    rows_size: int = 0
 
 
 @dataclass(slots=True)
 class Conversion:
     """What a file became. The files are in the directory that was given."""
 
-    rows_path: Path
     parts: list[Part] = field(default_factory=list)
     rows: int = 0
     left_out: int = 0
@@ -56,11 +58,11 @@ class Conversion:
 
 @dataclass(slots=True, frozen=True)
 class Bounds:
-    """Of one part."""
+    """Of one part; sizes in bytes."""
 
     lines: int = 50_000
-    size: int = 100_000_000  # bytes
-    line_size: int = 2_000_000  # bytes
+    size: int = 100_000_000
+    line_size: int = 2_000_000
 
 
 def convert(
@@ -70,10 +72,9 @@ def convert(
 
     Blocks; of the file, only a row is in memory, and 16 to 32 bytes of each id.
     """
-    done = Conversion(directory / "rows.jsonl")
-    done.columns = list(table.columns)
+    done = Conversion(columns=list(table.columns))
     seen = SeenTexts()
-    with done.rows_path.open("wb") as rows, _Parts(done.parts, directory, bounds) as parts:
+    with _Parts(done.parts, directory, bounds) as parts:
         for row in table.rows(file):
             done.rows += 1
             try:
@@ -82,10 +83,9 @@ def convert(
                 done.left_out += 1
                 if len(done.errors) < MAX_TOLD:
                     done.errors.append(LineError(row.line, str(error)))
-                rows.write(_kept(row, str(error)))
+                parts.leave_out(row, str(error))
                 continue
-            parts.write(line)
-            rows.write(_kept(row))
+            parts.write(line, row)
             if table.kind == "jsonl" and len(done.columns) < MAX_COLUMNS:
                 done.columns += [name for name in row.values if name not in done.columns]
     return done
@@ -102,49 +102,73 @@ def _checked(row: Row, to_line: ToLine, seen: "SeenTexts", max_size: int) -> byt
     return line
 
 
-def _kept(row: Row, error: str = "") -> bytes:
-    kept: dict[str, Any] = {"line": row.line, "columns": row.values}
+def _kept(row: Row, values: dict[str, Any], error: str = "") -> bytes:
+    kept: dict[str, Any] = {"line": row.line, "columns": values}
     if error:
         kept["error"] = error
     try:
         return orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, ValueError):  # nested too deep to be written
-        return orjson.dumps(
-            {"line": row.line, "columns": {}, "error": error}, option=orjson.OPT_APPEND_NEWLINE
-        )
+        return orjson.dumps({**kept, "columns": {}}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 class _Parts:
-    """Writes lines, and begins another part when one is full."""
+    """Writes requests and rows, and begins another part when one is full."""
 
     def __init__(self, parts: list[Part], directory: Path, bounds: Bounds) -> None:
         self._parts = parts
         self._directory = directory
         self._bounds = bounds
-        self._file: BinaryIO | None = None
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
 
     def __enter__(self) -> "_Parts":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in self._files or ():
+            file.close()
 
-    def write(self, line: bytes) -> None:
-        part = self._parts[-1] if self._parts else None
-        if (
-            part is None
-            or self._file is None
-            or part.lines == self._bounds.lines
-            or part.size + len(line) > self._bounds.size
-        ):
-            self.__exit__()
-            part = Part(self._directory / f"part-{len(self._parts) + 1}.jsonl")
-            self._parts.append(part)
-            self._file = part.path.open("wb")
-        self._file.write(line)
+    def write(self, line: bytes, row: Row) -> None:
+        """A request and its row."""
+        kept = _kept(row, row.values)
+        part, lines, rows = self._part(len(line), len(kept))
+        lines.write(line)
         part.lines += 1
         part.size += len(line)
+        rows.write(kept)
+        part.rows_size += len(kept)
+
+    def leave_out(self, row: Row, error: str) -> None:
+        """A row alone; after very many of them, without its values."""
+        part, _, rows = self._part(0, 0)
+        is_full = part.rows_size > self._bounds.size
+        kept = _kept(row, {} if is_full else row.values, error)
+        rows.write(kept)
+        part.rows_size += len(kept)
+        part.left_out += 1
+
+    def _part(self, size: int, rows_size: int) -> tuple[Part, BinaryIO, BinaryIO]:
+        bounds = self._bounds
+        part = self._parts[-1] if self._parts else None
+        is_full = (
+            part is not None
+            and part.lines > 0
+            and size > 0
+            and (
+                part.lines >= bounds.lines
+                or part.size + size > bounds.size
+                or part.rows_size + rows_size > bounds.size
+            )
+        )
+        if part is None or self._files is None or is_full:
+            self.__exit__()
+            number = len(self._parts) + 1
+            part = Part(
+                self._directory / f"part-{number}.jsonl", self._directory / f"rows-{number}.jsonl"
+            )
+            self._parts.append(part)
+            self._files = part.path.open("wb"), part.rows_path.open("wb")
+        return part, *self._files
 
 
 class SeenTexts:
