@@ -86,9 +86,29 @@ def convert(
                 parts.leave_out(row, str(error))
                 continue
             parts.write(line, row)
-            if table.kind == "jsonl" and len(done.columns) < MAX_COLUMNS:
-                done.columns += [name for name in row.values if name not in done.columns]
+            if table.kind == "jsonl":
+                _add_columns(done.columns, row)
     return done
+
+
+def survey(file: BinaryIO, table: Table) -> Conversion:
+    """Read all rows, and make nothing of them. Raises SourceError. Blocks."""
+    found = Conversion(columns=list(table.columns))
+    for row in table.rows(file):
+        found.rows += 1
+        if row.error:
+            found.left_out += 1
+            if len(found.errors) < MAX_TOLD:
+                found.errors.append(LineError(row.line, row.error))
+        elif table.kind == "jsonl":
+            _add_columns(found.columns, row)
+    return found
+
+
+def _add_columns(columns: list[str], row: Row) -> None:
+    for name in row.values:
+        if name not in columns and len(columns) < MAX_COLUMNS:
+            columns.append(name)
 
 
 def _checked(row: Row, to_line: ToLine, seen: "SeenTexts", max_size: int) -> bytes:
