@@ -1,6 +1,7 @@
 # Two commands: `make run` (everything, on this machine) and `make test`. `make help` tells the rest.
 #
-#   PORT=8887            port of the API on 127.0.0.1; every other port is picked free
+#   PORT=8887            port of the API on 127.0.0.1; other ports are picked free
+#   UI_PORT=8888         port of the web page (default: PORT and 1, or any that is free)
 #   DATA=.data           data directory: database, logs; several runs need a PORT and a DATA each
 #   LIGHT=1              a scripted model instead of vLLM: small install, ready in seconds
 #   MODEL=...            Hugging Face id or local directory of another model to serve
@@ -13,6 +14,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 PORT ?= 8887
+UI_PORT ?=
 DATA ?= .data
 JOBS ?= 2
 PYTHON ?=
@@ -34,8 +36,8 @@ triton := $(if $(LIGHT),.venv-triton/.light,.venv-triton/.cpu)
 ##@ Use
 
 .PHONY: run
-run: $(service) $(triton) ## Start everything on 127.0.0.1:PORT; Ctrl-C stops it (LIGHT=1: without vLLM)
-	@exec setpriv --pdeathsig TERM -- $(venv_python) -m app up --port "$(PORT)" --data "$(DATA)" \
+run: $(service) $(triton) ## Start everything, web page included; Ctrl-C stops it (LIGHT=1: without vLLM)
+	@exec setpriv --pdeathsig TERM -- $(venv_python) -m app up --port "$(PORT)" $(if $(UI_PORT),--ui-port "$(UI_PORT)") --data "$(DATA)" \
 		$(if $(LIGHT),--light) $(if $(MODEL),--model "$(MODEL)") \
 		$(if $(QUANTIZATION),--quantization "$(QUANTIZATION)") \
 		$(if $(MAX_MODEL_LEN),--max-model-len "$(MAX_MODEL_LEN)")

@@ -74,8 +74,11 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    everything = add("up", _up, "Run everything here: PostgreSQL, Triton, API and worker.")
+    everything = add("up", _up, "Run everything here: PostgreSQL, Triton, API, worker, web page.")
     everything.add_argument("--port", type=int, default=8887, help="port of the API (8887)")
+    everything.add_argument(
+        "--ui-port", type=int, help="port of the web page (the API's and 1, or any that is free)"
+    )
     everything.add_argument(
         "--data", type=Path, default=Path(".data"), help="directory of all data (.data)"
     )
@@ -89,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--with-worker", action="store_true", help="run a worker inside the same process"
     )
+    add("ui", _ui, "Run the web page, a client of the API at LLM_UI_API_URL.")
     worker = add(
         "worker",
         _worker,
@@ -132,6 +136,7 @@ def _up(options: argparse.Namespace) -> int:
         up(
             UpOptions(
                 port=options.port,
+                ui_port=options.ui_port,
                 data=options.data,
                 light=options.light,
                 model=options.model,
@@ -158,7 +163,17 @@ def _serve(options: argparse.Namespace) -> int:
     from app.main import create_app
     from app.server import serve
 
-    return serve(create_app(settings, with_worker=options.with_worker), settings)
+    app = create_app(settings, with_worker=options.with_worker)
+    return serve(app, settings.host, settings.port)
+
+
+def _ui(_: argparse.Namespace) -> int:
+    from app.server import serve
+    from app.ui.main import create_ui
+    from app.ui.settings import UiSettings
+
+    settings = UiSettings()
+    return serve(create_ui(settings), settings.host, settings.port)
 
 
 def _worker(options: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from app.routes import (
     health,
     infini_gram,
     launches,
+    me,
     models,
     openai,
     openai_batches,
@@ -106,7 +107,7 @@ _RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstor
 # Their paths begin with any name: last, so that they hide no other.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
-    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi),
+    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi, me),
     *(openai, openai_responses, openai_files, openai_batches),
 )
 

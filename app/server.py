@@ -4,23 +4,22 @@ from socket import socket
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from app import garbage
-from app.settings import Settings
 
 # Streams and long-polls leave at the signal; what is left after this is cut.
 _GRACE_SECONDS = 5
 
 
-def serve(app: FastAPI, settings: Settings) -> int:
+def serve(app: Starlette, host: str, port: int) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     server = _Server(
         app,
         uvicorn.Config(
             app,
-            host=settings.host,
-            port=settings.port,
+            host=host,
+            port=port,
             loop="uvloop",
             http="httptools",
             ws="none",
@@ -35,7 +34,7 @@ def serve(app: FastAPI, settings: Settings) -> int:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, config: uvicorn.Config) -> None:
+    def __init__(self, app: Starlette, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._app = app
 

@@ -1,4 +1,4 @@
-"""Print docs/settings.md, made of `app/settings.py`: `make docs-settings` writes it.
+"""Print docs/settings.md, made of `app/settings.py` and `app/ui/settings.py`: `make docs-settings` writes it.
 
 Run from the repository's root as `python -m docs.generate_settings`.
 """
@@ -11,14 +11,16 @@ from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
 from app.settings import Settings
+from app.ui.settings import UiSettings
 
 _INTRODUCTION = """# Settings
 
-<!-- Made of app/settings.py by `make docs-settings`: change the descriptions there. -->
+<!-- Made of app/settings.py and app/ui/settings.py by `make docs-settings`: change the descriptions there. -->
 
-API, worker and migrations read their settings from the environment, once, at start. A value out of
+API, worker, migrations and web page read their settings from the environment, once, at start. A value out of
 its bounds stops the process with a line that names it. `make run` needs none of them: it chooses
 the addresses itself and hands the other settings on to the processes it starts.
 """
@@ -31,24 +33,24 @@ _FIELD = re.compile(r"^    (\w+): ")
 def render() -> str:
     """The document's text."""
     parts = [_INTRODUCTION]
-    fields = Settings.model_fields
-    for section, names in _sections():
-        parts.append(
-            f"\n## {section}\n\n| name | default | bounds | meaning |\n|---|---|---|---|\n"
-        )
-        parts += [_row(name, fields[name]) for name in names]
+    for settings in (Settings, UiSettings):
+        for section, names in _sections(settings):
+            parts.append(
+                f"\n## {section}\n\n| name | default | bounds | meaning |\n|---|---|---|---|\n"
+            )
+            parts += [_row(name, settings.model_fields[name]) for name in names]
     return "".join(parts)
 
 
-def _sections() -> Iterator[tuple[str, list[str]]]:
+def _sections(settings: type[BaseSettings]) -> Iterator[tuple[str, list[str]]]:
     """The sections that comments in the class mark, each with its fields."""
     section, names = "", list[str]()
-    for line in inspect.getsource(Settings).splitlines():
+    for line in inspect.getsource(settings).splitlines():
         if mark := _SECTION.match(line):
             if names:
                 yield section, names
             section, names = mark[1], []
-        elif (field := _FIELD.match(line)) and field[1] in Settings.model_fields:
+        elif (field := _FIELD.match(line)) and field[1] in settings.model_fields:
             names.append(field[1])
     yield section, names
 

@@ -39,7 +39,7 @@ SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
 _Triton = TypeVar("_Triton", bound=EmbeddedTriton)
 # Tests start hundreds of processes: each of them would compile all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-_UNDIVIDED = ("tests/e2e/", "tests/chaos/")  # each takes minutes: they begin
+_UNDIVIDED = ("tests/e2e/", "tests/chaos/", "tests/browser/")  # each takes minutes: they begin
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no type information

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from app.embedded.processes import StartError, is_port_free
+from app.embedded.processes import StartError, free_port, is_port_free
 
 MIB = 2**20
 # Measured with `make run` (see README): PostgreSQL, API, worker and tritonserver; then the engine.
@@ -66,6 +66,18 @@ def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
         )
     _check_space(data, DISK, "choose another disk with DATA=")
     _check_space(Path("/dev/shm"), SHARED_MEMORY, "in a container, give it --shm-size=256m")  # noqa: S108
+
+
+def choose_ui_port(port: int, asked: int | None) -> int:
+    """The web page's port: the one asked for, else the next after the API's, else a free one.
+
+    Raises `StartError` where the one that was asked for is taken.
+    """
+    if asked is None:
+        return port + 1 if port < 65535 and is_port_free(port + 1) else free_port()
+    if not is_port_free(asked):
+        raise StartError(f"Port {asked} is taken: choose another with UI_PORT={asked + 1}.")
+    return asked
 
 
 def _check_space(directory: Path, needed: int, remedy: str) -> None:

@@ -38,11 +38,15 @@ _REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `up` was asked for. `model` is a Hugging Face id or a directory."""
+    """What `up` was asked for. `model` is a Hugging Face id or a directory.
+
+    The web page's port is `ui_port`; None: the next one, or a free one where that is taken.
+    """
 
     port: int
     data: Path
     light: bool = False
+    ui_port: int | None = None
     model: str | None = None
     quantization: str | None = None
     max_model_len: int | None = None
@@ -70,13 +74,14 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
     _check_indexes_file()
     processes.become_reaper()
     supervisor = Supervisor(progress)
+    ui_port = preflight.choose_ui_port(options.port, options.ui_port)
     stop = asyncio.create_task(stopping.wait())
-    start = asyncio.create_task(_start(options, supervisor, progress))
+    start = asyncio.create_task(_start(options, ui_port, supervisor, progress))
     try:
         await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             models, indexes = start.result()
-            progress.line(_ready_text(options, models, indexes, time.monotonic() - begun))
+            progress.line(_ready_text(options, ui_port, models, indexes, time.monotonic() - begun))
             keep = asyncio.create_task(supervisor.wait())
             await asyncio.wait({keep, stop}, return_when=asyncio.FIRST_COMPLETED)
             if keep.done():
@@ -89,7 +94,7 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
 
 
 async def _start(
-    options: UpOptions, supervisor: Supervisor, progress: Progress
+    options: UpOptions, ui_port: int, supervisor: Supervisor, progress: Progress
 ) -> tuple[list[str], list[str]]:
     """Start all parts, the model beside the API and the worker; the names of models and indexes."""
     data = options.data.absolute()
@@ -120,6 +125,7 @@ async def _start(
         await _together(
             supervisor.start(api),
             supervisor.start(worker),
+            supervisor.start(_web_page(options, ui_port, logs)),
             *(
                 _start_if_possible(
                     supervisor, _attribution(name, environment, logs, grace), progress
@@ -173,6 +179,26 @@ def _declared(environment: Mapping[str, str]) -> list[str]:
     """The names of the indexes that the environment's file declares. Raises DeclarationError."""
     file = environment.get("INDEXES_FILE")
     return [one.name for one in read_declarations(Path(file) if file else None)]
+
+
+def _web_page(options: UpOptions, port: int, logs: Path) -> ServicePart:
+    """The web page; it is told of no database: it calls the API alone."""
+    environment = {
+        **{
+            name: value for name, value in os.environ.items() if not name.startswith("LLM_DATABASE")
+        },
+        "LLM_UI_HOST": HOST,
+        "LLM_UI_PORT": str(port),
+        "LLM_UI_API_URL": _url(options),
+    }
+    return ServicePart(
+        "Web page",
+        "ui",
+        environment,
+        logs / "ui.log",
+        ready_url=f"http://{HOST}:{port}/ready",
+        grace=5,
+    )
 
 
 def _attribution(
@@ -270,11 +296,14 @@ def _url(options: UpOptions) -> str:
     return f"http://{HOST}:{options.port}"
 
 
-def _ready_text(options: UpOptions, models: list[str], indexes: list[str], seconds: float) -> str:
+def _ready_text(
+    options: UpOptions, ui_port: int, models: list[str], indexes: list[str], seconds: float
+) -> str:
     url = _url(options)
     body = f'{{"model": "{models[0]}", "content": "def ", "parameters": {{"max_tokens": 40}}}}'
     lines = [
         f"\nReady in {seconds:.1f} s. Model: {', '.join(models)}",
+        f"  Page   http://{HOST}:{ui_port}",
         f"  API    {url}",
         f"  Docs   {url}/docs",
         f"  Data   {options.data}   Logs  {options.data / 'logs'}",

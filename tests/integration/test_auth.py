@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from app import auth, tgi_errors
 from app.access import OPEN_PATHS
-from app.api_keys import new_key
+from app.api_keys import new_key, prefix_of
 from app.auth import Authenticator
 from app.errors import InvalidTokenError, NotFoundError
 from app.settings import Settings
@@ -127,6 +127,25 @@ async def test_a_jwt_and_a_key_are_let_in(closed: Service) -> None:
             "/results/", headers={"Authorization": f"{scheme} {key.text}"}
         )
         assert answer.status_code == 200
+
+
+async def test_who_is_asking_is_told(closed: Service, api: Service) -> None:
+    claims = CLAIMS | {"scopes": ["use", "operate", "fly"], "max_priority": 7}
+    answer = await closed.client.get("/me", headers=bearer(sign(claims)))
+    assert answer.json() == {
+        "team_id": "red", "scopes": ["use", "operate"], "max_priority": 7, "token_id": "t1",
+        "is_authenticated": True,
+    }  # fmt: skip
+    assert answer.headers["cache-control"] == "no-store"
+    key = await closed.services.tokens.create("blue", max_priority=3)
+    assert (await closed.client.get("/me", headers=bearer(key.text))).json() == {
+        "team_id": "blue", "scopes": ["use"], "max_priority": 3, "token_id": prefix_of(key.text),
+        "is_authenticated": True,
+    }  # fmt: skip
+    assert (await api.client.get("/me")).json() == {
+        "team_id": "default", "scopes": ["use", "operate"], "max_priority": 0, "token_id": None,
+        "is_authenticated": False,
+    }  # fmt: skip
 
 
 async def test_what_one_token_makes_the_same_team_sees_and_no_other(closed: Service) -> None:

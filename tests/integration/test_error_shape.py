@@ -35,7 +35,7 @@ async def test_every_route_refuses_in_its_dialects_shape(api: Service) -> None:
             foreign = await api.client.request(method, unknown, headers={"host": "evil.example"})
             assert_refusal(unknown, foreign, 403, "forbidden_origin")
     takes_nothing = {
-        *("/models/", "/health/ready", "/webhooks/secret", "/v1/models", "/servers"),
+        *("/models/", "/health/ready", "/webhooks/secret", "/v1/models", "/servers", "/me"),
         *("/launches/catalogue", "/launches/profiles"),
     }
     silent = {key for key, found in refused.items() if not found}

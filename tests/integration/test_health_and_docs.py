@@ -31,6 +31,7 @@ ROUTES = {
     "/results/{result_id}/stream": {"get"},
     "/results/{result_id}/stream-ticket": {"post"},
     "/results/{result_id}/cancel": {"post"},
+    "/me": {"get"},
     "/launches": {"post", "get"},
     "/launches/catalogue": {"get"},
     "/launches/profiles": {"get"},

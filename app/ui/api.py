@@ -1,0 +1,200 @@
+"""The API as the pages call it: JSON in, JSON out, errors as `ApiError`."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from starlette.requests import Request
+
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+# Streams hold a connection each, for as long as their reader stays.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=50)
+_KNOWN_SECONDS = 5.0
+_MAX_KNOWN = 1000
+
+Params = Mapping[str, str | int | float | bool | None]
+
+
+class ApiError(Exception):
+    """An answer that is no success: its status, code and words; `fields` are (name, message).
+
+    Status 0: there was no answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        fields: tuple[tuple[str, str], ...] = (),
+        retry_after: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.fields = fields
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """Whose token it is, as `GET /me` says."""
+
+    team_id: str
+    scopes: frozenset[str]
+    max_priority: int
+    is_authenticated: bool  # whether the API asks for tokens at all
+
+    @property
+    def is_operator(self) -> bool:
+        return "operate" in self.scopes
+
+
+class Client:
+    """The connections to the API, shared by all requests of this process."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT, limits=_LIMITS)
+        self._known: dict[tuple[str, bytes], tuple[float, Any]] = {}
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+    def recall(self, key: tuple[str, bytes]) -> Any:
+        """What was remembered within the last seconds."""
+        found = self._known.get(key)
+        return found[1] if found and found[0] > asyncio.get_running_loop().time() else None
+
+    def remember(self, key: tuple[str, bytes], value: Any) -> None:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[key] = (asyncio.get_running_loop().time() + _KNOWN_SECONDS, value)
+
+
+class Api:
+    """The API with the token of one visitor (None: without). All methods raise `ApiError`."""
+
+    def __init__(self, client: Client, token: str | None) -> None:
+        self._client = client
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._owner = hashlib.sha256((token or "").encode()).digest()
+
+    async def me(self) -> Me:
+        """Who the visitor is; asked for every few seconds only."""
+        told = await self.get_known("/me")
+        return Me(
+            told["team_id"],
+            frozenset(told["scopes"]),
+            told["max_priority"],
+            told["is_authenticated"],
+        )
+
+    async def get(self, path: str, params: Params | None = None) -> Any:
+        return (await self.send("GET", path, params=params)).json()
+
+    async def get_known(self, path: str) -> Any:
+        """As `get`, of what seldom changes: an answer is kept for some seconds."""
+        key = (path, self._owner)
+        value = self._client.recall(key)
+        if value is None:
+            value = await self.get(path)
+            self._client.remember(key, value)
+        return value
+
+    async def post(self, path: str, json: Any = None, params: Params | None = None) -> Any:
+        return (await self.send("POST", path, json=json, params=params)).json()
+
+    async def delete(self, path: str, params: Params | None = None) -> None:
+        await self.send("DELETE", path, params=params)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json: Any = None,
+        content: AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """One request; the answer, read whole."""
+        async with self.stream(
+            method, path, params=params, json=json, content=content, headers=headers
+        ) as response:
+            await response.aread()
+            return response
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json: Any = None,
+        content: AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: httpx.Timeout | None = None,  # noqa: ASYNC109 - httpx's
+    ) -> AsyncIterator[httpx.Response]:
+        """One request; the answer's body is yet to be read."""
+        given = {name: value for name, value in (params or {}).items() if value not in (None, "")}
+        request = self._client.http.build_request(
+            method,
+            path,
+            params=given or None,
+            json=json,
+            content=content,
+            headers={**self._headers, **(headers or {})},
+            timeout=timeout or _TIMEOUT,
+        )
+        try:
+            response = await self._client.http.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise _unreachable(self._client.url) from error
+        try:
+            if response.status_code >= 400:
+                raise await _error(response)
+            yield response
+        except httpx.HTTPError as error:
+            raise _unreachable(self._client.url) from error
+        finally:
+            await response.aclose()
+
+
+def api_of(request: Request) -> Api:
+    """The API with the token of this request's visitor."""
+    return Api(request.app.state.client, request.state.token)
+
+
+def segment(text: str) -> str:
+    """A name as one segment of a path, whatever is in it."""
+    return quote(text, safe="")
+
+
+def _unreachable(url: str) -> ApiError:
+    return ApiError(
+        0, "unreachable", f"The API at {url} does not answer. Is it running? (LLM_UI_API_URL)"
+    )
+
+
+async def _error(response: httpx.Response) -> ApiError:
+    """A problem (RFC 9457), OpenAI's error, or whatever else came."""
+    retry_after = response.headers.get("retry-after")
+    try:
+        await response.aread()
+        told = response.json()
+        if isinstance(told.get("error"), dict):  # OpenAI's shape
+            code, message = told["error"].get("code"), told["error"]["message"]
+            return ApiError(response.status_code, str(code), message, retry_after=retry_after)
+        fields = tuple((e["field"], e["message"]) for e in told.get("errors", ()))
+        return ApiError(response.status_code, told["code"], told["detail"], fields, retry_after)
+    except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError):
+        message = f"The API answered with status {response.status_code}."
+        return ApiError(response.status_code, "unknown", message, (), retry_after)

@@ -1,0 +1,124 @@
+"""The web page's application: `create_ui` puts together pages, guard, sign-in and static files."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from app.ui.api import ApiError, Client
+from app.ui.exposure import Exposure
+from app.ui.guard import HEADERS, BodyTooLargeError, Guard
+from app.ui.pages import live, playground, sign_in
+from app.ui.render import STATIC, fragment, page
+from app.ui.session import SessionMiddleware, Sessions
+from app.ui.settings import UiSettings
+
+logger = logging.getLogger(__name__)
+
+_MAX_FORM_BYTES = 10_000_000
+_PAGES = (playground, live, sign_in)
+
+
+def create_ui(settings: UiSettings) -> Starlette:
+    """Build the web page's application."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.client = Client(str(settings.api_url))
+        yield
+        await app.state.client.close()
+
+    sessions = Sessions(settings)
+    app = Starlette(
+        lifespan=lifespan,
+        routes=[
+            Route("/", _home),
+            Route("/ready", _ready),
+            *(route for module in _PAGES for route in module.routes),
+            Mount("/static", _Assets(directory=STATIC)),
+        ],
+        middleware=[
+            Middleware(
+                Guard,
+                allowed_hosts=settings.allowed_hosts,
+                max_form_bytes=_MAX_FORM_BYTES,
+                uploads={},
+            ),
+            Middleware(SessionMiddleware, sessions=sessions),
+            Middleware(Exposure, settings=settings),
+        ],
+        exception_handlers={
+            ApiError: _on_api_error,
+            BodyTooLargeError: _on_too_large,
+            HTTPException: _on_http_error,
+            Exception: _on_unexpected,
+        },
+    )
+    app.state.settings = settings
+    app.state.sessions = sessions
+    return app
+
+
+class _Assets(StaticFiles):
+    """Files that browsers keep where their address changes with their content (`render.asset`)."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        is_versioned = bool(scope["query_string"])
+        response.headers["cache-control"] = (
+            "public, max-age=31536000, immutable" if is_versioned else "no-cache"
+        )
+        return response
+
+
+async def _home(_: Request) -> Response:
+    return RedirectResponse("/playground", 303)
+
+
+async def _ready(_: Request) -> Response:
+    return Response("ok", media_type="text/plain")
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    """What no page has dealt with: an error page, or the way to sign in."""
+    assert isinstance(error, ApiError)
+    if error.status == 401:
+        return await sign_in.ask(request)
+    status = error.status or 502
+    title = {403: "Not allowed", 404: "Not found", 0: "No answer"}.get(error.status, "Refused")
+    return await error_page(request, status, title, error.message)
+
+
+async def _on_too_large(request: Request, error: Exception) -> Response:
+    return await error_page(request, 413, "Too large", str(error))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "There is no such page.", 405: "This page takes no such request."}
+    message = words.get(error.status_code, error.detail)
+    return await error_page(request, error.status_code, "Not found", message)
+
+
+async def _on_unexpected(request: Request, _: Exception) -> Response:
+    # Starlette raises it again after this, and the server logs it: no trace of it in the page.
+    message = "The page failed; its log tells why. What you sent before is kept."
+    response = await error_page(request, 500, "Our fault", message)
+    response.headers.update(HEADERS)  # this handler stands before the guard
+    return response
+
+
+async def error_page(request: Request, status: int, title: str, message: str) -> Response:
+    """A page that says what went wrong and what to do."""
+    try:
+        return await page(request, "error.html", status, title=title, message=message)
+    except ApiError:  # it does not know the visitor any more
+        return fragment(request, "error.html", status, me=None, title=title, message=message)

@@ -1,0 +1,86 @@
+"""One result wherever it is shown: its events, its answer once it has ended, and stopping it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app.ui.api import ApiError, api_of, segment
+from app.ui.render import fragment
+from app.ui.results import state_of, to_view
+from app.ui.session import safe_path
+
+# The API sends a comment when nothing else comes: silence means that it is gone.
+_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+
+
+async def events(request: Request) -> Response:
+    """The result's events, handed on as the API sends them, with the visitor's token."""
+    path = f"/results/{segment(request.path_params['result_id'])}/stream"
+    headers = {
+        name: value
+        for name in ("last-event-id",)
+        if (value := request.headers.get(name)) is not None
+    }
+    params = {"after": request.query_params.get("after")}
+    stack = AsyncExitStack()
+    try:
+        response = await stack.enter_async_context(
+            api_of(request).stream("GET", path, params=params, headers=headers, timeout=_TIMEOUT)
+        )
+    except ApiError as error:
+        await stack.aclose()
+        return Response(error.message, error.status or 502, media_type="text/plain")
+    if response.status_code != 200:  # 204: it has seen the end
+        await stack.aclose()
+        return Response(status_code=response.status_code)
+
+    async def body() -> AsyncIterator[bytes]:
+        async with stack:
+            try:
+                async for part in response.aiter_raw():
+                    yield part
+            except httpx.HTTPError:
+                return  # the browser comes again, with the id of the last event
+
+    return StreamingResponse(body(), media_type="text/event-stream")
+
+
+async def answer(request: Request) -> Response:
+    """A terminal result, as a part of a page."""
+    result_id = request.path_params["result_id"]
+    if "x-part" not in request.headers:
+        return RedirectResponse(f"/history/{segment(result_id)}", 303)
+    api = api_of(request)
+    result = await api.get(f"/results/{segment(result_id)}")
+    view = request.query_params.get("view") or await view_of(request, result["context_id"])
+    response = fragment(request, "_answer.html", result=await to_view(result, view))
+    response.headers["X-State"] = state_of(result)
+    return response
+
+
+async def view_of(request: Request, context_id: str) -> str:
+    """How an answer is first shown: that to a chat formatted, that to a text as it is."""
+    try:
+        context = await api_of(request).get(f"/contexts/{segment(context_id)}")
+    except ApiError:
+        return "plain"
+    return "rendered" if context["messages"] else "plain"
+
+
+async def cancel(request: Request) -> Response:
+    """Stop a result; back to where it was stopped."""
+    form = await request.form()
+    result_id = segment(request.path_params["result_id"])
+    await api_of(request).post(f"/results/{result_id}/cancel")
+    return RedirectResponse(safe_path(str(form.get("back") or f"/history/{result_id}")), 303)
+
+
+routes = [
+    Route("/results/{result_id}/events", events),
+    Route("/results/{result_id}/answer", answer),
+    Route("/results/{result_id}/cancel", cancel, methods=["POST"]),
+]

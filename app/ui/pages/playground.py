@@ -1,0 +1,206 @@
+"""The playground: one prompt to one model, with every parameter, and the answer as it comes."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.ui import snippets
+from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.parameters import FormError, Parameter, parse_parameters, read_parameters, to_form
+from app.ui.render import page
+from app.ui.results import to_view
+
+_RECENT = 5
+
+
+async def show(request: Request) -> Response:
+    """The empty form, or with what `?from=` was sent with; and what is under way."""
+    api = api_of(request)
+    form = {"model": request.query_params.get("model", "")}
+    if source := request.query_params.get("from"):
+        result = await api.get(f"/results/{segment(source)}")
+        form = _form_of(result, await _context(api, result), is_next=False)
+    return await _page(request, form)
+
+
+async def show_result(request: Request) -> Response:
+    """A result as it comes, with the form filled for the next one."""
+    api = api_of(request)
+    result = await api.get(f"/results/{segment(request.path_params['result_id'])}")
+    if result["kind"] != "generation":
+        return RedirectResponse(f"/history/{segment(result['id'])}", 303)
+    context = await _context(api, result)
+    url = request.app.state.settings.shown_api_url
+    needs_token = (await api.me()).is_authenticated
+    return await _page(
+        request,
+        _form_of(result, context, is_next=True),
+        result=await to_view(result, "rendered" if context["messages"] else "plain"),
+        turns=_parts(context)[1],
+        snippets=_snippets(url, result, context, needs_token=needs_token),
+    )
+
+
+async def send(request: Request) -> Response:
+    """Send what was entered; the answer is at the result's own address."""
+    api = api_of(request)
+    form = await request.form()
+    texts = {name: value for name, value in form.items() if isinstance(value, str)}
+    parameters = await read_parameters(api)
+    try:
+        body = await _body(api, texts, [one for _, group in parameters for one in group])
+        headers = {"Idempotency-Key": _key(texts.get("key", ""), body)}
+        response = await api.send("POST", "/results/", json=body, headers=headers)
+    except FormError as error:
+        return await _page(request, texts, 422, problem=str(error), fields=error.fields)
+    except ApiError as error:
+        if error.status == 401:
+            raise
+        status = error.status or 502
+        return await _page(request, texts, status, problem=error.message, fields=error.fields)
+    return RedirectResponse(f"/playground/{response.json()['id']}", 303)
+
+
+async def _page(
+    request: Request, form: Mapping[str, str], status: int = 200, /, **context: Any
+) -> Response:
+    api = api_of(request)
+    models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+    pending = await api.get("/results/", {"state": "pending", "limit": _RECENT})
+    shown = {"result": None, "turns": [], "snippets": {}, "problem": None, "fields": ()} | context
+    return await page(
+        request,
+        "playground.html",
+        status,
+        form={**form, "key": uuid4().hex},
+        models=models,
+        chosen=_chosen(models, form.get("model", "")),
+        indexes=await api.get_known("/indexes"),
+        parameters=await read_parameters(api),
+        pending=[
+            one for one in pending if not shown["result"] or one["id"] != shown["result"]["id"]
+        ],
+        max_priority=(await api.me()).max_priority,
+        **shown,
+    )
+
+
+def _chosen(models: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """The model of the form: the one that was named, else the first that is ready."""
+    named = [one for one in models if one["name"] == name]
+    return next(iter(named or models), None)
+
+
+async def _body(api: Api, texts: Mapping[str, str], parameters: list[Parameter]) -> dict[str, Any]:
+    """The body of POST /results/. Raises FormError."""
+    # Browsers send line ends as CR LF; a prompt has what was entered.
+    texts = {name: value.replace("\r\n", "\n") for name, value in texts.items()}
+    prompt = texts.get("prompt", "")
+    if not prompt:
+        raise FormError([("prompt", "enter what the model is to answer or continue")])
+    body: dict[str, Any] = {"model": texts.get("model", "")}
+    if texts.get("mode") == "chat":
+        system = texts.get("system", "")
+        head = [{"role": "system", "content": system}] if system.strip() else []
+        earlier = await _conversation(api, texts.get("after", ""))
+        body["messages"] = [*head, *earlier, {"role": "user", "content": prompt}]
+    else:
+        body["content"] = prompt
+    values = parse_parameters(parameters, texts)
+    if values:
+        body["parameters"] = values
+    return body | _options(texts)
+
+
+async def _conversation(api: Api, after: str) -> list[dict[str, str]]:
+    """The chat up to and with that result's answer, without its system message. Raises FormError."""
+    if not after:
+        return []
+    result = await api.get(f"/results/{segment(after)}")
+    if result["state"] == "pending":
+        raise FormError(
+            [("prompt", "wait for the answer, or stop it: the next message follows it")]
+        )
+    _, messages = _parts(await _context(api, result))
+    answer = result["result"] if isinstance(result["result"], str) else ""
+    return [*messages, {"role": "assistant", "content": answer}] if answer else messages
+
+
+def _options(texts: Mapping[str, str]) -> dict[str, Any]:
+    """What a send takes besides the parameters. Raises FormError."""
+    options: dict[str, Any] = {}
+    wrong = []
+    for name, kind in (("priority", int), ("deadline_seconds", float)):
+        if text := texts.get(name, "").strip():
+            try:
+                options[name] = kind(text)
+            except ValueError:
+                wrong.append((name, "must be a number"))
+    if wrong:
+        raise FormError(wrong)
+    if texts.get("attribute"):
+        options["attribute"] = texts["attribute"]
+    return options
+
+
+def _key(form_key: str, body: Mapping[str, Any]) -> str:
+    """The same form with the same entries is one result, however often its button is pressed."""
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return f"page-{form_key[:64]}-{digest[:32]}"
+
+
+def _form_of(
+    result: Mapping[str, Any], context: Mapping[str, Any], *, is_next: bool
+) -> dict[str, str]:
+    """The form that a result was sent with; `is_next`: for what comes after it in its chat."""
+    form = {"model": result["model_name"], **to_form(result["parameters"])}
+    if not context["messages"]:
+        return {**form, "mode": "text", "prompt": context["content"] or ""}
+    system, messages = _parts(context)
+    form |= {"mode": "chat", "system": system}
+    if is_next:
+        return {**form, "after": result["id"]}
+    return {**form, "prompt": messages[-1]["content"] if messages else ""}
+
+
+async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a result was sent with."""
+    context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
+    return context
+
+
+def _parts(context: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
+    """A chat's system message, and the others."""
+    messages = list(context["messages"] or ())
+    if messages and messages[0]["role"] == "system":
+        return messages[0]["content"], messages[1:]
+    return "", messages
+
+
+def _snippets(
+    url: str, result: Mapping[str, Any], context: Mapping[str, Any], *, needs_token: bool
+) -> dict[str, str]:
+    """The curl and Python lines of a result that was sent."""
+    name = "messages" if context["messages"] else "content"
+    body = {
+        "model": result["model_name"],
+        name: context[name],
+        "parameters": result["parameters"],
+    }
+    return {
+        "curl": snippets.curl(url, body, needs_token=needs_token),
+        "Python": snippets.python(url, body, needs_token=needs_token),
+    }
+
+
+routes = [
+    Route("/playground", show),
+    Route("/playground", send, methods=["POST"]),
+    Route("/playground/{result_id}", show_result),
+]

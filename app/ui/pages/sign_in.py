@@ -1,0 +1,105 @@
+"""Signing in with a token, and out. A form that met the end of a sign-in is sent after the next."""
+
+from collections.abc import Sequence
+
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.ui.api import Api, ApiError
+from app.ui.render import fragment
+from app.ui.session import TokenTooLongError, safe_path
+
+_RESUME = "resume."  # before the names of the fields that wait
+
+
+async def show(request: Request) -> Response:
+    """The form."""
+    return _form(request, 200, next_path=safe_path(request.query_params.get("next", "/")))
+
+
+async def submit(request: Request) -> Response:
+    """Try the token; keep it where the API knows it."""
+    form = await request.form()
+    token, next_path = str(form.get("token", "")).strip(), safe_path(str(form.get("next", "/")))
+    resumed = [(name, value) for name, value in _texts(form) if name.startswith(_RESUME)]
+
+    def again(status: int, problem: str) -> Response:
+        return _form(request, status, next_path=next_path, problem=problem, resumed=resumed)
+
+    if not token.isascii() or not token.isprintable() or not token:
+        return again(422, "Give a token.")
+    try:
+        await Api(request.app.state.client, token).get("/me")
+    except ApiError as error:
+        known = "The API does not take this token: " if error.status == 401 else ""
+        return again(error.status or 502, known + error.message)
+    response = (
+        fragment(
+            request,
+            "resume.html",
+            me=None,
+            action=next_path,
+            fields=[(name.removeprefix(_RESUME), value) for name, value in resumed],
+        )
+        if resumed
+        else RedirectResponse(next_path, 303)
+    )
+    try:
+        request.app.state.sessions.begin(response, token, is_secure=request.url.scheme == "https")
+    except TokenTooLongError:
+        return again(422, "A browser cannot keep so long a token: make an API key for the page.")
+    return response
+
+
+async def leave(request: Request) -> Response:
+    """Sign out."""
+    response = RedirectResponse("/sign-in", 303)
+    request.app.state.sessions.end(response)
+    return response
+
+
+async def ask(request: Request) -> Response:
+    """What a visitor sees who is not signed in, or not any more; keeps what he was sending."""
+    is_over = request.state.token is not None
+    problem = "Your sign-in has ended." if is_over else None
+    if "x-part" in request.headers:  # a script asks, of a page that stays as it is
+        return Response("Your sign-in has ended.", 401, media_type="text/plain")
+    if request.method == "GET":
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return _form(request, 401, next_path=path, problem=problem)
+    resumed = [(_RESUME + name, value) for name, value in _texts(await request.form())]
+    if resumed and problem:
+        problem += " What you entered is kept: it is sent after you have signed in."
+    return _form(request, 401, next_path=request.url.path, problem=problem, resumed=resumed)
+
+
+def _form(
+    request: Request,
+    status: int,
+    *,
+    next_path: str,
+    problem: str | None = None,
+    resumed: Sequence[tuple[str, str]] = (),
+) -> Response:
+    return fragment(
+        request,
+        "sign_in.html",
+        status,
+        me=None,
+        next_path=next_path,
+        problem=problem,
+        resumed=resumed,
+    )
+
+
+def _texts(form: FormData) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+
+
+routes = [
+    Route("/sign-in", show),
+    Route("/sign-in", submit, methods=["POST"]),
+    Route("/sign-out", leave, methods=["POST"]),
+]

@@ -1,0 +1,240 @@
+"""The sampling parameters as controls of a form: bounds from the API's own document, words from here.
+
+The API's OpenAPI document says which parameters there are, of what type and within which bounds, so a
+new one appears by itself; what each trades against what is told here.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.ui.api import Api
+
+Kind = Literal["integer", "number", "boolean", "lines", "integers", "object", "structure"]
+
+# What a person chooses by: one line each, and the group it is shown in.
+_GROUPS = ("Length", "Randomness", "Repetition", "Stopping", "Structure", "More")
+_TRADES: Mapping[str, tuple[str, str]] = {
+    "max_tokens": ("Length", "More allows longer answers; each token takes time."),
+    "min_tokens": ("Length", "Forces longer answers, at the price of padding."),
+    "ignore_eos": ("Length", "Always runs to max_tokens; for measuring speed, not for good text."),
+    "temperature": (
+        "Randomness",
+        "Low: the likely, repeatable words. High: variety, and mistakes.",
+    ),
+    "top_p": ("Randomness", "Lower cuts off unlikely words: safer text, less variety."),
+    "top_k": ("Randomness", "Fewer candidates: safer text, less variety."),
+    "min_p": (
+        "Randomness",
+        "Higher drops more of the unlikely words, the more so where one is sure.",
+    ),
+    "seed": ("Randomness", "The same seed and request give the same text on one engine."),
+    "presence_penalty": ("Repetition", "Higher brings new topics; too high leaves the subject."),
+    "frequency_penalty": ("Repetition", "Higher repeats words less; too high twists the grammar."),
+    "repetition_penalty": ("Repetition", "Above 1 breaks loops; too high avoids needed words."),
+    "stop": ("Stopping", "Ends early at one of these texts, one a line; saves time."),
+    "stop_token_ids": ("Stopping", "Ends at one of these token ids, separated by commas."),
+    "bad_words": ("Stopping", "Never says these words, one a line; the text may bend around them."),
+    "include_stop_str_in_output": ("Stopping", "Keeps the stop text at the end of the answer."),
+    "structured_outputs": (
+        "Structure",
+        "Guarantees the form of the answer; slower, and a tight form can hurt what it says.",
+    ),
+    "logprobs": ("More", "Stores so many likely tokens per place; larger results."),
+    "logit_bias": ("More", 'Pushes single token ids up or down; JSON such as {"42": -100}.'),
+    "skip_special_tokens": ("More", "No shows the model's control tokens in the text."),
+    "spaces_between_special_tokens": ("More", "Readable control tokens against exact text."),
+}
+_HIDDEN = frozenset({"n"})  # one result is one generation
+_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One control: its name, type and bounds, what it is, and what it trades."""
+
+    name: str
+    kind: Kind
+    group: str
+    description: str
+    trade: str
+    minimum: float | None = None
+    maximum: float | None = None
+    is_above: bool = False  # the minimum itself is not allowed
+
+    @property
+    def label(self) -> str:
+        return self.name.replace("_", " ").capitalize()
+
+    @property
+    def bounds(self) -> str:
+        """As `0 to 1`; empty where there are none that a person would meet."""
+        if self.minimum is None or self.maximum is None:
+            return ""
+        if max(abs(self.minimum), abs(self.maximum)) > 2**53:
+            return "any whole number"
+        low = f"above {self.minimum:,g}" if self.is_above else f"{self.minimum:,g}"
+        return f"{low} to {self.maximum:,.10g}"
+
+
+class FormError(ValueError):
+    """Entries that are no values of their parameters: (name, message) each."""
+
+    def __init__(self, fields: list[tuple[str, str]]) -> None:
+        super().__init__("Some of what you entered cannot be sent.")
+        self.fields = fields
+
+
+async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
+    """The controls by group, as the API's document says at present."""
+    document = await api.get_known("/openapi.json")
+    properties = document["components"]["schemas"]["SamplingParameters"]["properties"]
+    parameters = [
+        _parameter(name, schema) for name, schema in properties.items() if name not in _HIDDEN
+    ]
+    order = list(_TRADES)
+    parameters.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
+    return [
+        (group, found)
+        for group in _GROUPS
+        if (found := [p for p in parameters if p.group == group])
+    ]
+
+
+def parse_parameters(
+    parameters: Iterable[Parameter], form: Mapping[str, str], prefix: str = "p."
+) -> dict[str, Any]:
+    """The parameters that were entered, as the API takes them. Raises FormError.
+
+    Bounds are the API's to judge: it names each value that is out of them.
+    """
+    values: dict[str, Any] = {}
+    wrong: list[tuple[str, str]] = []
+    for parameter in parameters:
+        text = form.get(prefix + parameter.name, "").replace("\r\n", "\n")
+        kind = form.get(f"{prefix}{parameter.name}.kind", "")
+        try:
+            value = _parse(parameter, text, kind)
+        except ValueError as error:
+            wrong.append((parameter.name, str(error)))
+        else:
+            if value is not None:
+                values[parameter.name] = value
+    if wrong:
+        raise FormError(wrong)
+    return values
+
+
+def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
+    """What `parse_parameters` would read these values from."""
+    form: dict[str, str] = {}
+    for name, value in values.items():
+        if name == "structured_outputs" and isinstance(value, Mapping) and value:
+            structure, content = next((k, v) for k, v in value.items() if v is not None)
+            form[f"{prefix}{name}.kind"] = structure
+            if structure == "choice":
+                form[prefix + name] = "\n".join(content)
+            elif structure != "json_object":
+                form[prefix + name] = content if isinstance(content, str) else json.dumps(content)
+        elif isinstance(value, bool):
+            form[prefix + name] = str(value).lower()
+        elif isinstance(value, list):
+            is_text = any(isinstance(one, str) for one in value)
+            form[prefix + name] = ("\n" if is_text else ", ").join(map(str, value))
+        elif isinstance(value, Mapping):
+            form[prefix + name] = json.dumps(value)
+        elif value is not None:
+            form[prefix + name] = str(value)
+    return form
+
+
+def _parameter(name: str, schema: Mapping[str, Any]) -> Parameter:
+    kind, found = _kind(name, schema)
+    group, trade = _TRADES.get(name, ("More", ""))
+    above = found.get("exclusiveMinimum")
+    below = found.get("exclusiveMaximum")
+    return Parameter(
+        name,
+        kind,
+        group,
+        str(schema.get("description", "")),
+        trade,
+        above if above is not None else found.get("minimum"),
+        below if below is not None else found.get("maximum"),
+        above is not None,
+    )
+
+
+def _kind(name: str, schema: Mapping[str, Any]) -> tuple[Kind, Mapping[str, Any]]:
+    """The type of control, and the part of the schema that has its bounds."""
+    if name == "structured_outputs":
+        return "structure", schema
+    kinds: dict[str, Kind] = {"integer": "integer", "number": "number", "boolean": "boolean"}
+    options = schema.get("anyOf", [schema])
+    for option in options:
+        if option.get("type") in kinds:
+            return kinds[option["type"]], option
+        if option.get("type") == "array":
+            return ("integers" if option["items"].get("type") == "integer" else "lines"), option
+    return "object", schema
+
+
+def _parse(parameter: Parameter, text: str, structure: str) -> Any:
+    """A value; None where nothing was entered. Raises ValueError with words for people."""
+    if parameter.kind == "structure":
+        return _parse_structure(structure, text)
+    text = text.strip() if parameter.kind != "lines" else text
+    if not text.strip():
+        return None
+    match parameter.kind:
+        case "integer":
+            return _integer(text)
+        case "number":
+            return _number(text)
+        case "boolean":
+            return text == "true"
+        case "lines":
+            return [line for line in text.split("\n") if line]
+        case "integers":
+            return [_integer(part) for part in re.split(r"[,\s]+", text.strip(", "))]
+        case _:
+            return _json(text)
+
+
+def _parse_structure(structure: str, text: str) -> dict[str, Any] | None:
+    if not structure:
+        return None
+    if structure not in _STRUCTURES:
+        raise ValueError("must be one of " + ", ".join(_STRUCTURES))
+    if structure == "json_object":
+        return {structure: True}
+    if not text.strip():
+        raise ValueError(f"enter the {structure}, or choose none")
+    if structure == "json":
+        return {structure: _json(text)}
+    if structure == "choice":
+        return {structure: [line for line in text.split("\n") if line]}
+    return {structure: text}
+
+
+def _integer(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,20}", text.strip()):
+        raise ValueError("must be a whole number")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", text, re.IGNORECASE):
+        raise ValueError("must be a number")
+    return float(text)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error

@@ -1,0 +1,149 @@
+"""Templates: how a page is made of them, and how numbers, times and sizes are written."""
+
+import hashlib
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from app.ui.api import ApiError, Me, api_of
+
+_HERE = Path(__file__).parent
+STATIC = _HERE / "static"
+UNKNOWN = "\N{EN DASH}"
+
+
+class Section(NamedTuple):
+    """An entry of the navigation."""
+
+    path: str
+    title: str
+    is_for_operators: bool = False
+
+
+SECTIONS = (
+    Section("/playground", "Playground"),
+    Section("/compare", "Compare"),
+    Section("/history", "History"),
+    Section("/bulk", "Bulk"),
+    Section("/models", "Models"),
+    Section("/launches", "Launch"),
+    Section("/system", "System", is_for_operators=True),
+)
+
+
+async def page(
+    request: Request, template: str, status: int = 200, /, **context: Any
+) -> HTMLResponse:
+    """A whole page, with navigation; for a visitor whom the API does not know, without."""
+    try:
+        me: Me | None = await api_of(request).me()
+    except ApiError as error:
+        if error.status == 401:
+            raise
+        me = None
+    return fragment(request, template, status, me=me, **context)
+
+
+def fragment(request: Request, template: str, status: int = 200, /, **context: Any) -> HTMLResponse:
+    """A part of a page, of a template that needs to know no visitor."""
+    text = _environment().get_template(template).render(request=request, **context)
+    return HTMLResponse(text, status)
+
+
+# --- Filters -----------------------------------------------------------------------------------------
+
+
+def to_time(value: str | datetime) -> datetime:
+    """A time of the API's JSON."""
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value)
+
+
+def number(value: float | None) -> str:
+    """1234.5 as `1,234.5`; nothing known as a dash."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration, in the unit that fits."""
+    if value is None:
+        return UNKNOWN
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 59.95:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def size(value: float | None) -> str:
+    """Bytes, in binary units."""
+    if value is None:
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def ago(value: str | datetime | None) -> Markup:
+    """A time as its distance from now, with the time itself for who wants it."""
+    if value is None:
+        return Markup("&ndash;")
+    time = to_time(value)
+    distance = (datetime.now(UTC) - time).total_seconds()
+    text = "just now" if abs(distance) < 2 else f"{seconds(abs(int(distance)))} "
+    if abs(distance) >= 2:
+        text += "ago" if distance > 0 else "from now"
+    exact = time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(time.isoformat(), exact, text)
+
+
+def at(value: str | datetime | None) -> Markup:
+    """A time, exactly."""
+    if value is None:
+        return Markup("&ndash;")
+    time = to_time(value).astimezone(UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        time.isoformat(), time.strftime("%Y-%m-%d %H:%M:%S UTC")
+    )
+
+
+@cache
+def asset(name: str) -> str:
+    """The address of a file of `static`, which changes with its content: browsers keep it for ever."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "seconds": seconds,
+        "size": size,
+        "ago": ago,
+        "at": at,
+    }
+    environment.globals |= {"asset": asset, "sections": SECTIONS}
+    return environment

@@ -1,0 +1,96 @@
+"""A result of the API as pages show it: figures, text, error in words."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from app.ui.markdown import can_render, render_markdown
+from app.ui.remedies import explain
+from app.ui.render import number, seconds, to_time
+
+VIEWS = ("rendered", "plain")
+
+
+async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[str, Any]:
+    """The result with what templates add to it.
+
+    `shown_state`, `age` in seconds, `figures` as (name, value), `text`, `html` (its formatted text, else None),
+    `can_render`, and in `error` what happened (`words`) and what to do (`remedy`). `view` chooses
+    between formatted and plain; without it chats are formatted.
+    """
+    text = _text(result)
+    is_text = isinstance(result["result"], str)
+    shown: dict[str, Any] = {
+        **result,
+        "age": max(0.0, (datetime.now(UTC) - to_time(result["created_at"])).total_seconds()),
+        "text": text,
+        "html": None,
+        "can_render": is_text and can_render(text),
+        "figures": figures(result),
+        "shown_state": state_of(result),
+    }
+    if result["error"]:
+        words, remedy = explain(result["error"]["code"], result["error"]["message"])
+        shown["error"] = {**result["error"], "words": words, "remedy": remedy}
+    if view == "rendered" and shown["can_render"] and text:
+        shown["html"] = await asyncio.to_thread(render_markdown, text)
+    return shown
+
+
+def state_of(result: Mapping[str, Any]) -> str:
+    """The state as people see it: `queued`, `running`, `completed`, `failed` or `cancelled`."""
+    if result["state"] == "pending":
+        return "running" if result["started_at"] else "queued"
+    is_cancelled = result["error"] is not None and result["error"]["code"] == "cancelled"
+    return "cancelled" if is_cancelled else str(result["state"])
+
+
+def figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known of how it went, each with its name."""
+    times = timings(result)
+    usage = result["usage"] or {}
+    tokens = usage.get("completion_tokens")
+    found = [
+        ("to the first token", seconds(times["first_token"]), times["first_token"]),
+        ("in all", seconds(times["total"]), times["total"]),
+        ("prompt tokens", number(usage.get("prompt_tokens")), usage.get("prompt_tokens")),
+        ("tokens", number(tokens), tokens),
+    ]
+    # The first token ends the prefill: the others came in the time behind it.
+    if tokens and tokens > 1 and times["decode"]:
+        rate = (tokens - 1) / times["decode"]
+        found.append(("tokens/s", number(rate), rate))
+    if result["finish_reason"]:
+        found.append(("finish reason", result["finish_reason"], result["finish_reason"]))
+    if result["attempt"] > 1:
+        found.append(("attempts", str(result["attempt"]), result["attempt"]))
+    return [(name, text) for name, text, value in found if value is not None]
+
+
+def timings(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """Seconds: `queued`, `prefill`, `decode`, `first_token` (from creation), `total`."""
+    created = to_time(result["created_at"])
+
+    def since(name: str, begin: datetime | None) -> float | None:
+        if result[name] is None or begin is None:
+            return None
+        return max(0.0, (to_time(result[name]) - begin).total_seconds())
+
+    started = to_time(result["started_at"]) if result["started_at"] else None
+    first = to_time(result["first_token_at"]) if result["first_token_at"] else None
+    return {
+        "queued": since("started_at", created),
+        "prefill": since("first_token_at", started),
+        "decode": since("finished_at", first),
+        "first_token": since("first_token_at", created),
+        "total": since("finished_at", created),
+    }
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    value = result["result"]
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)

@@ -1,0 +1,80 @@
+// What every page has. Each module looks for its own attributes; without scripts the page still works.
+// Nothing imports this one: pages name it by an address of its own, so that it would run twice.
+import { followStreams } from "./stream.js";
+import { refreshParts } from "./refresh.js";
+import { offerPresets } from "./presets.js";
+import { prepare } from "./parts.js";
+
+function offerTheme() {
+  const button = document.querySelector("[data-theme-switch]");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const show = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  button.addEventListener("click", () => {
+    const theme = isDark() ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("theme", theme);
+    show();
+  });
+  button.hidden = false;
+  show();
+}
+
+// Parts that come later (an answer, a refreshed table) have buttons too: listen above them.
+function listenForClicks() {
+  document.addEventListener("click", async (event) => {
+    const copy = event.target.closest("[data-copy]");
+    if (copy) {
+      const source = document.querySelector(copy.dataset.copy);
+      await navigator.clipboard.writeText(source.value ?? source.textContent);
+      const before = copy.textContent;
+      copy.textContent = "Copied";
+      setTimeout(() => { copy.textContent = before; }, 1500);
+      return;
+    }
+    const swap = event.target.closest("[data-swap]");
+    if (swap) {
+      event.preventDefault();
+      const response = await fetch(swap.href, { headers: { "X-Part": "1" } });
+      if (!response.ok) { location.assign(swap.href); return; }
+      const part = swap.closest(".answer");
+      part.innerHTML = await response.text();
+      prepare(part);
+    }
+  });
+}
+
+// A form is sent once; what would destroy something asks before.
+function guardForms() {
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    const question = event.submitter?.dataset.confirm ?? form.dataset.confirm;
+    if (question && !confirm(question)) { event.preventDefault(); return; }
+    if (form.dataset.sent) { event.preventDefault(); return; }
+    if (form.method === "post") {
+      form.dataset.sent = "1";
+      setTimeout(() => { delete form.dataset.sent; }, 5000);
+    }
+  });
+  addEventListener("pageshow", () => {
+    for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-submit-on-change]")) event.target.form.requestSubmit();
+  });
+  // Ctrl+Enter in a prompt sends it.
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.matches("textarea")) {
+      event.target.form?.requestSubmit();
+    }
+  });
+}
+
+offerTheme();
+listenForClicks();
+guardForms();
+prepare(document);
+offerPresets();
+followStreams(document);
+refreshParts(document);
+document.querySelector("[data-focus]")?.focus();

@@ -1,0 +1,44 @@
+// Parts of a page that are fetched anew while it is visible: `data-refresh` is their address,
+// `data-every` the seconds between. A part without the attribute in its new form has come to its end.
+import { prepare, showOffline } from "./parts.js";
+
+export function refreshParts(root) {
+  for (const part of root.querySelectorAll("[data-refresh]")) keep(part);
+}
+
+function keep(part) {
+  const wait = 1000 * Number(part.dataset.every ?? 2);
+  let tag = null;
+  const again = () => setTimeout(look, wait);
+  const look = async () => {
+    if (!part.isConnected) return;
+    if (document.hidden) { document.addEventListener("visibilitychange", look, { once: true }); return; }
+    // Whoever is in the middle of it is not disturbed.
+    if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) { again(); return; }
+    try {
+      const headers = { "X-Part": "1" };
+      const response = await fetch(part.dataset.refresh, { headers });
+      if (response.status === 401) { showOffline("Your sign-in has ended: reload the page to sign in again."); return; }
+      if (!response.ok) throw new Error(response.statusText);
+      const text = await response.text();
+      showOffline("");
+      if (text !== tag) replace(part, text);
+      tag = text;
+      if (response.headers.get("X-Part-Ended")) return;
+    } catch {
+      showOffline("The connection is lost. What you see is from before; this page goes on once it is back.");
+    }
+    again();
+  };
+  again();
+}
+
+// The focus stays where it was, by id.
+function replace(part, text) {
+  const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+  const open = [...part.querySelectorAll("details[open][id]")].map((details) => details.id);
+  part.innerHTML = text;
+  for (const id of open) part.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
+  if (focused) part.querySelector(`#${CSS.escape(focused)}`)?.focus();
+  prepare(part);
+}

@@ -1,0 +1,120 @@
+// A result's text as it comes: `data-stream` names its events, `data-answer` the part that replaces it
+// at the end. Text is appended once a frame as text nodes, never as HTML and never anew.
+import { prepare, showOffline } from "./parts.js";
+
+const RETRY_MS = 2000;
+// Offsets count code points; what was shown is kept in pieces, so that a place is found fast.
+const countPoints = (text) => { let n = 0; for (const _ of text) n += 1; return n; };
+
+export function followStreams(root) {
+  for (const element of root.querySelectorAll("[data-stream]")) new LiveText(element).open();
+}
+
+class LiveText {
+  constructor(element) {
+    this.element = element;
+    this.output = element.querySelector("[data-live=text]");
+    this.figures = element.querySelector("[data-live=figures]");
+    this.state = element.querySelector("[data-live=state]");
+    this.sentAt = performance.timeOrigin + performance.now() - 1000 * Number(element.dataset.age);
+    this.reset();
+    this.position = "";
+  }
+
+  reset() {
+    this.points = 0;
+    this.waiting = "";
+    this.tokens = null;
+    this.firstAt = null;
+    this.firstTokens = 0;
+    this.output.textContent = "";
+  }
+
+  open() {
+    const url = this.element.dataset.stream + (this.position ? `?after=${this.position}` : "");
+    this.source = new EventSource(url);
+    for (const name of ["attempt", "delta", "completed", "failed"]) {
+      this.source.addEventListener(name, (event) => this.take(name, event));
+    }
+    this.source.addEventListener("error", () => this.lost());
+    this.source.addEventListener("open", () => this.found());
+  }
+
+  take(name, event) {
+    this.position = event.lastEventId;
+    if (name === "attempt") this.begin(JSON.parse(event.data));
+    else if (name === "delta") this.append(JSON.parse(event.data));
+    else this.end();
+  }
+
+  begin({ attempt }) {
+    this.state.textContent = "running";
+    this.state.className = "badge running";
+    if (attempt > 1) this.figures.textContent = `Attempt ${attempt}: the one before was lost, this one begins anew.`;
+    this.reset();
+  }
+
+  append({ text, offset, completion_tokens: tokens }) {
+    if (offset !== this.points) return; // sent twice
+    const now = Date.now();
+    if (this.firstAt === null) {
+      this.firstAt = now;
+      this.firstTokens = tokens ?? 0;
+      this.isCatchUp = text.length > 400; // others have seen its beginning
+    }
+    this.points += countPoints(text);
+    this.tokens = tokens ?? this.tokens;
+    this.waiting += text;
+    if (this.frame === undefined) this.frame = requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    this.frame = undefined;
+    const output = this.output;
+    const isAtEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
+    output.append(this.waiting);
+    this.waiting = "";
+    if (isAtEnd) output.scrollTop = output.scrollHeight;
+    this.tell();
+  }
+
+  tell() {
+    const parts = [];
+    if (!this.isCatchUp) parts.push(`first token after ${((this.firstAt - this.sentAt) / 1000).toFixed(2)} s`);
+    const seconds = (Date.now() - this.firstAt) / 1000;
+    if (this.tokens !== null) {
+      parts.push(`${this.tokens.toLocaleString()} tokens`);
+      if (seconds > 0.5) parts.push(`${((this.tokens - this.firstTokens) / seconds).toFixed(1)} tokens/s`);
+    } else {
+      parts.push(`${this.points.toLocaleString()} characters`);
+    }
+    this.figures.textContent = parts.join(" · ");
+  }
+
+  async end() {
+    this.source.close();
+    if (this.frame !== undefined) { cancelAnimationFrame(this.frame); this.draw(); }
+    const response = await fetch(this.element.dataset.answer, { headers: { "X-Part": "1" } }).catch(() => null);
+    if (!response?.ok) { setTimeout(() => this.end(), RETRY_MS); return; }
+    const answer = this.element.querySelector(".answer");
+    const isFocused = answer.contains(document.activeElement);
+    answer.innerHTML = await response.text();
+    const state = response.headers.get("X-State");
+    this.state.textContent = state;
+    this.state.className = `badge ${state}`;
+    prepare(answer);
+    if (isFocused) answer.querySelector(".output")?.focus();
+    this.element.dispatchEvent(new CustomEvent("answered", { bubbles: true }));
+  }
+
+  // EventSource goes on by itself after a break, with the last id; after a refusal it gives up.
+  lost() {
+    showOffline("The connection is lost. The result goes on, and so does this page once it is back.");
+    if (this.source.readyState === EventSource.CLOSED) {
+      this.source.close();
+      setTimeout(() => this.open(), RETRY_MS);
+    }
+  }
+
+  found() { showOffline(""); }
+}
