@@ -7,6 +7,7 @@ has it, is whole, and its id is the job's. A batch that no page made is a job of
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -108,8 +109,8 @@ class Job:
         return self.last.metadata.get("bulk_model", "")
 
     @property
-    def created_at(self) -> int:
-        return int(self.parts[0].batch["created_at"])
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self.parts[0].batch["created_at"], UTC)
 
     @property
     def lines(self) -> int:

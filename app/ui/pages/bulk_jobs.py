@@ -1,0 +1,173 @@
+"""A bulk job: how it stands, stopping it, and its answers beside the rows of its file."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.bulk.jobs import MAX_PARTS, Job, Part
+from app.ui.bulk.results import (
+    Answer,
+    AnsweredRow,
+    PartAnswers,
+    join,
+    read_answer,
+    split_lines,
+    to_csv,
+    to_jsonl,
+    without_rows,
+)
+from app.ui.render import fragment, page
+
+_TOLD_FAILURES = 100
+_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
+
+
+async def job(request: Request) -> Response:
+    """How a job stands, and its results."""
+    return await page(request, "bulk_job.html", **await _job_context(request))
+
+
+async def progress(request: Request) -> Response:
+    """The part of the job's page that changes."""
+    context = await _job_context(request)
+    response = fragment(request, "_bulk_job.html", **context)
+    if context["job"].is_over:
+        response.headers["X-Part-Ended"] = "1"
+    return response
+
+
+async def cancel(request: Request) -> Response:
+    """Stop all parts of a job; those that have ended stay as they are."""
+    api = api_of(request)
+    found = await _job(request)
+    for part in found.parts:
+        try:
+            if not part.is_over:
+                await api.post(f"/v1/batches/{segment(part.id)}/cancel")
+        except ApiError as error:
+            if error.status != 409:  # it has ended meanwhile
+                raise
+    return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
+
+
+async def results(request: Request) -> Response:
+    """Each row with its answer, as a file."""
+    kind = request.path_params["kind"]
+    if kind not in ("csv", "jsonl"):
+        raise HTTPException(404)
+    found = await _job(request)
+    rows = _answered(api_of(request), found)
+    if kind == "csv":
+        columns = await _columns(api_of(request), found)
+        content, media_type = to_csv(rows, columns), "text/csv; charset=utf-8"
+    else:
+        content, media_type = to_jsonl(rows), "application/jsonl"
+    filename = quote(f"{PurePath(found.name).stem}-results.{kind}")
+    headers = {"Content-Disposition": f"attachment; filename*=utf-8''{filename}"}
+    return StreamingResponse(content, headers=headers, media_type=media_type)
+
+
+async def _job(request: Request) -> Job:
+    api = api_of(request)
+    last = await read_part(api, request.path_params["job_id"])
+    earlier = await asyncio.gather(*(read_part(api, one) for one in last.earlier_ids[:MAX_PARTS]))
+    return Job([*earlier, last], is_whole=last.is_last)
+
+
+async def read_part(api: Api, batch_id: str) -> Part:
+    """A batch. Raises ApiError."""
+    return Part(await api.get(f"/v1/batches/{segment(batch_id)}"))
+
+
+async def _job_context(request: Request) -> dict[str, Any]:
+    found = await _job(request)
+    failures = await _failures(api_of(request), found) if found.is_over and found.failed else []
+    return {"job": found, "failures": failures, "path": f"/bulk/jobs/{segment(found.id)}"}
+
+
+async def _failures(api: Api, found: Job) -> list[Answer]:
+    """The first lines that failed."""
+    failures: list[Answer] = []
+    for part in found.parts:
+        if (file_id := part.batch["error_file_id"]) is None:
+            continue
+        async with aclosing(_file_lines(api, file_id)) as lines:
+            async for line in lines:
+                failures.append(read_answer(line)[1])
+                if len(failures) == _TOLD_FAILURES:
+                    return failures
+    return failures
+
+
+async def _columns(api: Api, found: Job) -> Sequence[str]:
+    """The names of the file's columns; of a batch that no page made, its ids alone."""
+    if (file_id := found.parts[0].rows_file_id) is not None:
+        async with aclosing(_file_lines(api, file_id)) as lines:
+            try:
+                async for line in lines:
+                    return list(orjson.loads(line)["columns"])
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+    return ["custom_id"]
+
+
+async def _answered(api: Api, found: Job) -> AsyncIterator[AnsweredRow]:
+    for part in found.parts:
+        answers = PartAnswers(
+            part.lines,
+            _lines_of(api, part.batch["output_file_id"]),
+            _lines_of(api, part.batch["error_file_id"]),
+            _otherwise(part),
+        )
+        kept = None if part.rows_file_id is None else _file_lines(api, part.rows_file_id)
+        if kept is not None:
+            try:
+                await anext(kept)  # the names of the columns
+            except ApiError as error:
+                if error.status != 404:  # deleted: the answers are still there
+                    raise
+                kept = None
+        rows = without_rows([answers]) if kept is None else join(kept, [answers])
+        async for row in rows:
+            yield row
+
+
+def _otherwise(part: Part) -> Answer:
+    """What is told of a line that is in no file of its batch."""
+    if part.state != "failed":
+        return Answer()
+    errors = (part.batch["errors"] or {"data": ()})["data"]
+    message = errors[0]["message"] if errors else "The batch was refused."
+    return Answer(status="failed", error_code="batch_failed", error_message=message)
+
+
+def _lines_of(api: Api, file_id: str | None) -> AsyncIterator[bytes] | None:
+    return None if file_id is None else _file_lines(api, file_id)
+
+
+async def _file_lines(api: Api, file_id: str) -> AsyncGenerator[bytes, None]:
+    async with api.stream(
+        "GET", f"/v1/files/{segment(file_id)}/content", timeout=_TIMEOUT
+    ) as response:
+        async for line in split_lines(response.aiter_bytes()):
+            yield line
+
+
+routes = [
+    Route("/bulk/jobs/{job_id}", job),
+    Route("/bulk/jobs/{job_id}/progress", progress),
+    Route("/bulk/jobs/{job_id}/cancel", cancel, methods=["POST"]),
+    Route("/bulk/jobs/{job_id}/results.{kind}", results),
+]
