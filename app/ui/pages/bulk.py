@@ -93,27 +93,26 @@ async def upload(request: Request) -> Response:
         f"The file is larger than the {most:,} bytes that are taken at once. Split it, and upload "
         "its parts one after another.",
     )
+    body = request.stream()
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > most + FORM_BYTES:
-        return await _not_uploaded(request, too_large)
+        return await _not_uploaded(request, body, too_large)
     headers = {"Content-Type": request.headers.get("content-type", "")}
     if length:
         headers["Content-Length"] = length
     try:
-        response = await api_of(request).send(
-            "POST", "/v1/files", content=request.stream(), headers=headers
-        )
+        response = await api_of(request).send("POST", "/v1/files", content=body, headers=headers)
     except ApiError as error:
-        return await _not_uploaded(request, error)
+        return await _not_uploaded(request, body, error)
     except BodyTooLargeError:
-        return await _not_uploaded(request, too_large)
+        return await _not_uploaded(request, body, too_large)
     return _gone_to(request, f"{UPLOADS}/{segment(response.json()['id'])}")
 
 
-async def _not_uploaded(request: Request, error: ApiError) -> Response:
+async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: ApiError) -> Response:
     # The rest is taken, within bounds: or the browser tells of a broken connection, not why.
     with contextlib.suppress(BodyTooLargeError):
-        async for _ in request.stream():
+        async for _ in body:
             pass
     if error.status == 401:
         raise error
