@@ -62,7 +62,7 @@ async def test_a_table_comes_back_with_its_answers(stack: Stack, page: Page) -> 
     await page.check("text=Leave out lines that cannot be sent")
     await page.click("text=Send 4 rows")
 
-    await expect(page.locator(".badge")).to_have_text("completed")
+    await expect(page.locator(".badge")).to_have_text("completed with failures")
     await expect(page.locator("main")).to_contain_text("3 of 3 lines done")
     await expect(page.get_by_role("region", name="Lines that failed")).to_contain_text("c")
     await assert_accessible(page)
@@ -118,3 +118,6 @@ async def test_requests_go_as_they_are_and_are_stopped(stack: Stack, page: Page)
     assert [json.loads(line)["input"]["custom_id"] for line in results] == [
         f"r{number}" for number in range(20)
     ]
+    page.once("dialog", lambda dialog: dialog.accept())
+    await page.click("#delete-files")
+    await expect(page.locator("main")).to_contain_text("Its files were deleted")

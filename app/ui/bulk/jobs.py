@@ -4,6 +4,7 @@ Nothing of a job is kept elsewhere. The batch of the last part is made last and 
 has it, is whole, and its id is the job's. A batch that no page made is a job of one part.
 """
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from uuid import UUID
 
 MAX_PARTS = 100
 _IDS_OF_A_VALUE = 15  # a value of metadata has 512 characters, an id 32
+_ID = re.compile("[0-9a-f]{32}")
 _OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 # The first that is a state of any part is the job's.
 _ORDER = (
@@ -79,10 +81,18 @@ class Part:
         return self.metadata.get("bulk_rows")
 
     @property
+    def file_ids(self) -> list[str]:
+        """All its files: what came of it, and what it was made of."""
+        names = ("output_file_id", "error_file_id", "input_file_id")
+        ids = [*(self.batch[name] for name in names), self.rows_file_id]
+        return [one for one in ids if one is not None]
+
+    @property
     def earlier_ids(self) -> list[str]:
         """The ids of the job's other batches, in their order."""
         texts = (self.metadata.get(f"bulk_parts_{number}", "") for number in range(1, 10))
-        return [f"batch_{UUID(one)}" for text in texts for one in text.split()]
+        ids = [one for text in texts for one in text.split()]
+        return [f"batch_{UUID(one)}" for one in ids if _ID.fullmatch(one)][: MAX_PARTS - 1]
 
 
 @dataclass(slots=True, frozen=True)
@@ -122,10 +132,11 @@ class Job:
 
     @property
     def failed(self) -> int:
-        """Lines that failed; of a batch that was refused whole, all."""
+        """Lines that failed; once a batch has ended, all that have no answer."""
+        counts = [part.batch["request_counts"] for part in self.parts]
         return sum(
-            part.lines if part.state == "failed" else part.batch["request_counts"]["failed"]
-            for part in self.parts
+            part.lines - count["completed"] if part.is_over else count["failed"]
+            for part, count in zip(self.parts, counts, strict=True)
         )
 
     @property
@@ -141,20 +152,17 @@ class Job:
         return all(part.is_over for part in self.parts)
 
     @property
-    def has_results(self) -> bool:
-        return any(part.is_over for part in self.parts)
-
-    @property
     def state(self) -> str:
         states = {part.state for part in self.parts}
-        return next(label for state, label in _ORDER if state in states)
+        label = next(label for state, label in _ORDER if state in states)
+        return f"{label} with failures" if label == "completed" and self.failed else label
 
     @property
     def badge(self) -> str:
         """The class that colours the state."""
         if not self.is_over:
             return "running"
-        if self.state != "completed":
+        if any(part.state != "completed" for part in self.parts):
             return "failed"
         return "warn" if self.failed else "completed"
 

@@ -113,10 +113,10 @@ class Sending:
         for batch in self._batches:
             with contextlib.suppress(ApiError):
                 await self.api.post(f"/v1/batches/{segment(batch)}/cancel")
-        await delete_files(self.api, self._files)
+        await delete_all(self.api, self._files)
 
 
-async def delete_files(api: Api, ids: Sequence[str]) -> None:
+async def delete_all(api: Api, ids: Sequence[str]) -> None:
     """Delete files; those that are gone are no error."""
     for file_id in ids:
         with contextlib.suppress(ApiError):

@@ -45,7 +45,7 @@ from app.ui.render import page
 UPLOADS = "/bulk/files"  # takes larger bodies than other forms
 FORM_BYTES = 65_536  # of an upload beside its file
 
-_KEPT_SECONDS = 7 * 86_400  # an uploaded file, for sending it once more with another mapping
+_KEPT_DAYS = 7  # an uploaded file, for sending it once more with another mapping
 _PREVIEW_ROWS = 10
 _LISTED = 100
 _FORM_FIELDS = (
@@ -148,7 +148,7 @@ async def _index(
         is_first=after is None,
         next_page=_next_page(listed),
         max_bytes=request.app.state.settings.max_upload_bytes,
-        kept_seconds=_KEPT_SECONDS,
+        kept_days=_KEPT_DAYS,
     )
 
 
@@ -292,7 +292,7 @@ async def _preview(
         wrong=wrong or {},
         told=told or source.found,
         can_skip=bool((told or source.found).left_out) or "skip" in form,
-        kept_seconds=_KEPT_SECONDS,
+        kept_days=_KEPT_DAYS,
     )
 
 

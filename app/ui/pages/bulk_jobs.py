@@ -1,7 +1,8 @@
 """A bulk job: how it stands, stopping it, and its answers beside the rows of its file."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import PurePath
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.ui.api import Api, ApiError, api_of, segment
-from app.ui.bulk.jobs import MAX_PARTS, Job, Part
+from app.ui.bulk.jobs import Job, Part
 from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
@@ -27,6 +28,7 @@ from app.ui.bulk.results import (
     to_jsonl,
     without_rows,
 )
+from app.ui.bulk.sending import delete_all
 from app.ui.render import fragment, page
 
 _TOLD_FAILURES = 100
@@ -61,6 +63,14 @@ async def cancel(request: Request) -> Response:
     return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
 
 
+async def delete_files(request: Request) -> Response:
+    """Delete all files of a job that has ended; that it was, and its counts, stay."""
+    found = await _job(request)
+    if found.is_over:
+        await delete_all(api_of(request), [one for part in found.parts for one in part.file_ids])
+    return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
+
+
 async def results(request: Request) -> Response:
     """Each row with its answer, as a file."""
     kind = request.path_params["kind"]
@@ -81,7 +91,7 @@ async def results(request: Request) -> Response:
 async def _job(request: Request) -> Job:
     api = api_of(request)
     last = await read_part(api, request.path_params["job_id"])
-    earlier = await asyncio.gather(*(read_part(api, one) for one in last.earlier_ids[:MAX_PARTS]))
+    earlier = await asyncio.gather(*(read_part(api, one) for one in last.earlier_ids))
     return Job([*earlier, last], is_whole=last.is_last)
 
 
@@ -91,9 +101,25 @@ async def read_part(api: Api, batch_id: str) -> Part:
 
 
 async def _job_context(request: Request) -> dict[str, Any]:
+    api = api_of(request)
     found = await _job(request)
-    failures = await _failures(api_of(request), found) if found.is_over and found.failed else []
-    return {"job": found, "failures": failures, "path": f"/bulk/jobs/{segment(found.id)}"}
+    failures = await _failures(api, found) if found.is_over and found.failed else []
+    return {
+        "job": found,
+        "failures": failures,
+        "has_files": await _has_files(api, found),
+        "path": f"/bulk/jobs/{segment(found.id)}",
+    }
+
+
+async def _has_files(api: Api, found: Job) -> bool:
+    """Whether there is anything to download: the first file of a part that has ended."""
+    ended = [part for part in found.parts if part.is_over]
+    for file_id in ended[0].file_ids if ended else ():
+        with _ignoring_missing():
+            await api.get(f"/v1/files/{segment(file_id)}")
+            return True
+    return False
 
 
 async def _failures(api: Api, found: Job) -> list[Answer]:
@@ -102,24 +128,32 @@ async def _failures(api: Api, found: Job) -> list[Answer]:
     for part in found.parts:
         if (file_id := part.batch["error_file_id"]) is None:
             continue
-        async with aclosing(_file_lines(api, file_id)) as lines:
-            async for line in lines:
-                failures.append(read_answer(line)[1])
-                if len(failures) == _TOLD_FAILURES:
-                    return failures
+        with _ignoring_missing():
+            async with aclosing(_file_lines(api, file_id)) as lines:
+                async for line in lines:
+                    failures.append(read_answer(line)[1])
+                    if len(failures) == _TOLD_FAILURES:
+                        return failures
     return failures
+
+
+@contextlib.contextmanager
+def _ignoring_missing() -> Iterator[None]:
+    """Files may have been deleted, or have expired."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 404:
+            raise
 
 
 async def _columns(api: Api, found: Job) -> Sequence[str]:
     """The names of the file's columns; of a batch that no page made, its ids alone."""
     if (file_id := found.parts[0].rows_file_id) is not None:
         async with aclosing(_file_lines(api, file_id)) as lines:
-            try:
+            with _ignoring_missing():
                 async for line in lines:
                     return list(orjson.loads(line)["columns"])
-            except ApiError as error:
-                if error.status != 404:
-                    raise
     return ["custom_id"]
 
 
@@ -131,26 +165,29 @@ async def _answered(api: Api, found: Job) -> AsyncIterator[AnsweredRow]:
             _lines_of(api, part.batch["error_file_id"]),
             _otherwise(part),
         )
-        kept = None if part.rows_file_id is None else _file_lines(api, part.rows_file_id)
-        if kept is not None:
-            try:
-                await anext(kept)  # the names of the columns
-            except ApiError as error:
-                if error.status != 404:  # deleted: the answers are still there
-                    raise
-                kept = None
+        kept = await _kept_rows(api, part)
         rows = without_rows([answers]) if kept is None else join(kept, [answers])
         async for row in rows:
             yield row
 
 
+async def _kept_rows(api: Api, part: Part) -> AsyncIterator[bytes] | None:
+    """The rows that a part was made of, if they are still there."""
+    if part.rows_file_id is not None:
+        lines = _file_lines(api, part.rows_file_id)
+        with _ignoring_missing():
+            await anext(lines)  # the names of the columns
+            return lines
+    return None
+
+
 def _otherwise(part: Part) -> Answer:
     """What is told of a line that is in no file of its batch."""
-    if part.state != "failed":
+    if not part.is_over:
         return Answer()
     errors = (part.batch["errors"] or {"data": ()})["data"]
-    message = errors[0]["message"] if errors else "The batch was refused."
-    return Answer(status="failed", error_code="batch_failed", error_message=message)
+    message = errors[0]["message"] if errors else f"The batch is {part.state}."
+    return Answer(status="failed", error_code=f"batch_{part.state}", error_message=message)
 
 
 def _lines_of(api: Api, file_id: str | None) -> AsyncIterator[bytes] | None:
@@ -169,5 +206,6 @@ routes = [
     Route("/bulk/jobs/{job_id}", job),
     Route("/bulk/jobs/{job_id}/progress", progress),
     Route("/bulk/jobs/{job_id}/cancel", cancel, methods=["POST"]),
+    Route("/bulk/jobs/{job_id}/delete-files", delete_files, methods=["POST"]),
     Route("/bulk/jobs/{job_id}/results.{kind}", results),
 ]
