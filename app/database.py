@@ -31,7 +31,7 @@ SERVER_DOWN = (
 
 # What may pass if the same statement is sent again. Statements sent through `Database` and `Lane`
 # are idempotent for that reason: a connection lost at COMMIT leaves the outcome unknown.
-_PASSING = (
+PASSING = (
     *SERVER_DOWN,
     OSError,
     TimeoutError,
@@ -50,7 +50,7 @@ _PASSING = (
 def is_passing(error: BaseException) -> bool:
     """Whether the error is the database's state, not the statement's fault."""
     # asyncpg reports an argument it cannot encode as an InterfaceError that is a ValueError too.
-    return isinstance(error, _PASSING) and not isinstance(error, ValueError)
+    return isinstance(error, PASSING) and not isinstance(error, ValueError)
 
 
 class Database:

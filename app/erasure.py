@@ -46,6 +46,11 @@ WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND NOT EXISTS (
     AND o.id NOT IN (SELECT id FROM picked))
 """
 
+# A statement of its own, which sees what the digest stored while the results were waited for.
+_FORGET_WORDS = """
+UPDATE result_search SET words = NULL WHERE result_id = ANY($1::uuid[]) AND words IS NOT NULL
+"""
+
 
 class Erasure:
     """Erases results that are not to be stored; idempotent."""
@@ -88,6 +93,7 @@ class Erasure:
                 locked = [row["id"] for row in rows]
                 if locked:
                     await connection.execute(_ERASE, locked, ids)
+                    await connection.execute(_FORGET_WORDS, ids)
             return set(locked)
 
         return await self._database.run(work)

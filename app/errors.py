@@ -110,6 +110,10 @@ class InvalidRequestError(ServiceError):
     status, code, title = 422, "invalid_request", "The request is not valid"
 
 
+class SearchTooSlowError(ServiceError):
+    status, code, title = 422, "search_too_slow", "The search takes too long"
+
+
 class MethodError(ServiceError):
     status, code, title = 405, "method_not_allowed", "This route has no such method"
 

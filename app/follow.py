@@ -63,11 +63,14 @@ class TextDelta:
 
     `tokens` are the log probabilities of further tokens, for a follower of tokens. They need not be
     the tokens of this text: a token may be half a character, or the beginning of a stop text.
+    `completion_tokens` counts those of the attempt so far, where the engine tells it and this text
+    is all there is at the moment.
     """
 
     position: Position
     text: str
     tokens: Sequence[Any] = ()
+    completion_tokens: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,6 +98,7 @@ class _Part:
     has_more: bool = False  # that can be read at once
     ended: asyncpg.Record | None = None
     tokens: Sequence[Any] = ()
+    completion_tokens: int | None = None  # up to the end of all that can be read at once
 
 
 class Follower:
@@ -165,6 +169,7 @@ class Follower:
                 text,
                 has_more=offset + len(text) < len(attempt.text),
                 tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
+                completion_tokens=attempt.completion_tokens or None,
             )
         if not news.is_end:
             stored = await self._results.text_since(
@@ -178,7 +183,13 @@ class Follower:
     def _stored_part(self, stored: StoredText) -> _Part:
         lists = stored.logprobs if self._with_tokens else ()
         tokens = [token for logprobs in lists for token in orjson.loads(logprobs)]
-        return _Part(stored.attempt, stored.text, has_more=stored.has_more, tokens=tokens)
+        return _Part(
+            stored.attempt,
+            stored.text,
+            has_more=stored.has_more,
+            tokens=tokens,
+            completion_tokens=stored.completion_tokens,
+        )
 
     def _last_part(self, row: asyncpg.Record) -> _Part:
         """What is behind the position in a terminal result."""
@@ -189,6 +200,7 @@ class Follower:
             output[self._offset_in(row["attempt"]) :],
             ended=row,
             tokens=tokens[self._tokens_in(row["attempt"]) :],
+            completion_tokens=row["completion_tokens"],
         )
 
     def _announce(self) -> None:
@@ -212,5 +224,7 @@ class Follower:
         for start in range(0, len(part.text) or bool(tokens), _MAX_CHARACTERS):
             text = part.text[start : start + _MAX_CHARACTERS]
             self._position = Position(part.attempt, self._position.offset + len(text))
-            yield TextDelta(self._position, text, tokens)
+            is_last = start + _MAX_CHARACTERS >= len(part.text) and not part.has_more
+            count = part.completion_tokens if is_last else None
+            yield TextDelta(self._position, text, tokens, count)
             tokens = ()

@@ -67,6 +67,14 @@ def _write_deliveries(ended: str) -> str:
 )"""
 
 
+def _write_undigested(ended: str) -> str:
+    """A CTE that has each terminal row of `ended` counted and made searchable (`digest`)."""
+    return f"""undigested AS (
+  INSERT INTO undigested_results (result_id) SELECT id FROM {ended} WHERE state <> 'pending'
+  ON CONFLICT DO NOTHING
+)"""
+
+
 _NOTIFY_DELIVERIES = (
     f"CASE WHEN EXISTS (SELECT FROM deliveries) THEN pg_notify('{WEBHOOKS}', '') END"
 )
@@ -432,7 +440,7 @@ WITH {_HOLD_CONTEXTS if attributes else ""}{locked}, input AS (
   WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
 ), ended AS ({_CONCLUDE} RETURNING {columns}), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_ATTRIBUTE if attributes else ""}{_write_deliveries("ended")}, told AS (
+), {_ATTRIBUTE if attributes else ""}{_write_deliveries("ended")}, {_write_undigested("ended")}, told AS (
   SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")} AS ended,
     {_NOTIFY_DELIVERIES} AS deliveries, {enqueued} AS enqueued
   FROM ended
@@ -491,7 +499,7 @@ WITH picked AS MATERIALIZED (
   ORDER BY r.id FOR UPDATE OF r
 ), ended AS ({_CONCLUDE} RETURNING r.id, r.state, r.team_id, r.webhook_url), swept AS (
   DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}
+), {_write_deliveries("ended")}, {_write_undigested("ended")}
 SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,
   {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
 FROM ended
@@ -513,7 +521,7 @@ WITH picked AS (
     error_retryable = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[2]} END
   FROM picked p WHERE r.id = p.id
   RETURNING r.id, r.state, r.team_id, r.webhook_url
-), {_write_deliveries("cancelled")}
+), {_write_deliveries("cancelled")}, {_write_undigested("cancelled")}
 SELECT count(*) AS cancelled, {_notify_ids(ENDED, "state = 'failed'")},
   {_notify_ids(CANCELLED_CHANNEL, "state = 'pending'")}, {_NOTIFY_DELIVERIES}
 FROM cancelled
@@ -529,7 +537,7 @@ WITH ended AS (
     SELECT id FROM results WHERE state = 'pending' AND worker_id IS NULL AND deadline_at <= now()
     ORDER BY deadline_at LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED)
   RETURNING r.id, r.state, r.team_id, r.webhook_url
-), {_write_deliveries("ended")}
+), {_write_deliveries("ended")}, {_write_undigested("ended")}
 SELECT count(*) AS ended, {_notify_ids(ENDED)}, {_NOTIFY_DELIVERIES} FROM ended
 """
 

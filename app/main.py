@@ -28,6 +28,7 @@ from app.routes import (
     attributions,
     contexts,
     errors,
+    exports,
     health,
     infini_gram,
     launches,
@@ -55,7 +56,7 @@ from app.schemas.infini_gram import (
     QueryRequest,
     RankRequest,
 )
-from app.schemas.native import ContextCreate, ProblemRead, ResultCreate, SendOptions
+from app.schemas.native import ContextCreate, ExportRead, ProblemRead, ResultCreate, SendOptions
 from app.schemas.openai import OpenAIErrorRead
 from app.schemas.openai_chat import ChatRequest
 from app.schemas.openai_completions import CompletionRequest
@@ -81,6 +82,7 @@ _MORE_SCHEMAS = (
     ResultCreate,
     SendOptions,
     ProblemRead,
+    ExportRead,
     GenerateRequest,
     CompatGenerateRequest,
     ChatTokenizeRequest,
@@ -190,6 +192,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_middleware(
         RawRoutes,
         routes=[route for module in (*_RAW, *_OF_INDEXES) for route in module.raw.routes],
+        others=[exports.PATH],
     )
     app.add_middleware(
         Door,
@@ -202,6 +205,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)
     app.add_exception_handler(Exception, refusals.on_unexpected_error)
+    app.include_router(exports.router)
     for routes in _RAW:
         app.include_router(routes.raw)
     for routes in _ROUTED:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 import asyncpg
@@ -11,26 +9,22 @@ import asyncpg
 from app.database import Connection, Database
 from app.errors import ConflictError, NotFoundError
 from app.group_commit import Lane
-from app.ids import lowest_id
 from app.job_queue import JobQueue
 from app.job_queue_sql import READ_COLUMNS
+from app.result_pages import LIST_COLUMNS, ResultFilter, page_of
+from app.result_search import ResultSearch
 from app.settings import Settings
-
-State = Literal["pending", "completed", "failed"]
 
 _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
-# Without the request of a dialect, which may be as large as its prompt.
-_LIST_COLUMNS = [column for column in READ_COLUMNS if column != "request"]
-_LONG_COLUMNS = ", ".join(_LIST_COLUMNS)
+_LONG_COLUMNS = ", ".join(LIST_COLUMNS)
 _SHORT_COLUMNS = ", ".join(
     # An attribution is no text: half of its JSON is nothing.
     f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS}) END AS output"
     if column == "output"
     else column
-    for column in _LIST_COLUMNS
+    for column in LIST_COLUMNS
 )
 
 _BY_GROUP = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE group_id = $1 AND team_id = $2 ORDER BY id"
@@ -49,6 +43,10 @@ _SHORT_ONLY = ", ".join(
 )
 _BY_IDS = f"SELECT {_SHORT_ONLY}, {_LONG} AS is_long FROM results WHERE id = ANY($1::uuid[])"
 _BY_ID = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = $1"
+
+_FOUND = """
+SELECT {columns} FROM results WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER BY id DESC
+"""
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
@@ -84,12 +82,13 @@ SELECT id, state FROM picked
 _MAX_CHUNKS = 64
 _TEXT_SINCE = f"""
 SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, coalesce(t.begins, 0) AS begins,
-  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs
+  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs,
+  t.completion_tokens
 FROM unnest($1::uuid[], $2::int[], $3::bigint[]) WITH ORDINALITY AS i(id, attempt, after, place)
 JOIN results r ON r.id = i.id
 LEFT JOIN LATERAL (
   SELECT min(c."offset") AS begins, string_agg(c.text, '' ORDER BY c."offset") AS text,
-    count(*) AS chunks,
+    count(*) AS chunks, max(c.completion_tokens) AS completion_tokens,
     -- Readers of tokens have whole chunks: what they know ends where a chunk does.
     array_agg(c.logprobs ORDER BY c."offset") FILTER (WHERE c.logprobs IS NOT NULL
       AND c."offset" >= CASE WHEN i.attempt = r.attempt THEN i.after ELSE 0 END) AS logprobs
@@ -111,19 +110,6 @@ SELECT attempt_history, attempt, state, worker_id, started_at, finished_at, erro
 
 
 @dataclass(slots=True, frozen=True)
-class ResultFilter:
-    """What a list is narrowed to; None leaves a condition out."""
-
-    state: State | None = None
-    model_name: str | None = None
-    context_id: UUID | None = None
-    error_code: str | None = None
-    retryable: bool | None = None
-    created_after: datetime | None = None
-    created_before: datetime | None = None
-
-
-@dataclass(slots=True, frozen=True)
 class StoredText:
     """What is stored of a result's text behind a place: of a pending one, from its chunks."""
 
@@ -132,6 +118,7 @@ class StoredText:
     text: str = ""
     has_more: bool = False
     logprobs: Sequence[str] = ()  # of its tokens, as JSON lists
+    completion_tokens: int | None = None  # of the attempt up to the end of this text
 
 
 class ResultStore:
@@ -140,6 +127,7 @@ class ResultStore:
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
         self._queue = queue
+        self._search = ResultSearch(database)
         self._reads: Lane[UUID, asyncpg.Record | None] = Lane(
             database,
             _read,
@@ -192,37 +180,17 @@ class ResultStore:
     ) -> Sequence[asyncpg.Record]:
         """A page of results, newest first, beginning below the id `after`.
 
-        Texts are cut after 1,000 characters unless `full`.
+        Texts are cut after 1,000 characters unless `full`. Raises as `ResultSearch.ids` does.
         """
-        state = narrowed.state
-        if narrowed.error_code is not None or narrowed.retryable is not None:
-            if state not in (None, "failed"):
-                return []  # only failed results have an error
-            state = "failed"
-        key, filters = _split(team_id, narrowed, state)
-        low = lowest_id(narrowed.created_after) if narrowed.created_after else _LOWEST
-        high = lowest_id(narrowed.created_before) if narrowed.created_before else _HIGHEST
-        arguments = [*key.values(), low, min(high, after or _HIGHEST), *filters.values()]
-        columns, count = ", ".join(key), len(key)
-        values = ", ".join(f"${place}" for place in range(1, count + 1))
-        # Rows, not equalities: only the one index that begins with these columns has this order.
-        # A generic plan otherwise walks down all ids, in the hope of a common value.
-        conditions = [
-            f"({columns}, id) >= ({values}, ${count + 1})",
-            f"({columns}, id) < ({values}, ${count + 2})",
-            *(f"{name} = ${place}" for place, name in enumerate(filters, count + 3)),
-        ]
-        # Literal, so that the planner may use the partial indexes.
-        if "error_code" in key:
-            conditions.append("error_code IS NOT NULL")
-        elif state is not None:
-            conditions.append(f"state = '{state}'")
-        order = ", ".join(f"{name} DESC" for name in (*key, "id"))
-        query = (
-            f"SELECT {_LONG_COLUMNS if full else _SHORT_COLUMNS} FROM results "
-            f"WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT {int(limit)}"
-        )
-        return await self._database.fetch(query, *arguments)
+        columns = _LONG_COLUMNS if full else _SHORT_COLUMNS
+        if narrowed.words is not None:
+            ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
+            return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
+        page = page_of(team_id, narrowed, after)
+        if page is None:
+            return []
+        query = page.select(columns, limit)
+        return await self._database.fetch(query, *page.arguments)
 
     async def newest_about(
         self, team_id: str, source_id: UUID, queue: str
@@ -269,35 +237,6 @@ class ResultStore:
             await self._queue.tell_stopped(stopped)
 
 
-def _split(
-    team_id: str, narrowed: ResultFilter, state: State | None
-) -> tuple[dict[str, object], dict[str, object]]:
-    """The columns before `id` of the index that serves a page, and what is left to test per row.
-
-    Where filters compete for the index, the one whose worst case reads the fewest rows wins:
-    pending and failed results are few.
-    """
-    filters: dict[str, object] = {
-        name: value
-        for name, value in (
-            ("team_id", team_id),
-            ("model_name", narrowed.model_name),
-            ("context_id", narrowed.context_id),
-            ("error_code", narrowed.error_code),
-            ("error_retryable", narrowed.retryable),
-        )
-        if value is not None
-    }
-    names = ["team_id"]
-    if "context_id" in filters:
-        names = ["context_id"]
-    elif "error_code" in filters:
-        names = ["team_id", "error_code"]
-    elif "model_name" in filters and state in (None, "completed"):
-        names = ["team_id", "model_name"]
-    return {name: filters.pop(name) for name in names}, filters
-
-
 def result_not_found(result_id: UUID) -> NotFoundError:
     return NotFoundError(f"There is no result {result_id}.")
 
@@ -324,6 +263,11 @@ async def _read_texts(
         known = offset if attempt == row["attempt"] else 0
         text = row["text"][max(0, known - row["begins"]) :]
         found[row["place"] - 1] = StoredText(
-            row["is_pending"], row["attempt"], text, row["has_more"], row["logprobs"] or ()
+            row["is_pending"],
+            row["attempt"],
+            text,
+            row["has_more"],
+            row["logprobs"] or (),
+            row["completion_tokens"],
         )
     return found

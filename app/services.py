@@ -11,6 +11,7 @@ from app.auth import Authenticator
 from app.batches import BatchStore, BatchWork
 from app.contexts import ContextStore
 from app.database import Database
+from app.digest import Digest
 from app.erasure import Erasure
 from app.files import FileStore
 from app.fleet import Fleet
@@ -26,6 +27,7 @@ from app.maintenance import Maintenance, remove_expired
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
+from app.result_export import ResultExport
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -48,6 +50,7 @@ class Services:
     keys: IdempotencyKeys
     contexts: ContextStore
     results: ResultStore
+    export: ResultExport
     registry: ModelRegistry
     depth: QueueDepth
     limits: TeamLimits
@@ -94,6 +97,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             keys=IdempotencyKeys(database, settings),
             contexts=ContextStore(database, queue, settings),
             results=results,
+            export=ResultExport(database),
             registry=ModelRegistry(database, fleet, settings),
             depth=depth,
             limits=limits,
@@ -132,7 +136,7 @@ async def background(
     """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
 
     The processes that have a worker, and those alone, deliver webhooks, have a feeder of batches,
-    and follow launches.
+    digest what ended, and follow launches.
     """
     work = {
         "registry": services.registry.run(),
@@ -145,6 +149,7 @@ async def background(
     }
     if feeder is not None:
         work["batches"] = feeder.run()
+        work["digest"] = Digest(services.database, services.depth, services.settings).run()
         work["webhooks"] = Deliverer(
             services.outbox,
             services.results,

@@ -276,6 +276,16 @@ class Settings(BaseSettings):
         "request.",
     )
 
+    # --- History --------------------------------------------------------------------------------
+    history_days: int = Field(
+        30,
+        alias="LLM_HISTORY_DAYS",
+        ge=1,
+        le=3650,
+        description="How many days the figures by the minute are kept (`GET /history`, `GET /system`). "
+        "They outlive the results that they are about.",
+    )
+
     # --- Worker ---------------------------------------------------------------------------------
     worker_slots: int = Field(
         256,

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSVECTOR, UUID
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -218,6 +218,75 @@ result_chunks = Table(
     Column("completion_tokens", Integer),
     # Of the tokens of this chunk, where they were asked for: a JSON list. It is never searched.
     Column("logprobs", Text),
+)
+
+# A result that ended, until `digest` has counted it: one row, put in by the statement that ends it.
+undigested_results = Table(
+    "undigested_results",
+    metadata,
+    # No foreign key: what was deleted before it was digested is passed over.
+    Column("result_id", UUID, primary_key=True),
+)
+
+# Each result that is digested has one row: the mark that it was counted.
+result_search = Table(
+    "result_search",
+    metadata,
+    Column("result_id", UUID, ForeignKey("results.id", ondelete="CASCADE"), primary_key=True),
+    Column("team_id", String, nullable=False),
+    # Of prompt, output and error, and one that no text has: the team's. NULL: nothing to be found by.
+    Column("words", TSVECTOR),
+    Index(
+        "ix_result_search_words",
+        "words",
+        postgresql_using="gin",
+        # In kB. What was inserted last waits in a list that each search reads through.
+        postgresql_with={"gin_pending_list_limit": 1024},
+    ),
+)
+
+# No foreign keys: what was stays, whatever is deleted.
+minute_stats = Table(
+    "minute_stats",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    # When they ended.
+    Column("minute", DateTime(timezone=True), primary_key=True),
+    Column("model_name", String, primary_key=True),
+    # `completed`, or the code of the error.
+    Column("ended_as", String, primary_key=True),
+    Column("results", Integer, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    # Results by how long it took, in the buckets of `histogram`.
+    Column("queue_seconds", ARRAY(Integer), nullable=False),
+    Column("first_token_seconds", ARRAY(Integer), nullable=False),
+    Column("seconds", ARRAY(Integer), nullable=False),
+    Index("ix_minute_stats_minute", "minute"),
+)
+
+queue_samples = Table(
+    "queue_samples",
+    metadata,
+    Column("minute", DateTime(timezone=True), primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("queued", Integer, nullable=False),
+    Column("running", Integer, nullable=False),
+)
+
+# One row: how far the digest of results that were there before it has come, and the last sample.
+digest_state = Table(
+    "digest_state",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("passes_left", SmallInteger, nullable=False, server_default="2"),
+    # Results from this id on were looked at in this pass.
+    Column(
+        "digested_from", UUID, nullable=False, server_default="ffffffff-ffff-ffff-ffff-ffffffffffff"
+    ),
+    Column("resumes_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    _time("sampled_minute"),
+    CheckConstraint("id = 1", name="one"),
 )
 
 idempotency_keys = Table(

@@ -75,8 +75,12 @@ class RawRoutes:
     documents; its own way to a handler costs more CPU time than the handlers do.
     """
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+    def __init__(
+        self, app: ASGIApp, routes: Iterable[BaseRoute], others: Iterable[str] = ()
+    ) -> None:
+        """`others`: paths that are FastAPI's although a pattern matches them."""
         self._app = app
+        self._others = frozenset(others)
         self._routes = [
             (method, route.path_regex, route.endpoint)
             for route in routes
@@ -85,7 +89,7 @@ class RawRoutes:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and scope["path"] not in self._others:
             for method, path_regex, endpoint in self._routes:
                 if method == scope["method"] and (match := path_regex.match(scope["path"])):
                     scope["path_params"] = match.groupdict()

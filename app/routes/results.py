@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import asyncpg
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import FieldError, InvalidRequestError
-from app.results import ResultFilter
+from app.result_pages import ResultFilter
 from app.routes.common import (
     After,
     Force,
@@ -83,11 +83,7 @@ async def read_result(request: Request) -> Response:
     return await _result_response(request, services, row)
 
 
-@router.get("/results/", response_model=list[ResultRead])
-async def list_results(
-    request: Request,
-    services: ServicesOf,
-    team: TeamOf,
+def _narrowed(
     state: Literal["pending", "completed", "failed"] | None = None,
     model_name: Name = None,
     context_id: UUID | None = None,
@@ -95,14 +91,36 @@ async def list_results(
     retryable: bool | None = None,
     created_after: datetime | None = None,
     created_before: datetime | None = None,
+    q: Annotated[
+        str | None,
+        Query(
+            max_length=500,
+            pattern=r"^[^\x00]*$",
+            description='Words of the prompt, the text or the error, all of them; `"a phrase"`, '
+            "`or`, and `-not`.",
+        ),
+    ] = None,
+) -> ResultFilter:
+    return ResultFilter(
+        state, model_name, context_id, error_code, retryable, created_after, created_before, q
+    )
+
+
+# The filters that lists and exports have in common.
+Narrowed = Annotated[ResultFilter, Depends(_narrowed)]
+
+
+@router.get("/results/", response_model=list[ResultRead])
+async def list_results(
+    request: Request,
+    services: ServicesOf,
+    team: TeamOf,
+    narrowed: Narrowed,
     full: Annotated[bool, Query(description="Do not cut long texts.")] = False,
     limit: Limit = 50,
     after: After = None,
 ) -> Response:
     """List results, newest first; long texts are cut at 1,000 characters unless `full`."""
-    narrowed = ResultFilter(
-        state, model_name, context_id, error_code, retryable, created_after, created_before
-    )
     rows = await services.results.list(team, narrowed, after=after, limit=limit, full=full)
     return page_response(request, [result_wire(services, row) for row in rows], limit)
 

@@ -62,7 +62,7 @@ async def stream_result(request: Request) -> Response:
     """Read a result's text as it comes (server-sent events), from the beginning or from `after`.
 
     Events: `attempt` {attempt}, whose text replaces that of earlier attempts; `delta` {text,
-    offset}; and at the end `completed` or `failed` with the Result. Offsets are code points.
+    offset} and, where known, the attempt's `completion_tokens` so far; and at the end `completed` or `failed` with the Result. Offsets are code points.
     """
     services = services_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
@@ -117,6 +117,8 @@ def _encode(services: Services, event: AttemptStarted | TextDelta | Ended, *, re
     if isinstance(event, TextDelta):
         begins = event.position.offset - len(event.text)
         name, data = "delta", {"text": event.text, "offset": begins}
+        if event.completion_tokens is not None:
+            data["completion_tokens"] = event.completion_tokens
     elif isinstance(event, AttemptStarted):
         name, data = "attempt", {"attempt": event.position.attempt}
     else:

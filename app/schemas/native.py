@@ -222,6 +222,15 @@ class ResultRead(BaseModel):
     )
 
 
+class ExportRead(ResultRead):
+    """A line of an export: a result, and the prompt that it was sent with."""
+
+    content: str | None = Field(description="The prompt; null of messages, and once it is erased.")
+    messages: list[dict[str, Any]] | None = Field(
+        description="The prompt's messages; null of a plain one, and once they are erased."
+    )
+
+
 class AttemptRead(BaseModel):
     """One attempt of a result: when, where and how it ended."""
 

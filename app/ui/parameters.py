@@ -70,11 +70,11 @@ class Parameter:
 
     @property
     def bounds(self) -> str:
-        """As `0 to 1`; empty where there are none that a person would meet."""
+        """As `0 to 1`; empty where there are none, or none that a person would meet."""
         if self.minimum is None or self.maximum is None:
             return ""
         if max(abs(self.minimum), abs(self.maximum)) > 2**53:
-            return "any whole number"
+            return ""
         low = f"above {self.minimum:,g}" if self.is_above else f"{self.minimum:,g}"
         return f"{low} to {self.maximum:,.10g}"
 
@@ -101,6 +101,11 @@ async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
         for group in _GROUPS
         if (found := [p for p in parameters if p.group == group])
     ]
+
+
+def flat(groups: Iterable[tuple[str, Iterable[Parameter]]]) -> list[Parameter]:
+    """The parameters without their groups."""
+    return [one for _, group in groups for one in group]
 
 
 def parse_parameters(

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from app.settings import Settings
+from app.ui.settings import UiSettings
 from tests.conftest import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -58,10 +59,14 @@ def test_compose_accepts_the_file() -> None:
         assert checked.returncode == 0, checked.stderr
 
 
-def test_only_the_api_is_published_and_on_loopback_only() -> None:
+def test_only_api_and_page_are_published_and_on_loopback_only() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     port = environment(".env.api.dev")["LLM_PORT"]
-    assert published == {"api": [f"127.0.0.1:{port}:{port}"]}
+    page = UiSettings.model_fields["port"].default
+    assert published == {
+        "api": [f"127.0.0.1:{port}:{port}"],
+        "ui": [f"127.0.0.1:{page}:{page}"],
+    }
     assert not any("network_mode" in service for service in SERVICES.values())
 
 
@@ -119,6 +124,20 @@ def test_the_environment_is_one_of_known_settings(monkeypatch: pytest.MonkeyPatc
     # Without authentication, on an address that is not loopback: that has to be said.
     assert settings.host == "0.0.0.0"  # noqa: S104
     assert settings.allow_unauthenticated
+
+
+def test_the_page_is_told_of_the_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = SERVICES["ui"]
+    assert "env_file" not in service  # it holds the database's password
+    aliases = {field.alias for field in UiSettings.model_fields.values()}
+    assert service["environment"].keys() <= aliases
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, value)
+    page, given = UiSettings(), environment(".env.api.dev")
+    assert page.api_url.host == "api"
+    assert page.api_url.host in given["LLM_ALLOWED_HOSTS"].split(",")
+    assert str(page.api_url.port) == given["LLM_PORT"]
+    assert page.shown_api_url == f"http://127.0.0.1:{given['LLM_PORT']}"
 
 
 def test_the_environment_may_name_more_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

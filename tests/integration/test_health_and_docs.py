@@ -26,6 +26,7 @@ ROUTES = {
     "/models/send/{model_name}/{context_id}": {"post"},
     "/results/": {"post", "get"},
     "/results/cancel": {"post"},
+    "/results/export": {"get"},
     "/results/{result_id}": {"get", "delete"},
     "/results/{result_id}/attempts": {"get"},
     "/results/{result_id}/stream": {"get"},

@@ -30,7 +30,8 @@ from app.ids import created_at, new_id
 from app.job_queue import AttemptEnd, Chunk, JobQueue, NewContext, NewResult, Outcome
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
-from app.results import ResultFilter, ResultStore
+from app.result_pages import ResultFilter
+from app.results import ResultStore
 from app.settings import Settings
 from app.team_limits import Limits, RunningLimits, TeamLimits
 from app.webhook_outbox import State, Verdict, WebhookOutbox

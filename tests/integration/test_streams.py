@@ -41,6 +41,7 @@ class Reader:
     position: str | None = None
     result: dict[str, Any] | None = None
     deltas: int = 0
+    counts: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
@@ -56,6 +57,8 @@ class Reader:
             assert data["offset"] <= len(self.text), "a gap"
             self.text = self.text[: data["offset"]] + data["text"]
             self.deltas += 1
+            if "completion_tokens" in data:
+                self.counts.append((self.text, data["completion_tokens"]))
         else:
             assert event.event == data["state"]
             self.result = data
@@ -162,6 +165,25 @@ async def test_after_completion_from_any_position(one: Service) -> None:
     assert "event: delta" not in beyond.text
 
 
+async def test_deltas_count_the_tokens_so_far(one: Service) -> None:
+    await check_counts(one)
+
+
+async def test_deltas_from_the_table_count_them_as_well(reader_side: Service) -> None:
+    await check_counts(reader_side)
+
+
+async def check_counts(api: Service) -> None:
+    sent = await send(api, script(30, 0.02))
+    reader = Reader()
+    await reader.read(api.client, sent["id"])
+    counts = [count for _, count in reader.counts]
+    assert counts == sorted(counts)
+    assert counts[-1] == 30
+    # Each word is a token: what is told is what had been said by then.
+    assert all(len(text.split()) == count for text, count in reader.counts)
+
+
 async def test_the_wire(one: Service) -> None:
     result = await finish(one, "{{chunks=2}} tell")
     answer = await one.client.get(f"/results/{result['id']}/stream")
@@ -169,7 +191,8 @@ async def test_the_wire(one: Service) -> None:
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-accel-buffering"] == "no"
     length = len(result["result"])
-    data = orjson.dumps({"text": result["result"], "offset": 0}).decode()
+    whole = {"text": result["result"], "offset": 0, "completion_tokens": 2}
+    data = orjson.dumps(whole).decode()
     lines = answer.text.split("\n")
     assert lines[:10] == [
         "retry: 1000",

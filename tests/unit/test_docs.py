@@ -5,6 +5,7 @@ from pathlib import Path
 
 from app.errors import FailureCode, ServiceError
 from app.settings import Settings
+from app.ui.settings import UiSettings
 from docs.generate_settings import render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,8 @@ def test_the_statuses_in_the_table_are_the_codes_own() -> None:
 
 
 def test_settings_named_anywhere_exist() -> None:
-    known = {field.alias for field in Settings.model_fields.values()}
+    settings = (Settings, UiSettings)
+    known = {field.alias for one in settings for field in one.model_fields.values()}
     for document in [*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / "app").rglob("*.py")]:
         for name in re.findall(r"\b(?:LLM|TRITON)_[A-Z_]+[A-Z]\b", document.read_text()):
             is_prefix = any(alias and alias.startswith(f"{name}_") for alias in known)

@@ -1,7 +1,5 @@
 """The playground: one prompt to one model, with every parameter, and the answer as it comes."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -12,9 +10,10 @@ from starlette.routing import Route
 
 from app.ui import snippets
 from app.ui.api import Api, ApiError, api_of, segment
-from app.ui.parameters import FormError, Parameter, parse_parameters, read_parameters, to_form
+from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
 from app.ui.render import page
 from app.ui.results import to_view
+from app.ui.sending import key_of, texts_of
 
 _RECENT = 5
 
@@ -50,12 +49,11 @@ async def show_result(request: Request) -> Response:
 async def send(request: Request) -> Response:
     """Send what was entered; the answer is at the result's own address."""
     api = api_of(request)
-    form = await request.form()
-    texts = {name: value for name, value in form.items() if isinstance(value, str)}
+    texts = texts_of(await request.form())
     parameters = await read_parameters(api)
     try:
-        body = await _body(api, texts, [one for _, group in parameters for one in group])
-        headers = {"Idempotency-Key": _key(texts.get("key", ""), body)}
+        body = await _body(api, texts, flat(parameters))
+        headers = {"Idempotency-Key": key_of(texts.get("key", ""), body)}
         response = await api.send("POST", "/results/", json=body, headers=headers)
     except FormError as error:
         return await _page(request, texts, 422, problem=str(error), fields=error.fields)
@@ -99,8 +97,6 @@ def _chosen(models: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
 
 async def _body(api: Api, texts: Mapping[str, str], parameters: list[Parameter]) -> dict[str, Any]:
     """The body of POST /results/. Raises FormError."""
-    # Browsers send line ends as CR LF; a prompt has what was entered.
-    texts = {name: value.replace("\r\n", "\n") for name, value in texts.items()}
     prompt = texts.get("prompt", "")
     if not prompt:
         raise FormError([("prompt", "enter what the model is to answer or continue")])
@@ -147,12 +143,6 @@ def _options(texts: Mapping[str, str]) -> dict[str, Any]:
     if texts.get("attribute"):
         options["attribute"] = texts["attribute"]
     return options
-
-
-def _key(form_key: str, body: Mapping[str, Any]) -> str:
-    """The same form with the same entries is one result, however often its button is pressed."""
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return f"page-{form_key[:64]}-{digest[:32]}"
 
 
 def _form_of(

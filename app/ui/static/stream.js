@@ -1,5 +1,8 @@
 // A result's text as it comes: `data-stream` names its events, `data-answer` the part that replaces it
 // at the end. Text is appended once a frame as text nodes, never as HTML and never anew.
+//
+// A browser has six connections to a host, for all its tabs: a page that nobody sees holds none, and
+// takes up its streams where it left them.
 import { prepare, showOffline } from "./parts.js";
 
 const RETRY_MS = 2000;
@@ -7,7 +10,11 @@ const RETRY_MS = 2000;
 const countPoints = (text) => { let n = 0; for (const _ of text) n += 1; return n; };
 
 export function followStreams(root) {
-  for (const element of root.querySelectorAll("[data-stream]")) new LiveText(element).open();
+  const texts = [...root.querySelectorAll("[data-stream]")].map((element) => new LiveText(element));
+  const look = () => { for (const text of texts) document.hidden ? text.pause() : text.open(); };
+  document.addEventListener("visibilitychange", look);
+  addEventListener("pagehide", () => { for (const text of texts) text.pause(); });
+  addEventListener("pageshow", look);
 }
 
 class LiveText {
@@ -31,6 +38,8 @@ class LiveText {
   }
 
   open() {
+    if (this.source || this.hasEnded) return;
+    clearTimeout(this.retry);
     const url = this.element.dataset.stream + (this.position ? `?after=${this.position}` : "");
     this.source = new EventSource(url);
     for (const name of ["attempt", "delta", "completed", "failed"]) {
@@ -38,6 +47,12 @@ class LiveText {
     }
     this.source.addEventListener("error", () => this.lost());
     this.source.addEventListener("open", () => this.found());
+  }
+
+  pause() {
+    clearTimeout(this.retry);
+    this.source?.close();
+    this.source = null;
   }
 
   take(name, event) {
@@ -92,7 +107,8 @@ class LiveText {
   }
 
   async end() {
-    this.source.close();
+    this.hasEnded = true;
+    this.pause();
     if (this.frame !== undefined) { cancelAnimationFrame(this.frame); this.draw(); }
     const response = await fetch(this.element.dataset.answer, { headers: { "X-Part": "1" } }).catch(() => null);
     if (!response?.ok) { setTimeout(() => this.end(), RETRY_MS); return; }
@@ -111,8 +127,8 @@ class LiveText {
   lost() {
     showOffline("The connection is lost. The result goes on, and so does this page once it is back.");
     if (this.source.readyState === EventSource.CLOSED) {
-      this.source.close();
-      setTimeout(() => this.open(), RETRY_MS);
+      this.pause();
+      this.retry = setTimeout(() => this.open(), RETRY_MS);
     }
   }
 

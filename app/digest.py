@@ -1,0 +1,325 @@
+"""What becomes of an ended result beside its row: its words, to be found by, and its minute's totals.
+
+The statement that ends a result leaves its id in `undigested_results`. A worker takes these in
+batches: one transaction removes an id, writes the result's row of `result_search`, and adds it to its
+minute. That row is the mark that it was counted: who finds it there counts nothing. So each result is
+counted once, whoever dies in between, however late it was committed, and whatever the clock says.
+
+Results that ended before there was a digest, or under a process of the version before, are found by a
+walk over all of them, newest first, a few at a time, with pauses; a day later by a second walk. What
+is digested already it passes over.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from app import histogram
+from app.database import PASSING, Connection, Database, is_passing
+from app.errors import ServiceError
+from app.ids import created_at
+from app.queue_depth import QueueDepth
+from app.result_search import TEAM_MARK
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_SECONDS = 1.0
+_MOST = 500  # results of a transaction
+_PIECE_BYTES = 2_000_000  # of their texts
+_CHARACTERS = 100_000  # of each text are searched
+# With so many, no text exceeds what a tsvector holds (1 MB), whatever its words are.
+_FEW_CHARACTERS = 10_000
+_MOST_DELETED = 1_000  # minutes of a statement
+_BROKEN_SECONDS = 60.0
+
+_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('digest'), 0)"
+_LOOK = """
+SELECT EXISTS (SELECT FROM undigested_results) AS is_due,
+  passes_left > 0 AND resumes_at <= now() AS may_walk,
+  sampled_minute IS DISTINCT FROM date_trunc('minute', now()) AS is_new_minute
+FROM digest_state
+"""
+
+_TEXT_SIZE = f"""coalesce(least(octet_length(r.output), {_CHARACTERS}), 0)
+  + coalesce(least(octet_length(c.content), {_CHARACTERS}), 0)
+  + coalesce(pg_column_size(c.messages), 0) AS size"""
+
+# In the order of ids, in which all lock results.
+_DUE = f"""
+SELECT u.result_id AS id, r.id IS NULL AS is_gone, true AS is_due, {_TEXT_SIZE}
+FROM (SELECT result_id FROM undigested_results ORDER BY result_id LIMIT $1) u
+LEFT JOIN results r ON r.id = u.result_id LEFT JOIN contexts c ON c.id = r.context_id
+ORDER BY u.result_id
+"""
+_DISMISS = "DELETE FROM undigested_results WHERE result_id = ANY($1::uuid[])"
+
+# Every row that it walks over, so that each step is a small one.
+_WALK = f"""
+SELECT r.id, r.state <> 'pending' AND NOT EXISTS (
+  SELECT FROM result_search s WHERE s.result_id = r.id) AS is_due, {_TEXT_SIZE}
+FROM (SELECT * FROM results WHERE id < $2 ORDER BY id DESC LIMIT $1) r
+JOIN contexts c ON c.id = r.context_id ORDER BY r.id DESC
+"""
+
+# An attribution is no text. A text that is not to be stored leaves no words behind.
+_DIGEST = f"""
+WITH held AS MATERIALIZED (
+  SELECT id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
+  ORDER BY id FOR KEY SHARE {{wait}}
+), marked AS (
+  INSERT INTO result_search (result_id, team_id, words)
+  SELECT r.id, r.team_id,
+    CASE WHEN r.kind = 'generation' AND r.store AND r.erased_at IS NULL AND c.erased_at IS NULL
+    THEN to_tsvector('simple', concat_ws(E'\\n',
+      left(coalesce(c.content, (SELECT string_agg(m ->> 'content', E'\\n' ORDER BY place)
+        FROM jsonb_array_elements(c.messages) WITH ORDINALITY AS i(m, place))), $2),
+      left(r.output, $2), left(r.error_message, $2)))
+      || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
+    END
+  FROM results r JOIN contexts c ON c.id = r.context_id
+  WHERE r.id = ANY (ARRAY(SELECT id FROM held)) ORDER BY r.id
+  ON CONFLICT DO NOTHING RETURNING result_id
+), dismissed AS (
+  DELETE FROM undigested_results WHERE result_id = ANY (ARRAY(SELECT id FROM held))
+)
+SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as, prompt_tokens,
+  completion_tokens, started_at, first_token_at, finished_at,
+  finished_at >= now() - make_interval(days => $3) AS is_counted
+FROM results WHERE id = ANY (ARRAY(SELECT result_id FROM marked))
+"""
+
+_SUMS = ("results", "prompt_tokens", "completion_tokens")
+_HISTOGRAMS = ("queue_seconds", "first_token_seconds", "seconds")
+_NAMES = ("team_id", "minute", "model_name", "ended_as", *_SUMS, *_HISTOGRAMS)
+
+
+def _added(name: str) -> str:
+    return (
+        f"{name} = ARRAY(SELECT a + b FROM unnest(s.{name}, excluded.{name})"
+        " WITH ORDINALITY AS i(a, b, place) ORDER BY place)"
+    )
+
+
+_COUNT = f"""
+INSERT INTO minute_stats AS s ({", ".join(_NAMES)})
+SELECT {", ".join(_NAMES)} FROM jsonb_to_recordset($1::jsonb) AS i(
+  team_id text, minute timestamptz, model_name text, ended_as text, results int,
+  prompt_tokens bigint, completion_tokens bigint,
+  {", ".join(f"{name} int[]" for name in _HISTOGRAMS)})
+ON CONFLICT (team_id, minute, model_name, ended_as) DO UPDATE SET
+  {", ".join(f"{name} = s.{name} + excluded.{name}" for name in _SUMS)},
+  {", ".join(_added(name) for name in _HISTOGRAMS)}
+"""
+
+# The pause is a share of what the step took, and every process keeps it.
+_FROM = "SELECT digested_from FROM digest_state WHERE passes_left > 0 AND resumes_at <= now()"
+_STEP = """
+UPDATE digest_state SET digested_from = $1,
+  resumes_at = clock_timestamp() + 4 * (clock_timestamp() - now())
+"""
+_BEGIN_ANEW = """
+UPDATE digest_state SET passes_left = passes_left - 1, resumes_at = now() + interval '1 day',
+  digested_from = 'ffffffff-ffff-ffff-ffff-ffffffffffff'
+"""
+
+_BEGIN_MINUTE = """
+UPDATE digest_state SET sampled_minute = date_trunc('minute', now())
+WHERE sampled_minute IS DISTINCT FROM date_trunc('minute', now()) RETURNING sampled_minute
+"""
+_SAMPLE = """
+INSERT INTO queue_samples (minute, name, queued, running)
+SELECT $1, * FROM unnest($2::text[], $3::int[], $4::int[]) ON CONFLICT DO NOTHING
+"""
+_FORGET = """
+DELETE FROM {table} WHERE ctid = ANY (ARRAY(
+  SELECT ctid FROM {table} WHERE minute < now() - make_interval(days => $1) LIMIT $2))
+"""
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Of one minute, team, model and end."""
+
+    results: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    queue_seconds: list[int] = field(default_factory=lambda: [0] * histogram.SIZE)
+    first_token_seconds: list[int] = field(default_factory=lambda: [0] * histogram.SIZE)
+    seconds: list[int] = field(default_factory=lambda: [0] * histogram.SIZE)
+
+    def add(self, row: asyncpg.Record) -> None:
+        """Count one result: how long it waited, its first token from its start, and all of it."""
+        created, started = created_at(row["id"]), row["started_at"]
+        self.results += 1
+        self.prompt_tokens += row["prompt_tokens"] or 0
+        self.completion_tokens += row["completion_tokens"] or 0
+        _count(self.seconds, created, row["finished_at"])
+        if started is not None:
+            _count(self.queue_seconds, created, started)
+            if row["first_token_at"] is not None:
+                _count(self.first_token_seconds, started, row["first_token_at"])
+
+
+class Digest:
+    """Digests what ended, and samples the queues once a minute; any number of processes may run it."""
+
+    def __init__(self, database: Database, depth: QueueDepth, settings: Settings) -> None:
+        self._database = database
+        self._depth = depth
+        self._days = settings.history_days
+        self._most = _MOST
+
+    async def run(self) -> None:
+        """Digest until cancelled."""
+        while True:
+            try:
+                pause = await self.step()
+                self._most = min(_MOST, 2 * self._most)
+            except (ServiceError, asyncpg.PostgresError, *PASSING) as error:
+                # Nobody's answer depends on it: the process goes on. Should it have been too much
+                # at once, it is less next time.
+                self._most = max(1, self._most // 4)
+                pause = _PERIOD_SECONDS
+                if not is_passing(error):
+                    pause = _BROKEN_SECONDS
+                    logger.exception("results are not digested", extra={"action": "not_digested"})
+            await asyncio.sleep(pause)
+
+    async def step(self) -> float:
+        """Do what is due; how many seconds to leave to others, however much there is to do."""
+        began = time.monotonic()
+        (look,) = await self._database.fetch(_LOOK)
+        if look["is_new_minute"]:
+            await self._begin_minute()
+        if look["is_due"] and await self.digest():
+            return time.monotonic() - began
+        if look["may_walk"] and await self.walk():
+            return min(_PERIOD_SECONDS, 5 * (time.monotonic() - began))
+        return _PERIOD_SECONDS
+
+    async def digest(self) -> bool:
+        """Digest a batch of what ended; whether there may be more."""
+
+        async def work(connection: Connection) -> bool:
+            async with connection.transaction():
+                if not await connection.fetchval(_LOCK):
+                    return False
+                rows = await connection.fetch(_DUE, self._most)
+                gone = [row["id"] for row in rows if row["is_gone"]]
+                if gone:
+                    await connection.execute(_DISMISS, gone)
+                done = await self._digest_first(connection, rows, "SKIP LOCKED")
+            return len(rows) == self._most or done < len(rows)
+
+        return await self._database.run(work)
+
+    async def walk(self) -> bool:
+        """Digest what is due of some hundred older results; whether there are more, at once."""
+
+        async def work(connection: Connection) -> bool:
+            async with connection.transaction():
+                if not await connection.fetchval(_LOCK):
+                    return False
+                digested_from = await connection.fetchval(_FROM)
+                if digested_from is None:
+                    return False
+                rows = await connection.fetch(_WALK, self._most, digested_from)
+                done = await self._digest_first(connection, rows, "")
+                if done:
+                    await connection.execute(_STEP, rows[done - 1]["id"])
+                else:
+                    await connection.execute(_BEGIN_ANEW)
+            return bool(done)
+
+        return await self._database.run(work)
+
+    async def _digest_first(
+        self, connection: Connection, rows: Sequence[asyncpg.Record], wait: str
+    ) -> int:
+        """Digest those that are due of as many rows as go together; how many rows these are."""
+        count, characters = _count_together(rows), _CHARACTERS
+        while count:
+            ids = [row["id"] for row in rows[:count] if row["is_due"]]
+            try:
+                async with connection.transaction():
+                    await self._digest(connection, ids, characters, wait)
+            except asyncpg.ProgramLimitExceededError:
+                if count > 1:
+                    count //= 2
+                elif characters > _FEW_CHARACTERS:
+                    characters = _FEW_CHARACTERS
+                else:
+                    raise
+            else:
+                break
+        return count
+
+    async def _digest(
+        self, connection: Connection, ids: Sequence[UUID], characters: int, wait: str
+    ) -> None:
+        if not ids:
+            return
+        rows = await connection.fetch(_DIGEST.format(wait=wait), ids, characters, self._days)
+        totals: dict[tuple[str, datetime, str, str], _Totals] = {}
+        for row in rows:
+            if row["is_counted"]:
+                minute = row["finished_at"].replace(second=0, microsecond=0)
+                key = (row["team_id"], minute, row["model_name"], row["ended_as"])
+                totals.setdefault(key, _Totals()).add(row)
+        if totals:
+            await connection.execute(_COUNT, orjson.dumps(list(_to_rows(totals))).decode())
+
+    async def _begin_minute(self) -> None:
+        """Once a minute, and in one process: sample the queues, and forget what is too old."""
+        rows = await self._database.fetch(_BEGIN_MINUTE)
+        if not rows:
+            return
+        loads = await self._depth.by_model()
+        await self._database.fetch(
+            _SAMPLE,
+            rows[0]["sampled_minute"],
+            list(loads),
+            [load.queued for load in loads.values()],
+            [load.running for load in loads.values()],
+        )
+        for table in ("minute_stats", "queue_samples"):
+            await self._forget(_FORGET.format(table=table))
+
+    async def _forget(self, statement: str) -> None:
+        async def work(connection: Connection) -> str:
+            return await connection.execute(statement, self._days, _MOST_DELETED)
+
+        while await self._database.run(work) == f"DELETE {_MOST_DELETED}":
+            pass
+
+
+def _count_together(rows: Sequence[asyncpg.Record]) -> int:
+    """How many of the first rows have texts that are not too long together; one at least."""
+    together = 0
+    for place, row in enumerate(rows):
+        together += row["size"] if row["is_due"] else 0
+        if place and together > _PIECE_BYTES:
+            return place
+    return len(rows)
+
+
+def _count(counts: list[int], begin: datetime, end: datetime) -> None:
+    counts[histogram.bucket_of((end - begin).total_seconds())] += 1
+
+
+def _to_rows(
+    totals: dict[tuple[str, datetime, str, str], _Totals],
+) -> Iterator[dict[str, Any]]:
+    """In their order, in which all lock minutes."""
+    for key, total in sorted(totals.items(), key=lambda item: item[0]):
+        values = (*key, *(getattr(total, name) for name in (*_SUMS, *_HISTOGRAMS)))
+        yield dict(zip(_NAMES, values, strict=True))

@@ -1,0 +1,146 @@
+"""Compare: one prompt to up to four models or parameter sets, side by side and live."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
+from app.ui.render import page
+from app.ui.results import to_view
+from app.ui.sending import key_of, texts_of
+
+PLACES = (1, 2, 3, 4)
+# What is compared most has controls of its own; the rest is written as JSON.
+_SHOWN = ("temperature", "top_p", "max_tokens", "seed")
+
+
+async def show(request: Request) -> Response:
+    """The form; with `?ids=`, those results as they come and the form they were sent with."""
+    api = api_of(request)
+    ids = [one for one in request.query_params.get("ids", "").split(",") if one][: len(PLACES)]
+    results = await asyncio.gather(*(api.get(f"/results/{segment(one)}") for one in ids))
+    results = [one for one in results if one["kind"] == "generation"]
+    form: dict[str, str] = {}
+    view = "plain"
+    if results:
+        context = await api.get(f"/contexts/{segment(results[0]['context_id'])}")
+        form = _form_of(results, context)
+        view = "rendered" if context["messages"] else "plain"
+    views = await asyncio.gather(*(to_view(one, view) for one in results))
+    return await _page(request, form, results=views)
+
+
+async def send(request: Request) -> Response:
+    """Send the prompt to each place that has a model: in one commit, all or none."""
+    api = api_of(request)
+    texts = texts_of(await request.form())
+    try:
+        bodies = await _bodies(api, texts)
+        response = await api.send("POST", "/results/", json=bodies)
+    except FormError as error:
+        return await _page(request, texts, 422, problem=str(error), fields=error.fields)
+    except ApiError as error:
+        if error.status == 401:
+            raise
+        status = error.status or 502
+        return await _page(request, texts, status, problem=error.message, fields=error.fields)
+    ids = ",".join(one["id"] for one in response.json())
+    return RedirectResponse(f"/compare?ids={ids}", 303)
+
+
+async def _page(
+    request: Request, form: Mapping[str, str], status: int = 200, /, **context: Any
+) -> Response:
+    api = api_of(request)
+    models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+    parameters = {one.name: one for one in flat(await read_parameters(api))}
+    form = {**form, "key": uuid4().hex}
+    if models and "1.model" not in form:
+        # Two places to begin with: the first two models, or the same one twice.
+        form |= {"1.model": models[0]["name"], "2.model": models[min(1, len(models) - 1)]["name"]}
+        form["mode"] = "chat" if models[0]["chat"] else "text"
+    return await page(
+        request,
+        "compare.html",
+        status,
+        form=form,
+        models=models,
+        places=PLACES,
+        parameters=[parameters[name] for name in _SHOWN if name in parameters],
+        **({"results": [], "problem": None, "fields": ()} | context),
+    )
+
+
+async def _bodies(api: Api, texts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The list for POST /results/. Raises FormError."""
+    prompt = texts.get("prompt", "")
+    if not prompt:
+        raise FormError([("prompt", "enter what the models are to answer or continue")])
+    shown = [one for one in flat(await read_parameters(api)) if one.name in _SHOWN]
+    is_chat = texts.get("mode") == "chat"
+    source = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"content": prompt}
+    bodies: list[dict[str, Any]] = []
+    wrong: list[tuple[str, str]] = []
+    for place in PLACES:
+        if not texts.get(f"{place}.model"):
+            continue
+        try:
+            parameters = _parameters(texts, place, shown)
+        except FormError as error:
+            wrong += [(f"{place}: {name}", message) for name, message in error.fields]
+            continue
+        body: dict[str, Any] = {"model": texts[f"{place}.model"], **source}
+        if parameters:
+            body["parameters"] = parameters
+        # The place is part of it: the same twice is meant so.
+        body["idempotency_key"] = key_of(texts.get("key", ""), {"place": place, **body})
+        bodies.append(body)
+    if not bodies and not wrong:
+        wrong = [("model", "choose at least one")]
+    if wrong:
+        raise FormError(wrong)
+    return bodies
+
+
+def _parameters(texts: Mapping[str, str], place: int, shown: Iterable[Parameter]) -> dict[str, Any]:
+    """The parameters of one place. Raises FormError."""
+    values = parse_parameters(shown, texts, f"{place}.p.")
+    if more := texts.get(f"{place}.more", "").strip():
+        try:
+            others = json.loads(more)
+        except (ValueError, RecursionError):
+            others = None
+        if not isinstance(others, dict):
+            raise FormError([("other parameters", 'must be JSON such as {"top_k": 20}')])
+        values = others | values
+    return values
+
+
+def _form_of(results: list[dict[str, Any]], context: Mapping[str, Any]) -> dict[str, str]:
+    """The form that these results were sent with."""
+    messages = context["messages"]
+    form = {
+        "mode": "chat" if messages else "text",
+        "prompt": messages[-1]["content"] if messages else context["content"] or "",
+    }
+    for place, result in zip(PLACES, results, strict=False):
+        form[f"{place}.model"] = result["model_name"]
+        shown = {k: v for k, v in result["parameters"].items() if k in _SHOWN}
+        others = {k: v for k, v in result["parameters"].items() if k not in _SHOWN}
+        form |= to_form(shown, f"{place}.p.")
+        if others:
+            form[f"{place}.more"] = json.dumps(others)
+    return form
+
+
+routes = [
+    Route("/compare", show),
+    Route("/compare", send, methods=["POST"]),
+]

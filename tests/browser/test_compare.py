@@ -1,0 +1,40 @@
+"""Compare: several answers to one prompt, side by side."""
+
+from playwright.async_api import Page, expect
+
+from tests.browser.conftest import Stack, assert_accessible
+
+
+async def test_two_sets_of_parameters_side_by_side(stack: Stack, page: Page) -> None:
+    await page.goto("/compare")
+    await page.fill("#prompt", "{{delay_ms=10}} compare")
+    await page.fill("#p-1-max_tokens", "5")
+    await page.fill("#p-2-max_tokens", "30")
+    await page.fill("#more-2", '{"top_k": 7}')
+    await page.click("button.primary")
+    await expect(page.locator(".live .badge")).to_have_text(["completed", "completed"])
+    figures = page.locator(".live .figures")
+    await expect(figures.nth(0)).to_contain_text("5 tokens")
+    await expect(figures.nth(1)).to_contain_text("30 tokens")
+    await expect(figures.nth(1)).to_contain_text("to the first token")
+    ids = page.url.split("ids=")[1].replace("%2C", ",").split(",")
+    second = stack.api.get(f"/results/{ids[1]}").json()
+    assert second["parameters"] == {"max_tokens": 30, "top_k": 7}
+    assert await page.input_value("#more-2") == '{"top_k": 7}'
+    await assert_accessible(page)
+
+
+async def test_what_is_wrong_is_told_by_place(stack: Stack, page: Page) -> None:
+    await page.goto("/compare")
+    await page.fill("#prompt", "compare")
+    await page.fill("#p-1-temperature", "warm")
+    await page.fill("#more-2", "top_k")
+    await page.click("button.primary")
+    alert = page.locator("[role=alert]")
+    await expect(alert).to_contain_text("1: temperature")
+    await expect(alert).to_contain_text("2: other parameters")
+    assert await page.input_value("#p-1-temperature") == "warm"
+    await page.select_option("#model-1", "")
+    await page.select_option("#model-2", "")
+    await page.click("button.primary")
+    await expect(alert).to_contain_text("choose at least one")
