@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import orjson
 
-from app.ui.api import Api, ApiError, segment
+from app.ui.api import FILE_TIMEOUT, Api, ApiError, segment
 from app.ui.bulk.conversion import Conversion, Part
 from app.ui.bulk.jobs import metadata_of
 
@@ -72,6 +72,7 @@ class Sending:
                 "Content-Type": f"multipart/form-data; boundary={boundary}",
                 "Content-Length": str(len(before) + size + len(after)),
             },
+            timeout=FILE_TIMEOUT,
         )
         file_id = str(response.json()["id"])
         self._files.append(file_id)
@@ -101,6 +102,7 @@ class Sending:
                 "/v1/batches",
                 json=body,
                 headers={"Idempotency-Key": f"bulk-{self.key}-{number}"},
+                timeout=FILE_TIMEOUT,
             )
         except ApiError as error:
             if error.code == "idempotency_conflict":  # its files have other ids than ours

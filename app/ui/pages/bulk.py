@@ -15,12 +15,11 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
 from app.ui.bulk.conversion import Bounds, Conversion, convert, survey
 from app.ui.bulk.jobs import MAX_PARTS, Job, Part, to_jobs
 from app.ui.bulk.mapping import (
@@ -52,7 +51,6 @@ _FORM_FIELDS = (
     "endpoint", "prompt", "template", "system", "id", "model", "model_column", "skip",
     *PARAMETERS, *(f"{name}_column" for name in PARAMETERS),
 )  # fmt: skip
-_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 # Two files at a time are read: more would only share the one interpreter.
 _READERS = ThreadPoolExecutor(2, thread_name_prefix="bulk")
 
@@ -101,7 +99,9 @@ async def upload(request: Request) -> Response:
     if length:
         headers["Content-Length"] = length
     try:
-        response = await api_of(request).send("POST", "/v1/files", content=body, headers=headers)
+        response = await api_of(request).send(
+            "POST", "/v1/files", content=body, headers=headers, timeout=FILE_TIMEOUT
+        )
     except ApiError as error:
         return await _not_uploaded(request, body, error)
     except BodyTooLargeError:
@@ -303,7 +303,7 @@ async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
     told = await api.get(f"/v1/files/{segment(file_id)}")
     with tempfile.TemporaryFile(prefix="bulk-") as file:
         async with api.stream(
-            "GET", f"/v1/files/{segment(file_id)}/content", timeout=_TIMEOUT
+            "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
         ) as response:
             async for piece in response.aiter_bytes():
                 file.write(piece)

@@ -8,14 +8,13 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
 from app.ui.bulk.jobs import Job, Part
 from app.ui.bulk.results import (
     Answer,
@@ -32,7 +31,6 @@ from app.ui.bulk.sending import delete_all
 from app.ui.render import fragment, page
 
 _TOLD_FAILURES = 100
-_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 
 
 async def job(request: Request) -> Response:
@@ -196,7 +194,7 @@ def _lines_of(api: Api, file_id: str | None) -> AsyncIterator[bytes] | None:
 
 async def _file_lines(api: Api, file_id: str) -> AsyncGenerator[bytes, None]:
     async with api.stream(
-        "GET", f"/v1/files/{segment(file_id)}/content", timeout=_TIMEOUT
+        "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
     ) as response:
         async for line in split_lines(response.aiter_bytes()):
             yield line
