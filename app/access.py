@@ -31,7 +31,9 @@ _ASSETS = "/static-offline-docs/"
 # An EventSource can send no header; the route redeems the ticket, which is of one result's team.
 _STREAM = re.compile(r"/results/[^/]+/stream")
 
-_OPERATOR = re.compile(r"/models/[^/]+/(load|unload)|/servers(/.*)?|/launches(/.*)?|/metrics")
+_OPERATOR = re.compile(
+    r"/models/[^/]+/(load|unload)|/servers(/.*)?|/launches(/.*)?|/metrics|/system"
+)
 # What there is to choose from, and what was chosen: for all.
 _LAUNCHES_READ = re.compile(r"/launches(/catalogue|/profiles|/[^/]+)?")
 

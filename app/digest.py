@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import asyncpg
 import orjson
@@ -33,6 +32,9 @@ from app.settings import Settings
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 1.0
+# What was committed late, or was held by somebody, stands behind the place where the last batch ended.
+# To look there means to pass all that is gone, until it is vacuumed: it is done this often.
+_LATE_SECONDS = 5.0
 _MOST = 500  # results of a transaction
 _PIECE_BYTES = 2_000_000  # of their texts
 _CHARACTERS = 100_000  # of each text are searched
@@ -43,7 +45,7 @@ _BROKEN_SECONDS = 60.0
 
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('digest'), 0)"
 _LOOK = """
-SELECT EXISTS (SELECT FROM undigested_results) AS is_due,
+SELECT EXISTS (SELECT FROM undigested_results WHERE place > $1) AS is_due,
   passes_left > 0 AND resumes_at <= now() AS may_walk,
   sampled_minute IS DISTINCT FROM date_trunc('minute', now()) AS is_new_minute
 FROM digest_state
@@ -53,24 +55,26 @@ _TEXT_SIZE = f"""coalesce(least(octet_length(r.output), {_CHARACTERS}), 0)
   + coalesce(least(octet_length(c.content), {_CHARACTERS}), 0)
   + coalesce(pg_column_size(c.messages), 0) AS size"""
 
-# In the order of ids, in which all lock results.
+# OFFSET 0: each row is found by its id. A generic plan would join whole tables, as it does not know
+# how few are asked for.
+_CONTEXT = "LATERAL (SELECT * FROM contexts WHERE id = r.context_id OFFSET 0) c ON true"
 _DUE = f"""
-SELECT u.result_id AS id, r.id IS NULL AS is_gone, true AS is_due, {_TEXT_SIZE}
-FROM (SELECT result_id FROM undigested_results ORDER BY result_id LIMIT $1) u
-LEFT JOIN results r ON r.id = u.result_id LEFT JOIN contexts c ON c.id = r.context_id
-ORDER BY u.result_id
+SELECT u.place, u.result_id AS id, r.id IS NULL AS is_gone, true AS is_due, {_TEXT_SIZE}
+FROM (SELECT * FROM undigested_results WHERE place > $2 ORDER BY place LIMIT $1) u
+LEFT JOIN LATERAL (SELECT * FROM results WHERE id = u.result_id OFFSET 0) r ON true
+LEFT JOIN {_CONTEXT} ORDER BY u.place
 """
-_DISMISS = "DELETE FROM undigested_results WHERE result_id = ANY($1::uuid[])"
+_DISMISS = "DELETE FROM undigested_results WHERE place = ANY($1::bigint[])"
 
 # Every row that it walks over, so that each step is a small one.
 _WALK = f"""
-SELECT r.id, r.state <> 'pending' AND NOT EXISTS (
-  SELECT FROM result_search s WHERE s.result_id = r.id) AS is_due, {_TEXT_SIZE}
+SELECT 0 AS place, r.id, r.state <> 'pending' AND s.result_id IS NULL AS is_due, {_TEXT_SIZE}
 FROM (SELECT * FROM results WHERE id < $2 ORDER BY id DESC LIMIT $1) r
-JOIN contexts c ON c.id = r.context_id ORDER BY r.id DESC
+LEFT JOIN LATERAL (SELECT result_id FROM result_search WHERE result_id = r.id OFFSET 0) s ON true
+JOIN {_CONTEXT} ORDER BY r.id DESC
 """
 
-# An attribution is no text. A text that is not to be stored leaves no words behind.
+# Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is not to be stored leaves no words behind.
 _DIGEST = f"""
 WITH held AS MATERIALIZED (
   SELECT id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
@@ -89,7 +93,8 @@ WITH held AS MATERIALIZED (
   WHERE r.id = ANY (ARRAY(SELECT id FROM held)) ORDER BY r.id
   ON CONFLICT DO NOTHING RETURNING result_id
 ), dismissed AS (
-  DELETE FROM undigested_results WHERE result_id = ANY (ARRAY(SELECT id FROM held))
+  DELETE FROM undigested_results
+  WHERE place = ANY($4::bigint[]) AND result_id = ANY (ARRAY(SELECT id FROM held))
 )
 SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as, prompt_tokens,
   completion_tokens, started_at, first_token_at, finished_at,
@@ -177,6 +182,8 @@ class Digest:
         self._depth = depth
         self._days = settings.history_days
         self._most = _MOST
+        self._place = 0  # where the last batch ended
+        self._looked_at = 0.0  # monotonic time of the last look from the first place on
 
     async def run(self) -> None:
         """Digest until cancelled."""
@@ -197,7 +204,9 @@ class Digest:
     async def step(self) -> float:
         """Do what is due; how many seconds to leave to others, however much there is to do."""
         began = time.monotonic()
-        (look,) = await self._database.fetch(_LOOK)
+        if began - self._looked_at >= _LATE_SECONDS:
+            self._place, self._looked_at = 0, began
+        (look,) = await self._database.fetch(_LOOK, self._place)
         if look["is_new_minute"]:
             await self._begin_minute()
         if look["is_due"] and await self.digest():
@@ -209,18 +218,20 @@ class Digest:
     async def digest(self) -> bool:
         """Digest a batch of what ended; whether there may be more."""
 
-        async def work(connection: Connection) -> bool:
+        async def work(connection: Connection) -> tuple[int, bool]:
             async with connection.transaction():
                 if not await connection.fetchval(_LOCK):
-                    return False
-                rows = await connection.fetch(_DUE, self._most)
-                gone = [row["id"] for row in rows if row["is_gone"]]
+                    return self._place, False
+                rows = await connection.fetch(_DUE, self._most, self._place)
+                gone = [row["place"] for row in rows if row["is_gone"]]
                 if gone:
                     await connection.execute(_DISMISS, gone)
                 done = await self._digest_first(connection, rows, "SKIP LOCKED")
-            return len(rows) == self._most or done < len(rows)
+            is_more = len(rows) == self._most or done < len(rows)
+            return rows[done - 1]["place"] if done else self._place, is_more
 
-        return await self._database.run(work)
+        self._place, is_more = await self._database.run(work)
+        return is_more
 
     async def walk(self) -> bool:
         """Digest what is due of some hundred older results; whether there are more, at once."""
@@ -248,10 +259,10 @@ class Digest:
         """Digest those that are due of as many rows as go together; how many rows these are."""
         count, characters = _count_together(rows), _CHARACTERS
         while count:
-            ids = [row["id"] for row in rows[:count] if row["is_due"]]
+            due = [row for row in rows[:count] if row["is_due"]]
             try:
                 async with connection.transaction():
-                    await self._digest(connection, ids, characters, wait)
+                    await self._digest(connection, due, characters, wait)
             except asyncpg.ProgramLimitExceededError:
                 if count > 1:
                     count //= 2
@@ -264,11 +275,17 @@ class Digest:
         return count
 
     async def _digest(
-        self, connection: Connection, ids: Sequence[UUID], characters: int, wait: str
+        self, connection: Connection, due: Sequence[asyncpg.Record], characters: int, wait: str
     ) -> None:
-        if not ids:
+        if not due:
             return
-        rows = await connection.fetch(_DIGEST.format(wait=wait), ids, characters, self._days)
+        rows = await connection.fetch(
+            _DIGEST.format(wait=wait),
+            [row["id"] for row in due],
+            characters,
+            self._days,
+            [row["place"] for row in due],
+        )
         totals: dict[tuple[str, datetime, str, str], _Totals] = {}
         for row in rows:
             if row["is_counted"]:

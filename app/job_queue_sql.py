@@ -71,7 +71,6 @@ def _write_undigested(ended: str) -> str:
     """A CTE that has each terminal row of `ended` counted and made searchable (`digest`)."""
     return f"""undigested AS (
   INSERT INTO undigested_results (result_id) SELECT id FROM {ended} WHERE state <> 'pending'
-  ON CONFLICT DO NOTHING
 )"""
 
 

@@ -30,6 +30,7 @@ from app.routes import (
     errors,
     exports,
     health,
+    history,
     infini_gram,
     launches,
     me,
@@ -109,7 +110,7 @@ _RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstor
 # Their paths begin with any name: last, so that they hide no other.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
-    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi, me),
+    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi, me, history),
     *(openai, openai_responses, openai_files, openai_batches),
 )
 

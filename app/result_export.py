@@ -19,12 +19,14 @@ _PIECE_BYTES = 4_000_000  # of texts that are read at once; a longer one comes a
 # JSON is stored compressed; its size is known without reading it, its length is not.
 _COMPRESSED = 4
 
+# OFFSET 0: each context is found by its id; a generic plan would read all of them.
+_CONTEXT = "CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = {row}.context_id OFFSET 0) c"
 # `octet_length` of a text is told without reading it, too.
 _SIZES = f"""
 SELECT p.id, coalesce(octet_length(p.output), 0) + coalesce(octet_length(c.content), 0)
   + {_COMPRESSED} * (coalesce(pg_column_size(p.logprobs), 0)
                      + coalesce(pg_column_size(c.messages), 0)) AS size
-FROM ({{page}}) p JOIN contexts c ON c.id = p.context_id ORDER BY p.id DESC
+FROM ({{page}}) p {_CONTEXT.format(row="p")} ORDER BY p.id DESC
 """
 _SIZED_COLUMNS = "id, context_id, output, logprobs"
 _FOUND = f"SELECT {_SIZED_COLUMNS} FROM results WHERE id = ANY($1::uuid[])"
@@ -33,7 +35,7 @@ _COLUMNS = ", ".join(f"r.{column}" for column in LIST_COLUMNS)
 _ROWS = f"""
 SELECT {_COLUMNS}, CASE WHEN c.erased_at IS NULL THEN c.content END AS content,
   CASE WHEN c.erased_at IS NULL THEN c.messages END AS messages
-FROM results r JOIN contexts c ON c.id = r.context_id
+FROM results r {_CONTEXT.format(row="r")}
 WHERE r.id = ANY($1::uuid[]) AND r.team_id = $2 ORDER BY r.id DESC
 """
 

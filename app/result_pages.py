@@ -41,6 +41,7 @@ class Page:
     order: str
     arguments: list[object]  # of the conditions, $1 and on
     low: UUID  # no id is below it
+    high: UUID  # all ids are below it
 
     def select(self, columns: str, limit: int) -> str:
         """The query of the first rows of the page."""
@@ -60,7 +61,8 @@ def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | 
     key, filters = _split(team_id, narrowed, state)
     low = lowest_id(narrowed.created_after) if narrowed.created_after else _LOWEST
     high = lowest_id(narrowed.created_before) if narrowed.created_before else _HIGHEST
-    arguments = [*key.values(), low, min(high, after or _HIGHEST), *filters.values()]
+    high = min(high, after or _HIGHEST)
+    arguments = [*key.values(), low, high, *filters.values()]
     columns, count = ", ".join(key), len(key)
     values = ", ".join(f"${place}" for place in range(1, count + 1))
     # Rows, not equalities: only the one index that begins with these columns has this order.
@@ -76,7 +78,7 @@ def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | 
     elif state is not None:
         conditions.append(f"state = '{state}'")
     order = ", ".join(f"{name} DESC" for name in (*key, "id"))
-    return Page(" AND ".join(conditions), order, arguments, low)
+    return Page(" AND ".join(conditions), order, arguments, low, high)
 
 
 def _split(

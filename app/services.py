@@ -15,6 +15,7 @@ from app.digest import Digest
 from app.erasure import Erasure
 from app.files import FileStore
 from app.fleet import Fleet
+from app.history import HistoryStore
 from app.idempotency import IdempotencyKeys
 from app.infini_gram.declarations import read_declarations
 from app.infini_gram.indexes import Indexes
@@ -31,6 +32,7 @@ from app.result_export import ResultExport
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
+from app.system import SystemStore
 from app.team_limits import TeamLimits
 from app.tickets import TicketOffice
 from app.token_store import TokenStore
@@ -69,6 +71,8 @@ class Services:
     indexes: Indexes
     profiles: dict[str, Profile]
     launches: LaunchStore
+    history: HistoryStore
+    system: SystemStore
 
 
 @contextlib.asynccontextmanager
@@ -84,6 +88,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         limits = TeamLimits(database, settings)
         queue = JobQueue(database, settings, limits)
         depth = QueueDepth(database, settings)
+        history = HistoryStore(database)
         results = ResultStore(database, queue, settings)
         listener = Listener(database)
         limits.subscribe(listener)
@@ -120,6 +125,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             ),
             profiles=read_profiles(settings.profiles_file),
             launches=LaunchStore(database),
+            history=history,
+            system=SystemStore(database, depth, history),
         )
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import (
     DateTime,
     Float,
     ForeignKey,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -224,8 +225,10 @@ result_chunks = Table(
 undigested_results = Table(
     "undigested_results",
     metadata,
+    # In the order of ends, so that who takes them begins where it was, behind what is gone.
+    Column("place", BigInteger, Identity(), primary_key=True),
     # No foreign key: what was deleted before it was digested is passed over.
-    Column("result_id", UUID, primary_key=True),
+    Column("result_id", UUID, nullable=False),
 )
 
 # Each result that is digested has one row: the mark that it was counted.

@@ -22,6 +22,7 @@ from bench import (
     p7_lists,
     p8_growth,
     p9_memory,
+    pages,
     report,
 )
 from bench.cpu import cores_in_use
@@ -44,6 +45,7 @@ _GOALS: dict[str, tuple[Goal, str]] = {
     "p8": (p8_growth.run, "CPU per result as streams, waiters, rows and the queue grow"),
     "fair": (fair.run, "the fair order of the queue; baseline: first in, first out"),
     "fleet": (fleet.run, "one Triton server and two; baseline: one"),
+    "pages": (pages.run, "the web page's pages over a long table; bound: 300 ms"),
     "ngram": (infini_gram.run, "infini-gram: count and attribution; baseline: the package alone"),
     "p9": (p9_memory.run, "memory of the API: idle, with 2,000 long-polls, with 2,000 streams"),
 }

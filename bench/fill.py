@@ -2,6 +2,7 @@
 
 import asyncpg
 
+from app.result_search import TEAM_MARK
 from app.settings import DEFAULT_TEAM
 
 SPAN_SECONDS = 30 * 86_400  # from the oldest row to the newest
@@ -39,6 +40,29 @@ FROM (
     LATERAL (SELECT random() + 0 * i AS c, random() AS m, random() AS s, random() AS e) AS dice
 ) AS r
 """
+
+
+_WORDS = f"""
+INSERT INTO result_search (result_id, team_id, words)
+SELECT r.id, r.team_id, to_tsvector('simple', concat_ws(E'\\n', c.content, r.output, r.error_message))
+  || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
+FROM results r JOIN contexts c ON c.id = r.context_id WHERE r.state <> 'pending'
+"""
+_DIGESTED = "UPDATE digest_state SET passes_left = 0"
+
+
+async def digest(connection: asyncpg.Connection) -> None:
+    """Make all that ended searchable, as `app.digest` does it in the background."""
+    index = await connection.fetchrow(
+        """SELECT indexname, indexdef FROM pg_indexes
+           WHERE tablename = 'result_search' AND indexdef LIKE '%gin%'"""
+    )
+    assert index is not None
+    await connection.execute(f"DROP INDEX {index['indexname']}")
+    await connection.execute(_WORDS)
+    await connection.execute(index["indexdef"])
+    await connection.execute(_DIGESTED)
+    await connection.execute("VACUUM (ANALYZE) result_search")
 
 
 async def fill(connection: asyncpg.Connection, rows: int) -> None:

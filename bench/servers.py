@@ -129,6 +129,20 @@ class House:
             yield Server(pid, port)
 
     @contextlib.asynccontextmanager
+    async def ui(self, environment: Mapping[str, str], api: Server) -> AsyncIterator[Server]:
+        """`python -m app ui` in front of that API."""
+        port = processes.free_port()
+        settings = {
+            **environment,
+            "LLM_UI_HOST": HOST,
+            "LLM_UI_PORT": str(port),
+            "LLM_UI_API_URL": f"http://{HOST}:{api.port}",
+        }
+        async with self._run(["-m", "app", "ui"], settings, "ui.log") as pid:
+            await self._until_ready(pid, lambda: _answers(f"http://{HOST}:{port}/ready", "ok"))
+            yield Server(pid, port)
+
+    @contextlib.asynccontextmanager
     async def worker(self, environment: Mapping[str, str], *options: str) -> AsyncIterator[Server]:
         """`python -m app worker` with these options, once it claims."""
         start = processes.log_size(self._logs / "worker.log")

@@ -111,6 +111,10 @@ class Api:
             self._client.remember(key, value)
         return value
 
+    async def get_open(self, path: str) -> Any:
+        """As `get_known`, of what is the same for everybody and needs no token."""
+        return await Api(self._client, None).get_known(path)
+
     async def post(self, path: str, json: Any = None, params: Params | None = None) -> Any:
         return (await self.send("POST", path, json=json, params=params)).json()
 
@@ -184,8 +188,8 @@ def api_of(request: Request) -> Api:
 
 
 def segment(text: str) -> str:
-    """A name as one segment of a path, whatever is in it."""
-    return quote(text, safe="")
+    """A name as one segment of a path, whatever is in it: `..` is a name too."""
+    return quote(text, safe="").replace(".", "%2E")
 
 
 def _unreachable(url: str) -> ApiError:

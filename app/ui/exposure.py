@@ -32,7 +32,13 @@ class Exposure:
             request = Request(scope)
             if await _is_open(request):
                 app = fragment(
-                    request, "error.html", 403, me=None, title="Not served", message=self._message
+                    request,
+                    "error.html",
+                    403,
+                    me=None,
+                    title="Not served",
+                    message=self._message,
+                    fields=(),
                 )
         await app(scope, receive, send)
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,6 +18,7 @@ from app.ui.exposure import Exposure
 from app.ui.guard import HEADERS, BodyTooLargeError, Guard
 from app.ui.pages import bulk, bulk_jobs, compare, live, playground, sign_in
 from app.ui.render import STATIC, fragment, page
+from app.ui.sending import fields_of, read_form
 from app.ui.session import SessionMiddleware, Sessions
 from app.ui.settings import UiSettings
 
@@ -93,8 +94,11 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     if error.status == 401:
         return await sign_in.ask(request)
     status = error.status or 502
-    title = {403: "Not allowed", 404: "Not found", 0: "No answer"}.get(error.status, "Refused")
-    return await error_page(request, status, title, error.message)
+    titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
+    title = titles.get(error.status, "Refused" if 400 <= status < 500 else "Not available now")
+    # What was being sent is kept: it can be sent again.
+    fields = fields_of(await read_form(request)) if request.method == "POST" else []
+    return await error_page(request, status, title, error.message, fields)
 
 
 async def _on_too_large(request: Request, error: Exception) -> Response:
@@ -116,9 +120,16 @@ async def _on_unexpected(request: Request, _: Exception) -> Response:
     return response
 
 
-async def error_page(request: Request, status: int, title: str, message: str) -> Response:
-    """A page that says what went wrong and what to do."""
+async def error_page(
+    request: Request,
+    status: int,
+    title: str,
+    message: str,
+    fields: Sequence[tuple[str, str]] = (),
+) -> Response:
+    """A page that says what went wrong and what to do; `fields` are of a form to be sent again."""
+    context = {"title": title, "message": message, "fields": fields}
     try:
-        return await page(request, "error.html", status, title=title, message=message)
+        return await page(request, "error.html", status, **context)
     except ApiError:  # it does not know the visitor any more
-        return fragment(request, "error.html", status, me=None, title=title, message=message)
+        return fragment(request, "error.html", status, me=None, **context)

@@ -89,7 +89,7 @@ class FormError(ValueError):
 
 async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
     """The controls by group, as the API's document says at present."""
-    document = await api.get_known("/openapi.json")
+    document = await api.get_open("/openapi.json")
     properties = document["components"]["schemas"]["SamplingParameters"]["properties"]
     parameters = [
         _parameter(name, schema) for name, schema in properties.items() if name not in _HIDDEN

@@ -1,4 +1,4 @@
-"""What forms that send prompts have in common."""
+"""Forms: reading what was entered, and sending it once."""
 
 import hashlib
 import json
@@ -6,6 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import FormData
+from starlette.requests import Request
+
+# The guard bounds the whole of a form: a field may be all of it.
+_MAX_FIELD_BYTES = 2**40
+
+
+async def read_form(request: Request) -> FormData:
+    """The form that was sent."""
+    return await request.form(max_files=0, max_part_size=_MAX_FIELD_BYTES)
+
+
+def fields_of(form: FormData) -> list[tuple[str, str]]:
+    """The fields of a form, without its files."""
+    return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
 
 
 def texts_of(form: FormData) -> dict[str, str]:

@@ -54,8 +54,9 @@ def upgrade() -> None:
     op.execute("ALTER INDEX ix_result_search_words SET (gin_pending_list_limit = 1024)")
     op.create_table(
         "undigested_results",
+        sa.Column("place", sa.BigInteger(), sa.Identity(), nullable=False),
         sa.Column("result_id", sa.UUID(), nullable=False),
-        sa.PrimaryKeyConstraint("result_id", name=op.f("pk_undigested_results")),
+        sa.PrimaryKeyConstraint("place", name=op.f("pk_undigested_results")),
     )
     op.create_table(
         "minute_stats",

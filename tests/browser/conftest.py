@@ -3,8 +3,8 @@
 All tests here share one loop, one run of `up` and one browser; each has a browser context of its own.
 """
 
+import inspect
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,20 +12,18 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page
 
 from app.embedded import processes
 from tests.browser.accessibility import assert_accessible
+from tests.chromium import open_browser, open_page
 from tests.conftest import ROOT
 
-CHROMIUM = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 HERE = Path(__file__).parent
 _START_SECONDS = 120
 
@@ -34,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One loop for them all: a browser belongs to the loop that started it."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            if inspect.iscoroutinefunction(getattr(item, "function", None)):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
             item.add_marker(pytest.mark.system)
 
 
@@ -95,6 +94,76 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         process.wait(timeout=60)
 
 
+@dataclass
+class Secured:
+    """The same service behind an API that asks for tokens, with a web page of its own."""
+
+    url: str
+    api_url: str
+    environment: Mapping[str, str]
+
+    def token(self, team: str, *options: str) -> str:
+        """A new API key."""
+        command = [sys.executable, "-m", "app", "token", "create", "--team", team, *options]
+        return subprocess.check_output(
+            command, cwd=ROOT, env={**os.environ, **self.environment}, text=True
+        ).split()[0]
+
+    def read(self, path: str, token: str) -> Any:
+        """What the API answers to who has that token."""
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.get(self.api_url + path, headers=headers).json()
+
+    def revoke(self, token: str) -> None:
+        """End an API key."""
+        subprocess.run(
+            [sys.executable, "-m", "app", "token", "revoke", "_".join(token.split("_")[:2])],
+            cwd=ROOT, env={**os.environ, **self.environment}, check=True,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def secured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """An API with LLM_AUTH=on on the database of `stack`, and a page in front of it."""
+    port, ui_port = processes.free_port(), processes.free_port()
+    url, api_url = f"http://127.0.0.1:{ui_port}", f"http://127.0.0.1:{port}"
+    environment = {
+        **stack.environment,
+        "LLM_AUTH": "on", "LLM_PORT": str(port),
+        "LLM_UI_PORT": str(ui_port), "LLM_UI_API_URL": api_url,
+    }  # fmt: skip
+    log = (tmp_path_factory.mktemp("secured") / "log").open("wb")
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "app", command], cwd=ROOT, env={**os.environ, **environment},
+            stdout=log, stderr=subprocess.STDOUT,
+        )
+        for command in ("serve", "ui")
+    ]  # fmt: skip
+    try:
+        for ready in (f"{api_url}/health/ready", f"{url}/ready"):
+            wait_for(ready)
+        yield Secured(url, api_url, environment)
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+        for process in started:
+            process.wait(timeout=30)
+        log.close()
+
+
+def wait_for(url: str) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            if httpx.get(url).is_success:
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, url
+        time.sleep(0.1)
+
+
 def _read_settings(file: Path) -> dict[str, str]:
     """What `make run` wrote for a shell, as a shell reads it."""
     said = subprocess.check_output(["bash", "-c", f"set -a; . {file}; env -0"], env={}, text=True)
@@ -105,32 +174,15 @@ def _read_settings(file: Path) -> dict[str, str]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     """The Chromium that the system has."""
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs chromium: apt-get install chromium")
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=CHROMIUM)
+    async with open_browser() as browser:
         yield browser
-        await browser.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(stack: Stack, browser: Browser) -> AsyncIterator[Page]:
-    """A page of a visitor who has never been here. Fails the test for errors in its scripts, and for
-    what the Content-Security-Policy refused.
-    """
-    context = await browser.new_context(base_url=stack.url)
-    page = await context.new_page()
-    page.set_default_timeout(20_000)
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on(
-        "console",
-        lambda message: problems.append(message.text) if "Security" in message.text else None,
-    )
-    yield page
-    await context.close()
-    assert not problems
+    """A page of a visitor who has never been here."""
+    async with open_page(browser, stack.url) as page:
+        yield page
 
 
 __all__ = ["Stack", "assert_accessible"]

@@ -13,6 +13,7 @@ import orjson
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
+from starlette.applications import Starlette
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from app import tenstorrent_errors, tgi_errors
@@ -187,6 +188,16 @@ class _Server(uvicorn.Server):
 async def serve(settings: Settings, *, with_worker: bool = False) -> AsyncIterator[Service]:
     """The API behind a real socket, as `python -m app serve` has it."""
     app: FastAPI = create_app(settings, with_worker=with_worker)
+    async with serve_app(app) as url:
+        services: Services = app.state.services
+        await services.registry.refresh()
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            yield Service(client, services, app)
+
+
+@contextlib.asynccontextmanager
+async def serve_app(app: Starlette) -> AsyncIterator[str]:
+    """An application behind a real socket of 127.0.0.1; its address."""
     server = _Server(
         uvicorn.Config(
             app,
@@ -206,12 +217,8 @@ async def serve(settings: Settings, *, with_worker: bool = False) -> AsyncIterat
         return server.started or serving.done()
 
     await until(is_started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    services: Services = app.state.services
-    await services.registry.refresh()
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield Service(client, services, app)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         await serving
@@ -240,6 +247,7 @@ __all__ = [
     "read",
     "send",
     "serve",
+    "serve_app",
     "until",
     "until_running",
     "write_model",

@@ -110,6 +110,7 @@ async def test_the_document_tells_what_each_operation_needs(closed: Service) -> 
         "delete /launches/{launch_id}",
         "get /launches/{launch_id}/log",
         "get /servers",
+        "get /system",
         "post /servers",
         "get /servers/{name}",
         "delete /servers/{name}",

@@ -33,6 +33,8 @@ ROUTES = {
     "/results/{result_id}/stream-ticket": {"post"},
     "/results/{result_id}/cancel": {"post"},
     "/me": {"get"},
+    "/history": {"get"},
+    "/system": {"get"},
     "/launches": {"post", "get"},
     "/launches/catalogue": {"get"},
     "/launches/profiles": {"get"},

@@ -22,17 +22,21 @@ from app.batch_creation import NewBatch
 from app.batches import BatchStore, BatchWork, Outcome as LineOutcome
 from app.contexts import ContextStore
 from app.database import Connection, Database
+from app.digest import Digest
 from app.erasure import Erasure
 from app.errors import ConflictError
 from app.files import FileStore
+from app.history import HistoryStore
 from app.idempotency import IdempotencyKeys, NewKey
 from app.ids import created_at, new_id
 from app.job_queue import AttemptEnd, Chunk, JobQueue, NewContext, NewResult, Outcome
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
+from app.result_export import ResultExport
 from app.result_pages import ResultFilter
 from app.results import ResultStore
 from app.settings import Settings
+from app.system import SystemStore
 from app.team_limits import Limits, RunningLimits, TeamLimits
 from app.webhook_outbox import State, Verdict, WebhookOutbox
 from tests.claims import claim_all
@@ -52,7 +56,8 @@ FEW = 2_500
 MOST_PENDING = 5_200
 TABLES = {
     "results", "contexts", "result_chunks", "webhook_deliveries", "idempotency_keys", "batches",
-    "batch_lines", "files", "file_parts",
+    "batch_lines", "files", "file_parts", "undigested_results", "result_search", "minute_stats",
+    "queue_samples",
 }  # fmt: skip
 BATCHES, LINES = 2_000, 50_000
 # Lines of the one large batch: those before are done, those behind wait.
@@ -618,6 +623,55 @@ async def test_erasure(table: Table) -> None:
             "UPDATE results SET finished_at = now() - interval '2 h' WHERE NOT store AND finished_at IS NOT NULL"
         )
     await check(table, erasure.erase_undelivered(), "ix_results_finished_at_to_erase")
+
+
+async def test_digest(table: Table) -> None:
+    digest = Digest(table.database, table.depth, table.settings)
+    async with Database.connection(table.database) as connection:
+        await connection.execute(
+            "INSERT INTO undigested_results (result_id) SELECT unnest($1::uuid[])",
+            table.ids[10_000:20_000],
+        )
+        await connection.execute("ANALYZE undigested_results")
+    await digest.digest()
+    await check(table, digest.digest(), "pk_results", "pk_contexts", "pk_undigested_results")
+    await check(table, digest.walk(), "pk_results", "pk_contexts")
+
+
+async def test_export(table: Table) -> None:
+    export = ResultExport(table.database)
+
+    async def read(narrowed: ResultFilter) -> None:
+        rows = export.read(TEAM, narrowed, after=table.ids[ROWS // 2], limit=600)
+        assert sum([len(piece) async for piece in rows]) == 600
+
+    await check(table, read(ResultFilter()), NEWEST, "pk_results")
+    by_model = ResultFilter(model_name="model-1")
+    await check(table, read(by_model), "ix_results_team_id_model_name_id", "pk_results")
+
+
+async def test_figures(table: Table) -> None:
+    async with Database.connection(table.database) as connection:
+        for name in ("minute_stats", "queue_samples"):
+            await connection.execute(f"TRUNCATE {name}")
+        await connection.execute(
+            """INSERT INTO minute_stats SELECT t, now() - make_interval(mins => m), 'm', 'completed', 1,
+                 1, 1, '{}', '{}', '{}' FROM generate_series(1, 10000) m,
+                 unnest(ARRAY['default', 'a', 'b', 'c', 'd']) t"""
+        )
+        await connection.execute(
+            """INSERT INTO queue_samples SELECT now() - make_interval(mins => m), 'q', 1, 1
+               FROM generate_series(1, 10000) m"""
+        )
+        await connection.execute("ANALYZE minute_stats, queue_samples")
+    history = HistoryStore(table.database)
+    window = await history.window(60)
+    await check(table, history.points(window, TEAM, "m"), "pk_minute_stats")
+    await check(table, history.points(window, None), "ix_minute_stats_minute")
+    await check(table, history.failures(window), "ix_minute_stats_minute")
+    await check(table, history.queues(window), "pk_queue_samples")
+    system = SystemStore(table.database, table.depth, history)
+    assert "ix_results_queue_team" in await explain_unprepared(table, system.state(60))
 
 
 async def test_these_checks_can_fail(table: Table) -> None:

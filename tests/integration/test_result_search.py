@@ -60,21 +60,24 @@ async def poem(api: Service, connection: asyncpg.Connection) -> list[UUID]:
         ("\u0001" + b"default".hex(), []),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("walked", [1, 1000])
+@pytest.mark.parametrize("walks", [(1, 2), (1_000, 8_000)])
 async def test_words(
-    api: Service, poem: list[UUID], q: str, places: list[int], walked: int,
+    api: Service, poem: list[UUID], q: str, places: list[int], walks: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """By the walk and by the index the same."""
-    monkeypatch.setattr(result_search, "_WALKED", walked)
+    monkeypatch.setattr(result_search, "_WALKS", walks)
     assert await search(api, q) == [str(poem[place]) for place in places]
 
 
-@pytest.mark.parametrize("walked", [1, 25, 1000])
+@pytest.mark.parametrize("walks", [(1, 2), (5, 20), (1_000, 8_000)])
 async def test_pages_and_filters(
-    api: Service, connection: asyncpg.Connection, walked: int, monkeypatch: pytest.MonkeyPatch
+    api: Service,
+    connection: asyncpg.Connection,
+    walks: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(result_search, "_WALKED", walked)
+    monkeypatch.setattr(result_search, "_WALKS", walks)
     some = await add(connection, 30, output="common rare")
     await add(connection, 30, output="common")
     more = await add(connection, 5, output="common rare")

@@ -25,7 +25,7 @@ def test_everything_else_needs_a_token(path: str) -> None:
     assert needed_scope("GET", path, b"") == "use"
 
 
-@pytest.mark.parametrize("path", ["/models/x/load", "/models/x/unload", "/metrics"])
+@pytest.mark.parametrize("path", ["/models/x/load", "/models/x/unload", "/metrics", "/system"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_operators_paths(method: str, path: str) -> None:
     assert needed_scope(method, path, b"") == "operate"

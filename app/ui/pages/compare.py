@@ -14,7 +14,7 @@ from app.ui.api import Api, ApiError, api_of, segment
 from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
 from app.ui.render import page
 from app.ui.results import to_view
-from app.ui.sending import key_of, texts_of
+from app.ui.sending import key_of, read_form, texts_of
 
 PLACES = (1, 2, 3, 4)
 # What is compared most has controls of its own; the rest is written as JSON.
@@ -40,7 +40,7 @@ async def show(request: Request) -> Response:
 async def send(request: Request) -> Response:
     """Send the prompt to each place that has a model: in one commit, all or none."""
     api = api_of(request)
-    texts = texts_of(await request.form())
+    texts = texts_of(await read_form(request))
     try:
         bodies = await _bodies(api, texts)
         response = await api.send("POST", "/results/", json=bodies)

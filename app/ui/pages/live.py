@@ -11,6 +11,7 @@ from starlette.routing import Route
 from app.ui.api import ApiError, api_of, segment
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
+from app.ui.sending import read_form
 from app.ui.session import safe_path
 
 # The API sends a comment when nothing else comes: silence means that it is gone.
@@ -73,7 +74,7 @@ async def view_of(request: Request, context_id: str) -> str:
 
 async def cancel(request: Request) -> Response:
     """Stop a result; back to where it was stopped."""
-    form = await request.form()
+    form = await read_form(request)
     result_id = segment(request.path_params["result_id"])
     await api_of(request).post(f"/results/{result_id}/cancel")
     return RedirectResponse(safe_path(str(form.get("back") or f"/history/{result_id}")), 303)

@@ -13,7 +13,7 @@ from app.ui.api import Api, ApiError, api_of, segment
 from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
 from app.ui.render import page
 from app.ui.results import to_view
-from app.ui.sending import key_of, texts_of
+from app.ui.sending import key_of, read_form, texts_of
 
 _RECENT = 5
 
@@ -49,7 +49,7 @@ async def show_result(request: Request) -> Response:
 async def send(request: Request) -> Response:
     """Send what was entered; the answer is at the result's own address."""
     api = api_of(request)
-    texts = texts_of(await request.form())
+    texts = texts_of(await read_form(request))
     parameters = await read_parameters(api)
     try:
         body = await _body(api, texts, flat(parameters))

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import Api, ApiError
 from app.ui.render import fragment
+from app.ui.sending import fields_of, read_form
 from app.ui.session import TokenTooLongError, safe_path
 
 _RESUME = "resume."  # before the names of the fields that wait
@@ -21,9 +21,9 @@ async def show(request: Request) -> Response:
 
 async def submit(request: Request) -> Response:
     """Try the token; keep it where the API knows it."""
-    form = await request.form()
+    form = await read_form(request)
     token, next_path = str(form.get("token", "")).strip(), safe_path(str(form.get("next", "/")))
-    resumed = [(name, value) for name, value in _texts(form) if name.startswith(_RESUME)]
+    resumed = [(name, value) for name, value in fields_of(form) if name.startswith(_RESUME)]
 
     def again(status: int, problem: str) -> Response:
         return _form(request, status, next_path=next_path, problem=problem, resumed=resumed)
@@ -69,7 +69,7 @@ async def ask(request: Request) -> Response:
     if request.method == "GET":
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return _form(request, 401, next_path=path, problem=problem)
-    resumed = [(_RESUME + name, value) for name, value in _texts(await request.form())]
+    resumed = [(_RESUME + name, value) for name, value in fields_of(await read_form(request))]
     if resumed and problem:
         problem += " What you entered is kept: it is sent after you have signed in."
     return _form(request, 401, next_path=request.url.path, problem=problem, resumed=resumed)
@@ -92,10 +92,6 @@ def _form(
         problem=problem,
         resumed=resumed,
     )
-
-
-def _texts(form: FormData) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
 
 
 routes = [

@@ -6,7 +6,9 @@
 import { prepare, showOffline } from "./parts.js";
 
 const RETRY_MS = 2000;
-// Offsets count code points; what was shown is kept in pieces, so that a place is found fast.
+// A browser lays out a block anew for each text that is added to it: long ones are left alone.
+const BLOCK = 4000;
+// Offsets count code points, JavaScript UTF-16 units.
 const countPoints = (text) => { let n = 0; for (const _ of text) n += 1; return n; };
 
 export function followStreams(root) {
@@ -35,6 +37,25 @@ class LiveText {
     this.firstAt = null;
     this.firstTokens = 0;
     this.output.textContent = "";
+    this.beginBlock();
+  }
+
+  beginBlock() {
+    this.block = document.createElement("span");
+    this.blockLength = 0;
+    this.output.append(this.block);
+  }
+
+  // Blocks end where lines do; one line that is very long is broken.
+  write(text) {
+    const end = this.blockLength > BLOCK ? text.indexOf("\n") + 1 : 0;
+    if (end > 0 || this.blockLength > 4 * BLOCK) {
+      this.block.append(text.slice(0, end));
+      this.beginBlock();
+      text = text.slice(end);
+    }
+    this.block.append(text);
+    this.blockLength += text.length;
   }
 
   open() {
@@ -87,7 +108,7 @@ class LiveText {
     this.frame = undefined;
     const output = this.output;
     const isAtEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
-    output.append(this.waiting);
+    this.write(this.waiting);
     this.waiting = "";
     if (isAtEnd) output.scrollTop = output.scrollHeight;
     this.tell();

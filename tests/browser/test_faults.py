@@ -1,0 +1,115 @@
+"""A page whose API goes away, and addresses that nobody would type."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from app.embedded import processes
+from app.ui.main import create_ui
+from app.ui.settings import UiSettings
+from tests.browser.conftest import Stack, wait_for
+from tests.chromium import open_page
+from tests.conftest import ROOT
+from tests.integration.support import serve_app
+
+
+class Api:
+    """An API of its own on the database of `stack`, that can be killed and started again."""
+
+    def __init__(self, stack: Stack, log: Path) -> None:
+        self.port = processes.free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environment = {**os.environ, **stack.environment, "LLM_PORT": str(self.port)}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=self._environment,
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        wait_for(f"{self.url}/health/ready")
+
+    def kill(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def api(stack: Stack, tmp_path: Path) -> AsyncIterator[Api]:
+    api = Api(stack, tmp_path / "api.log")
+    await asyncio.to_thread(api.start)
+    yield api
+    api.kill()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_page(api: Api, browser: Browser) -> AsyncIterator[Page]:
+    """A page in front of that API."""
+    settings = UiSettings.model_validate({"api_url": api.url})
+    async with serve_app(create_ui(settings)) as url, open_page(browser, url) as page:
+        yield page
+
+
+async def test_the_api_goes_away_and_comes_back(api: Api, own_page: Page, stack: Stack) -> None:
+    page = own_page
+    await page.goto("/playground")
+    await page.check("input[value=text]")
+    await page.fill("#prompt", "{{delay_ms=50 chunks=120}} away")
+    await page.fill("#p-max_tokens", "120")
+    await page.click("button.primary")
+    output = page.locator(".live .output")
+    await expect(output).to_contain_text(" ")
+    api.kill()
+    await expect(page.locator("#offline")).to_contain_text("The connection is lost")
+    other = await page.context.new_page()
+    await other.goto("/playground")
+    await expect(other.locator("[role=alert]")).to_contain_text("does not answer")
+    await other.close()
+    await asyncio.to_thread(api.start)
+    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=30_000)
+    await expect(page.locator("#offline")).to_be_hidden()
+    result = stack.api.get(f"/results/{page.url.rsplit('/', 1)[1]}").json()
+    assert await output.text_content() == result["result"]
+
+
+async def test_what_is_entered_outlives_the_api(api: Api, own_page: Page) -> None:
+    page = own_page
+    await page.goto("/playground")
+    await page.fill("#prompt", "keep <me>")
+    api.kill()
+    await page.click("button.primary")
+    await expect(page.locator("[role=alert]")).to_contain_text("does not answer")
+    await asyncio.to_thread(api.start)
+    await page.click("text=Send it again")
+    await expect(page.locator(".live .badge")).to_have_text("completed")
+    await expect(page.locator(".turn .text")).to_have_text("keep <me>")
+
+
+HOSTILE = [
+    "/playground/%2e%2e", "/playground/..%2f..%2fcontexts", "/playground/<script>",
+    "/playground/%00", "/playground/" + "x" * 5000, "/playground?from=%2e%2e", "/compare?ids=a,b",
+    "/compare?ids=" + "," * 500, "/results/%2e%2e/events", "/results/x/answer", "/static/../main.py",
+    "/static/%2e%2e/main.py", "/nowhere", "/playground?model=%3Cscript%3E", "/sign-in?next=//x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_hostile_addresses_are_answered_calmly(stack: Stack, path: str) -> None:
+    answer = httpx.get(stack.url + path, headers={"X-Part": "1"}, follow_redirects=True)
+    assert answer.status_code < 500
+    assert "Traceback" not in answer.text
+    assert "<script>" not in answer.text.replace('<script src="/static', "").replace(
+        '<script type="module" src="/static', ""
+    )
