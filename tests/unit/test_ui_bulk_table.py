@@ -136,6 +136,7 @@ def zipped() -> bytes:
         (b"a,b,a\n1,2,3\n", "Columns 1 and 3 have the same name, “a”."),
         (b"x," * MAX_COLUMNS + b"x\n1\n", f"has {MAX_COLUMNS + 1} columns; at most {MAX_COLUMNS}"),
         (b"[\n  {}\n]\n", "one JSON list"),
+        (b"{}\n{}\n", "Line 1: The object has no members."),
         (b'{\n  "a": 1\n}\n', "Line 1: This is no valid JSON"),
     ],
 )
@@ -161,3 +162,10 @@ def test_names_of_columns() -> None:
 def test_lines_keep_what_python_takes_for_their_ends() -> None:
     content = "a\x0bb\u2028c\x85d\n".encode()
     assert list(read_lines(io.BytesIO(content), sniff_encoding(content))) == [content.decode()]
+
+
+def test_members_with_endless_names_are_no_columns() -> None:
+    content = '{"a": 1, "%s": 2}\n' % ("x" * 200)
+    table = read_table(io.BytesIO(content.encode()), "file.jsonl")
+    assert table.columns == ["a"]
+    assert len(table.sample[0].values) == 2

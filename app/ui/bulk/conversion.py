@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from app.ui.bulk.mapping import RowError
-from app.ui.bulk.table import MAX_COLUMNS, Row, Table
+from app.ui.bulk.table import Row, Table, add_columns
 
 MAX_TOLD = 100  # errors that are shown; all are counted
 
@@ -87,7 +87,7 @@ def convert(
                 continue
             parts.write(line, row)
             if table.kind == "jsonl":
-                _add_columns(done.columns, row)
+                add_columns(done.columns, row)
     return done
 
 
@@ -101,14 +101,8 @@ def survey(file: BinaryIO, table: Table) -> Conversion:
             if len(found.errors) < MAX_TOLD:
                 found.errors.append(LineError(row.line, row.error))
         elif table.kind == "jsonl":
-            _add_columns(found.columns, row)
+            add_columns(found.columns, row)
     return found
-
-
-def _add_columns(columns: list[str], row: Row) -> None:
-    for name in row.values:
-        if name not in columns and len(columns) < MAX_COLUMNS:
-            columns.append(name)
 
 
 def _checked(row: Row, to_line: ToLine, seen: "SeenTexts", max_size: int) -> bytes:

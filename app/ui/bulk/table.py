@@ -30,7 +30,8 @@ MAX_COLUMNS = 256
 MAX_NAME = 128  # characters of a column's name
 TEXT_COLUMN = "text"  # of JSON lines that are texts alone
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-_SAMPLE_ROWS = 100
+SAMPLE_ROWS = 10
+_SNIFFED_ROWS = 100
 # The module's own bound, 131,072, would refuse long prompts. Ours counts whole records, and is less.
 csv.field_size_limit(2 * MAX_LINE)
 
@@ -69,7 +70,7 @@ class Table:
 def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
     """Tell the format by the name's ending and the file's head. Raises SourceError.
 
-    `file` may be the head alone (HEAD_BYTES of it are enough for the format, not for the sample).
+    Reads the head for the format, and the first rows for the columns and the sample.
     """
     head = file.read(HEAD_BYTES)
     file.seek(0)
@@ -83,14 +84,25 @@ def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
     table = Table(kind, encoding, delimiter, (), ())
     columns = [] if kind == "jsonl" else _header(_records(read_lines(file, encoding), delimiter))
     file.seek(0)
-    sample = list(itertools.islice(table.rows(file), _SAMPLE_ROWS))
+    sample: list[Row] = []
+    for row in itertools.islice(table.rows(file), _SNIFFED_ROWS):
+        if len(sample) < SAMPLE_ROWS:  # a row may have millions of characters
+            sample.append(row)
+        if kind == "jsonl":
+            add_columns(columns, row)
     if not sample:
         raise SourceError("The file has a row of column names, and no row beneath it.")
-    if kind == "jsonl":
-        columns = list(dict.fromkeys(name for row in sample for name in row.values))[:MAX_COLUMNS]
     if not columns:
-        raise SourceError(f"Line {sample[0].line}: {sample[0].error}")
+        reason = sample[0].error or "The object has no members."
+        raise SourceError(f"Line {sample[0].line}: {reason}")
     return Table(kind, encoding, delimiter, columns, sample)
+
+
+def add_columns(columns: list[str], row: Row) -> None:
+    """Add the names of a row's members, as far as columns may be many and their names long."""
+    for name in row.values:
+        if name not in columns and len(columns) < MAX_COLUMNS and len(name) <= MAX_NAME:
+            columns.append(name)
 
 
 def _sniff_kind(text: str, suffix: str) -> Kind:

@@ -45,7 +45,6 @@ UPLOADS = "/bulk/files"  # takes larger bodies than other forms
 FORM_BYTES = 65_536  # of an upload beside its file
 
 _KEPT_DAYS = 7  # an uploaded file, for sending it once more with another mapping
-_PREVIEW_ROWS = 10
 _LISTED = 100
 _FORM_FIELDS = (
     "endpoint", "prompt", "template", "system", "id", "model", "model_column", "skip",
@@ -280,7 +279,7 @@ async def _preview(
         source=source,
         rows=[
             (row.line, [text_of(row.values.get(column)) for column in source.found.columns])
-            for row in source.table.sample[:_PREVIEW_ROWS]
+            for row in source.table.sample
         ],
         delimiters=DELIMITERS,
         form=form,
