@@ -91,6 +91,10 @@ docs-settings: $(service) ## Rewrite docs/settings.md from app/settings.py
 	$(venv_python) -m docs.generate_settings > docs/settings.md.new
 	mv docs/settings.md.new docs/settings.md
 
+.PHONY: screenshots
+screenshots: $(dev) .venv-triton/.cpu ## Rewrite docs/images: each page of the web page, with the demo model
+	$(venv_python) -m docs.make_screenshots
+
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches (data directories stay)
 	rm -rf .venv .venv-triton nvidia_triton/.venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
