@@ -12,8 +12,11 @@ import httpx
 from starlette.requests import Request
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+# Of requests whose bodies are files: the API stores each part before it takes the next.
+FILE_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 # Streams hold a connection each, for as long as their reader stays.
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=50)
+# An idle connection is left before the API closes it (uvicorn: after 5 s), lest a request meets its end.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=50, keepalive_expiry=2.0)
 _KNOWN_SECONDS = 5.0
 _MAX_KNOWN = 1000
 
@@ -127,10 +130,17 @@ class Api:
         json: Any = None,
         content: AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout: httpx.Timeout | None = None,  # noqa: ASYNC109 - httpx's
     ) -> httpx.Response:
         """One request; the answer, read whole."""
         async with self.stream(
-            method, path, params=params, json=json, content=content, headers=headers
+            method,
+            path,
+            params=params,
+            json=json,
+            content=content,
+            headers=headers,
+            timeout=timeout,
         ) as response:
             await response.aread()
             return response

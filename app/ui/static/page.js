@@ -3,6 +3,7 @@
 import { followStreams } from "./stream.js";
 import { refreshParts } from "./refresh.js";
 import { offerPresets } from "./presets.js";
+import { offerUploads } from "./upload.js";
 import { prepare } from "./parts.js";
 
 function offerTheme() {
@@ -75,6 +76,7 @@ listenForClicks();
 guardForms();
 prepare(document);
 offerPresets();
+offerUploads();
 followStreams(document);
 refreshParts(document);
 document.querySelector("[data-focus]")?.focus();

@@ -1,0 +1,220 @@
+"""A whole file into the files of its batches: requests in parts, and the rows they came from.
+
+The rows are kept beside the requests, so that each answer can come back with the columns of its row;
+those that were left out are among them, with the reason.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from app.ui.bulk.mapping import RowError
+from app.ui.bulk.table import Row, Table, add_columns
+
+MAX_TOLD = 100  # errors that are shown; all are counted
+
+ToLine = Callable[[Row], tuple[str, bytes]]
+
+
+@dataclass(slots=True, frozen=True)
+class LineError:
+    """What is wrong with a line of the file."""
+
+    line: int
+    message: str
+
+
+@dataclass(slots=True)
+class Part:
+    """The requests of one batch, and the rows that they came from; sizes in bytes."""
+
+    path: Path
+    rows_path: Path
+    lines: int = 0
+    size: int = 0
+    left_out: int = 0
+    rows_size: int = 0
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What a file became. The files are in the directory that was given."""
+
+    parts: list[Part] = field(default_factory=list)
+    rows: int = 0
+    left_out: int = 0
+    errors: list[LineError] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        """How many rows became requests."""
+        return self.rows - self.left_out
+
+
+@dataclass(slots=True, frozen=True)
+class Bounds:
+    """Of one part; sizes in bytes."""
+
+    lines: int = 50_000
+    size: int = 100_000_000
+    line_size: int = 2_000_000
+
+
+def convert(
+    file: BinaryIO, table: Table, to_line: ToLine, directory: Path, bounds: Bounds
+) -> Conversion:
+    """Read all rows once; what makes no request is left out and told. Raises SourceError.
+
+    Blocks; of the file, only a row is in memory, and 16 to 32 bytes of each id.
+    """
+    done = Conversion(columns=list(table.columns))
+    seen = SeenTexts()
+    with _Parts(done.parts, directory, bounds) as parts:
+        for row in table.rows(file):
+            done.rows += 1
+            try:
+                line = _checked(row, to_line, seen, bounds.line_size)
+            except RowError as error:
+                done.left_out += 1
+                if len(done.errors) < MAX_TOLD:
+                    done.errors.append(LineError(row.line, str(error)))
+                parts.leave_out(row, str(error))
+                continue
+            parts.write(line, row)
+            if table.kind == "jsonl":
+                add_columns(done.columns, row)
+    return done
+
+
+def survey(file: BinaryIO, table: Table) -> Conversion:
+    """Read all rows, and make nothing of them. Raises SourceError. Blocks."""
+    found = Conversion(columns=list(table.columns))
+    for row in table.rows(file):
+        found.rows += 1
+        if row.error:
+            found.left_out += 1
+            if len(found.errors) < MAX_TOLD:
+                found.errors.append(LineError(row.line, row.error))
+        elif table.kind == "jsonl":
+            add_columns(found.columns, row)
+    return found
+
+
+def _checked(row: Row, to_line: ToLine, seen: "SeenTexts", max_size: int) -> bytes:
+    if row.error:
+        raise RowError(row.error)
+    identifier, line = to_line(row)
+    if len(line) > max_size:
+        raise RowError(f"The request has {len(line):,} bytes, more than {max_size:,}.")
+    if not seen.add(identifier):
+        raise RowError(f"The id “{identifier[:60]}” is that of an earlier line.")
+    return line
+
+
+def _kept(row: Row, values: dict[str, Any], error: str = "") -> bytes:
+    kept: dict[str, Any] = {"line": row.line, "columns": values}
+    if error:
+        kept["error"] = error
+    try:
+        return orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
+    except (TypeError, ValueError):  # nested too deep to be written
+        return orjson.dumps({**kept, "columns": {}}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+class _Parts:
+    """Writes requests and rows, and begins another part when one is full."""
+
+    def __init__(self, parts: list[Part], directory: Path, bounds: Bounds) -> None:
+        self._parts = parts
+        self._directory = directory
+        self._bounds = bounds
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
+
+    def __enter__(self) -> "_Parts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files or ():
+            file.close()
+
+    def write(self, line: bytes, row: Row) -> None:
+        """A request and its row."""
+        kept = _kept(row, row.values)
+        part, lines, rows = self._part(len(line), len(kept))
+        lines.write(line)
+        part.lines += 1
+        part.size += len(line)
+        rows.write(kept)
+        part.rows_size += len(kept)
+
+    def leave_out(self, row: Row, error: str) -> None:
+        """A row alone; after very many of them, without its values."""
+        part, _, rows = self._part(0, 0)
+        is_full = part.rows_size > self._bounds.size
+        kept = _kept(row, {} if is_full else row.values, error)
+        rows.write(kept)
+        part.rows_size += len(kept)
+        part.left_out += 1
+
+    def _part(self, size: int, rows_size: int) -> tuple[Part, BinaryIO, BinaryIO]:
+        bounds = self._bounds
+        part = self._parts[-1] if self._parts else None
+        is_full = (
+            part is not None
+            and part.lines > 0
+            and size > 0
+            and (
+                part.lines >= bounds.lines
+                or part.size + size > bounds.size
+                or part.rows_size + rows_size > bounds.size
+            )
+        )
+        if part is None or self._files is None or is_full:
+            self.__exit__()
+            number = len(self._parts) + 1
+            part = Part(
+                self._directory / f"part-{number}.jsonl", self._directory / f"rows-{number}.jsonl"
+            )
+            self._parts.append(part)
+            self._files = part.path.open("wb"), part.rows_path.open("wb")
+        return part, *self._files
+
+
+class SeenTexts:
+    """A set of texts by 64 bits of each (Python's salted hash), in 16 to 32 bytes a text.
+
+    Of a million texts, two are taken for one another once in thirty million files.
+    """
+
+    def __init__(self) -> None:
+        self._slots = array("Q", [0]) * 4096
+        self._count = 0
+
+    def add(self, text: str) -> bool:
+        """Whether it is new."""
+        mark = hash(text) & 0xFFFF_FFFF_FFFF_FFFF or 1
+        if not self._insert(mark):
+            return False
+        self._count += 1
+        if self._count * 2 > len(self._slots):
+            old, self._slots = self._slots, array("Q", [0]) * (2 * len(self._slots))
+            for one in old:
+                if one:
+                    self._insert(one)
+        return True
+
+    def _insert(self, mark: int) -> bool:
+        slots = self._slots
+        size = len(slots)
+        place = mark % size
+        while (found := slots[place]) != mark:
+            if not found:
+                slots[place] = mark
+                return True
+            place = (place + 1) % size
+        return False

@@ -1,0 +1,229 @@
+"""A bulk job as its batches tell it: each has the job's key and its place in the metadata.
+
+Nothing of a job is kept elsewhere. The batch of the last part is made last and names the others: what
+has it, is whole, and its id is the job's. A batch that no page made is a job of one part.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+MAX_PARTS = 100
+_IDS_OF_A_VALUE = 15  # a value of metadata has 512 characters, an id 32
+_ID = re.compile("[0-9a-f]{32}")
+_OVER = frozenset({"completed", "failed", "expired", "cancelled"})
+# The first that is a state of any part is the job's.
+_ORDER = (
+    ("cancelling", "stopping"),
+    ("in_progress", "running"),
+    ("validating", "checking"),
+    ("finalizing", "writing results"),
+    ("failed", "failed"),
+    ("expired", "expired"),
+    ("cancelled", "cancelled"),
+    ("completed", "completed"),
+)
+_ESTIMATE_AFTER = 3.0  # seconds
+
+Batch = Mapping[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """One batch."""
+
+    batch: Batch
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the page noted when it made the batch."""
+        return self.batch["metadata"] or {}
+
+    @property
+    def id(self) -> str:
+        return str(self.batch["id"])
+
+    @property
+    def state(self) -> str:
+        return str(self.batch["status"])
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _OVER
+
+    @property
+    def job(self) -> str:
+        """The key of its job; its own id if it has none."""
+        return self.metadata.get("bulk_job", self.id)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it stands for its job."""
+        number, _, count = self.metadata.get("bulk_part", "1/1").partition("/")
+        return number == count
+
+    @property
+    def lines(self) -> int:
+        """Its requests, also before they have been read."""
+        return int(self.batch["request_counts"]["total"]) or _number(self.metadata, "bulk_lines")
+
+    @property
+    def left_out(self) -> int:
+        return _number(self.metadata, "bulk_left_out")
+
+    @property
+    def rows_file_id(self) -> str | None:
+        """The file of the rows that its lines were made of."""
+        return self.metadata.get("bulk_rows")
+
+    @property
+    def file_ids(self) -> list[str]:
+        """All its files: what came of it, and what it was made of."""
+        names = ("output_file_id", "error_file_id", "input_file_id")
+        ids = [*(self.batch[name] for name in names), self.rows_file_id]
+        return [one for one in ids if one is not None]
+
+    @property
+    def earlier_ids(self) -> list[str]:
+        """The ids of the job's other batches, in their order."""
+        texts = (self.metadata.get(f"bulk_parts_{number}", "") for number in range(1, 10))
+        ids = [one for text in texts for one in text.split()]
+        return [f"batch_{UUID(one)}" for one in ids if _ID.fullmatch(one)][: MAX_PARTS - 1]
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """All batches of a job, in the order of the file. Times in seconds."""
+
+    parts: Sequence[Part]
+    is_whole: bool = True
+
+    @property
+    def last(self) -> Part:
+        return self.parts[-1]
+
+    @property
+    def id(self) -> str:
+        return self.last.id
+
+    @property
+    def name(self) -> str:
+        return self.last.metadata.get("bulk_name") or f"Batch {self.last.id[-12:]}"
+
+    @property
+    def model(self) -> str:
+        return self.last.metadata.get("bulk_model", "")
+
+    @property
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self.parts[0].batch["created_at"], UTC)
+
+    @property
+    def lines(self) -> int:
+        return sum(part.lines for part in self.parts)
+
+    @property
+    def completed(self) -> int:
+        return sum(part.batch["request_counts"]["completed"] for part in self.parts)
+
+    @property
+    def failed(self) -> int:
+        """Lines that failed; once a batch has ended, all that have no answer."""
+        counts = [part.batch["request_counts"] for part in self.parts]
+        return sum(
+            part.lines - count["completed"] if part.is_over else count["failed"]
+            for part, count in zip(self.parts, counts, strict=True)
+        )
+
+    @property
+    def left_out(self) -> int:
+        return sum(part.left_out for part in self.parts)
+
+    @property
+    def done(self) -> int:
+        return self.completed + self.failed
+
+    @property
+    def is_over(self) -> bool:
+        return all(part.is_over for part in self.parts)
+
+    @property
+    def state(self) -> str:
+        states = {part.state for part in self.parts}
+        label = next(label for state, label in _ORDER if state in states)
+        return f"{label} with failures" if label == "completed" and self.failed else label
+
+    @property
+    def badge(self) -> str:
+        """The class that colours the state."""
+        if not self.is_over:
+            return "running"
+        if any(part.state != "completed" for part in self.parts):
+            return "failed"
+        return "warn" if self.failed else "completed"
+
+    @property
+    def refusals(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """What was wrong with a part as a whole: its number, and the error."""
+        return [
+            (number, error)
+            for number, part in enumerate(self.parts, 1)
+            for error in (part.batch["errors"] or {"data": ()})["data"]
+        ]
+
+    def seconds_left(self, now: float | None = None) -> float | None:
+        """How long the rest takes at the speed so far; None before that can be told."""
+        begun = [part.batch["in_progress_at"] for part in self.parts]
+        begun = [one for one in begun if one is not None]
+        elapsed = (now or time.time()) - min(begun) if begun else 0
+        if self.is_over or not self.done or elapsed < _ESTIMATE_AFTER:
+            return None
+        return (self.lines - self.done) * elapsed / self.done
+
+
+def metadata_of(
+    *, name: str, job: str, number: int, count: int, lines: int, left_out: int, rows_file_id: str,
+    model: str, earlier_ids: Sequence[str],
+) -> dict[str, str]:  # fmt: skip
+    """What the batch of a part is told, for `Part` to read; `earlier_ids` are for the last alone."""
+    metadata = {
+        "bulk_name": name[:200],
+        "bulk_job": job,
+        "bulk_part": f"{number}/{count}",
+        "bulk_lines": str(lines),
+        "bulk_left_out": str(left_out),
+        "bulk_rows": rows_file_id,
+    }
+    if model:
+        metadata["bulk_model"] = model[:256]
+    ids = [UUID(one.removeprefix("batch_")).hex for one in earlier_ids]
+    for place in range(0, len(ids), _IDS_OF_A_VALUE):
+        key = f"bulk_parts_{place // _IDS_OF_A_VALUE + 1}"
+        metadata[key] = " ".join(ids[place : place + _IDS_OF_A_VALUE])
+    return metadata
+
+
+def to_jobs(batches: Sequence[Batch], hidden: str = "") -> list[Job]:
+    """The jobs of a page of batches, newest first; those of the job `hidden` are left out.
+
+    The parts of a job that are not among these batches are named by its last part's `earlier_ids`.
+    One that has no last part here is not whole: it is being sent, or its sending broke off.
+    """
+    of_job: dict[str, list[Part]] = {}
+    for batch in batches:
+        part = Part(batch)
+        of_job.setdefault(part.job, []).append(part)
+    return [
+        Job(parts[::-1], is_whole=parts[0].is_last)
+        for key, parts in of_job.items()
+        if key != hidden
+    ]
+
+
+def _number(metadata: Mapping[str, str], key: str) -> int:
+    text = metadata.get(key, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0

@@ -1,0 +1,307 @@
+"""From a row to a request, as a person mapped the columns.
+
+The lines are those of OpenAI's batches: https://platform.openai.com/docs/api-reference/batch
+"""
+
+import math
+import re
+from collections.abc import Collection, Mapping as MappingOf, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from app.ui.bulk.table import Row
+
+CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MAX_ID = 512  # characters of a custom_id
+MAX_TEMPLATE = 100_000  # characters
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_PROMPT_NAMES = (
+    "prompt", "messages", "question", "input", "instruction", "text", "user", "content", "message",
+)  # fmt: skip
+_ID_NAMES = ("id", "custom_id", "key", "uuid")
+
+
+class MappingError(ValueError):
+    """What was entered cannot be used; `name` is the control's."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class RowError(ValueError):
+    """A row makes no request."""
+
+
+@dataclass(slots=True, frozen=True)
+class Parameter:
+    """A number that a request may have, within bounds that the API has too."""
+
+    low: float
+    high: float
+    is_whole: bool = False
+
+    def read(self, name: str, value: Any) -> int | float:
+        """The number in a cell, or in JSON. Raises ValueError, in words."""
+        noun = "a whole number" if self.is_whole else "a number, with a point: 0.5"
+        try:
+            number = _number(value)
+        except ValueError:
+            raise ValueError(f"{name} must be {noun}, not {_shown(value)}.") from None
+        if self.is_whole and isinstance(number, float):
+            if not number.is_integer():
+                raise ValueError(f"{name} must be {noun}, not {_shown(value)}.")
+            number = int(number)
+        if not self.low <= number <= self.high:
+            raise ValueError(f"{name} must be from {self.low:,} to {self.high:,}, not {number}.")
+        return number
+
+
+def _number(value: Any) -> int | float:
+    """Raises ValueError for what is none; NaN and the infinities are none."""
+    is_number = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if not is_number or "_" in str(value):  # Python would read 1_000
+        raise ValueError(value)
+    try:
+        return int(value) if isinstance(value, str | int) else value
+    except ValueError:
+        number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _shown(value: Any) -> str:
+    return f"“{text_of(value)[:40]}”"
+
+
+PARAMETERS = {
+    "max_tokens": Parameter(1, 1_000_000, is_whole=True),
+    "temperature": Parameter(0, 2),
+    "top_p": Parameter(1e-9, 1),
+    "top_k": Parameter(-1, 1_000_000, is_whole=True),
+    "min_p": Parameter(0, 1),
+    "seed": Parameter(-(2**63), 2**63 - 1, is_whole=True),
+    "presence_penalty": Parameter(-2, 2),
+    "frequency_penalty": Parameter(-2, 2),
+    "repetition_penalty": Parameter(1e-9, 100),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Template:
+    """A text with columns in it: pairs of the text before and the column."""
+
+    parts: Sequence[tuple[str, str | None]]
+
+    @property
+    def only_column(self) -> str | None:
+        """The column that is all of it."""
+        is_alone = len(self.parts) == 1 and not self.parts[0][0]
+        return self.parts[0][1] if is_alone else None
+
+    def fill(self, row: Row) -> str:
+        """The text for a row. Raises RowError for a column that the row has not."""
+        return "".join(
+            before if column is None else before + text_of(_value(row, column))
+            for before, column in self.parts
+        )
+
+
+def of_column(column: str) -> Template:
+    """The text of one column."""
+    return Template([("", column)])
+
+
+def parse_template(text: str, columns: Collection[str], control: str) -> Template:
+    """A text with columns' names in braces; `{{` and `}}` are braces. Raises MappingError."""
+    if len(text) > MAX_TEMPLATE:
+        raise MappingError(control, f"At most {MAX_TEMPLATE:,} characters.")
+    parts: list[tuple[str, str | None]] = []
+    before, place = "", 0
+    for found in _BRACES.finditer(text):
+        before += text[place : found.start()]
+        place = found.end()
+        if found[0] in ("{{", "}}"):
+            before += found[0][0]
+        elif found[1] in columns:
+            parts.append((before, found[1]))
+            before = ""
+        else:
+            known = ", ".join(f"{{{column}}}" for column in list(columns)[:20])
+            raise MappingError(
+                control,
+                f"“{found[0][:60]}” names no column of the file. It has {known}. "
+                "Write {{ and }} for braces that stay as they are.",
+            )
+    if before + text[place:]:
+        parts.append((before + text[place:], None))
+    return Template(parts)
+
+
+@dataclass(slots=True, frozen=True)
+class Mapping:
+    """Which column is what. Numbers of a row's own cells go before those for all rows."""
+
+    endpoint: str
+    prompt: Template
+    system: Template | None = None
+    id_column: str | None = None
+    model: str | None = None
+    model_column: str | None = None
+    values: MappingOf[str, int | float] = field(default_factory=dict)
+    columns: MappingOf[str, str] = field(default_factory=dict)  # of parameters
+
+    def id_of(self, row: Row) -> str:
+        """The request's id: the row's own, or its line's number. Raises RowError."""
+        if self.id_column is None:
+            return f"line-{row.line}"
+        text = text_of(_value(row, self.id_column)).strip()
+        if not text or len(text) > MAX_ID:
+            raise RowError(f"The id in “{self.id_column}” must have 1 to {MAX_ID} characters.")
+        return text
+
+    def body_of(self, row: Row) -> dict[str, Any]:
+        """The request. Raises RowError."""
+        body: dict[str, Any] = {}
+        model = row.values.get(self.model_column) if self.model_column else None
+        if model := (text_of(model).strip() or self.model):
+            body["model"] = model
+        if self.endpoint == CHAT:
+            body["messages"] = self._messages(row)
+        else:
+            body["prompt"] = self._text(row)
+        body |= self.values
+        for name, column in self.columns.items():
+            value = row.values.get(column)
+            if value is None or (isinstance(value, str) and not value.strip()):
+                continue
+            try:
+                body[name] = PARAMETERS[name].read(name, value)
+            except ValueError as error:
+                raise RowError(f"Column “{column}”: {error}") from None
+        return body
+
+    def _messages(self, row: Row) -> list[Any]:
+        system = self.system.fill(row) if self.system else ""
+        before = [{"role": "system", "content": system}] if system.strip() else []
+        column = self.prompt.only_column
+        if column is not None and isinstance(messages := _value(row, column), list):
+            return before + messages
+        return [*before, {"role": "user", "content": self._text(row)}]
+
+    def _text(self, row: Row) -> str:
+        text = self.prompt.fill(row)
+        if not text.strip():
+            raise RowError("The prompt is empty.")
+        return text
+
+
+def to_line(row: Row, mapping: Mapping) -> tuple[str, bytes]:
+    """A row's id and its request as a line of a batch's file. Raises RowError."""
+    identifier = mapping.id_of(row)
+    line = {
+        "custom_id": identifier,
+        "method": "POST",
+        "url": mapping.endpoint,
+        "body": mapping.body_of(row),
+    }
+    try:
+        return identifier, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    except (TypeError, ValueError):  # it reads deeper nesting than it writes
+        raise RowError("The row is nested too deep.") from None
+
+
+def check_line(row: Row, endpoint: str) -> tuple[str, bytes]:
+    """The id of a line that is a request already, and the line unchanged. Raises RowError."""
+    values = row.values
+    identifier = values.get("custom_id")
+    if not isinstance(identifier, str) or not 1 <= len(identifier) <= MAX_ID or "\0" in identifier:
+        raise RowError(f"custom_id must be a text of 1 to {MAX_ID} characters.")
+    if values.get("method") != "POST":
+        raise RowError("method must be POST.")
+    if values.get("url") != endpoint:
+        raise RowError(f"url must be {endpoint}, as on the first line: a batch has one endpoint.")
+    body = values.get("body")
+    if not isinstance(body, dict):
+        raise RowError("body must be a JSON object, the request.")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise RowError(f"body.{name} has no meaning in a batch.")
+    return identifier, row.text.rstrip("\r\n").encode() + b"\n"
+
+
+def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping:
+    """What was entered in the page's form. Raises MappingError."""
+
+    def column(control: str) -> str | None:
+        name = form.get(control) or None
+        if name is not None and name not in columns:
+            raise MappingError(control, f"The file has no column “{name[:60]}”.")
+        return name
+
+    endpoint = form.get("endpoint", CHAT)
+    if endpoint not in (CHAT, COMPLETION):
+        raise MappingError("endpoint", f"Must be {CHAT} or {COMPLETION}.")
+    template, prompt = form.get("template", ""), column("prompt")
+    if not template.strip() and prompt is None:
+        raise MappingError("prompt", "Choose the column with the prompts, or write a template.")
+    system = form.get("system", "")
+    if system.strip() and endpoint != CHAT:
+        raise MappingError("system", "Only a chat has a system message.")
+    model = form.get("model", "").strip()
+    if len(model) > 256:
+        raise MappingError("model", "At most 256 characters.")
+    values = {}
+    for name, parameter in PARAMETERS.items():
+        if text := form.get(name, "").strip():
+            try:
+                values[name] = parameter.read(name, text)
+            except ValueError as error:
+                raise MappingError(name, str(error)) from None
+    return Mapping(
+        endpoint=endpoint,
+        prompt=parse_template(template, columns, "template")
+        if template.strip()
+        else of_column(prompt or ""),
+        system=parse_template(system, columns, "system") if system.strip() else None,
+        id_column=column("id"),
+        model=model or None,
+        model_column=column("model_column"),
+        values=values,
+        columns={
+            name: found for name in PARAMETERS if (found := column(f"{name}_column")) is not None
+        },
+    )
+
+
+def guess_form(columns: Sequence[str]) -> dict[str, str]:
+    """What to enter first, by the columns' names."""
+    by_name = {column.strip().lower(): column for column in reversed(columns)}
+    prompt = next((by_name[name] for name in _PROMPT_NAMES if name in by_name), None)
+    guess = {"prompt": prompt or (columns[0] if len(columns) == 1 else "")}
+    if found := next((by_name[name] for name in _ID_NAMES if name in by_name), None):
+        guess["id"] = found
+    if "model" in by_name:
+        guess["model_column"] = by_name["model"]
+    for name in ("system", "system_prompt"):
+        if name in by_name:
+            guess["system"] = "{" + by_name[name] + "}"
+    guess |= {f"{name}_column": by_name[name] for name in PARAMETERS if name in by_name}
+    return {name: value for name, value in guess.items() if value}
+
+
+def text_of(value: Any) -> str:
+    """A value as a prompt has it: a text as it is, nothing as nothing, else its JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else orjson.dumps(value).decode()
+
+
+def _value(row: Row, column: str) -> Any:
+    try:
+        return row.values[column]
+    except KeyError:
+        raise RowError(f"The line has no “{column}”.") from None

@@ -1,0 +1,250 @@
+"""Answers beside the rows they came from, as JSON lines or CSV, one at a time.
+
+A batch's output and error files are in the order of its lines, and so are the kept rows: they are
+merged as they come, whatever their number.
+"""
+
+import csv
+import io
+import re
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from app.ui.bulk.mapping import text_of
+
+Status = Literal["completed", "failed", "left_out", "pending"]
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # without it, Excel takes UTF-8 for the country's old encoding
+_ANSWER_COLUMNS = (
+    "output", "status", "error", "model", "finish_reason", "prompt_tokens", "completion_tokens",
+    "result_id",
+)  # fmt: skip
+# https://owasp.org/www-community/attacks/CSV_Injection, with the wide forms of its signs.
+_FORMULA = re.compile("^[ \u00a0]*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+_CHUNK = 65_536  # bytes that are sent at once
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What became of a request."""
+
+    custom_id: str = ""
+    status: Status = "pending"
+    output: str = ""
+    error_code: str = ""
+    error_message: str = ""
+    model: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    result_id: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class AnsweredRow:
+    """A row of the uploaded file and its answer."""
+
+    line: int
+    columns: dict[str, Any]
+    answer: Answer
+
+
+@dataclass(slots=True, frozen=True)
+class PartAnswers:
+    """The answers of one batch: how many lines it has, and its files' lines, if it has them."""
+
+    lines: int
+    output: AsyncIterator[bytes] | None = None
+    errors: AsyncIterator[bytes] | None = None
+    otherwise: Answer = Answer()  # of a line that neither file has
+
+
+async def split_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The lines of a file that comes in pieces."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
+
+
+def read_answer(line: bytes) -> tuple[int, Answer]:
+    """A line of an output or error file: its number in the batch's file, and the answer."""
+    outcome = orjson.loads(line)
+    number = int(outcome["id"].rpartition("_")[2])
+    response = outcome.get("response") or {}
+    body = response.get("body") or {}
+    error = outcome.get("error") or body.get("error")
+    common = {"custom_id": outcome["custom_id"], "result_id": response.get("request_id") or ""}
+    if error:
+        return number, Answer(
+            **common,
+            status="failed",
+            error_code=str(error.get("code") or error.get("type") or ""),
+            error_message=str(error.get("message") or ""),
+        )
+    usage = body.get("usage") or {}
+    choices = body.get("choices") or [{}]
+    return number, Answer(
+        **common,
+        status="completed",
+        output=output_of(body),
+        model=body.get("model") or "",
+        finish_reason=choices[0].get("finish_reason") or body.get("status") or "",
+        prompt_tokens=usage.get("prompt_tokens", usage.get("input_tokens")),
+        completion_tokens=usage.get("completion_tokens", usage.get("output_tokens")),
+    )
+
+
+def output_of(body: dict[str, Any]) -> str:
+    """The text of an answer of any of the three endpoints; of several choices, a JSON list."""
+    if "output" in body:  # a response
+        return "".join(
+            content.get("text", "")
+            for item in body["output"]
+            for content in item.get("content") or ()
+            if content.get("type") == "output_text"
+        )
+    texts = [_text_of_choice(choice) for choice in body.get("choices") or ()]
+    return texts[0] if len(texts) == 1 else orjson.dumps(texts).decode()
+
+
+def _text_of_choice(choice: dict[str, Any]) -> str:
+    if "message" not in choice:
+        return choice.get("text") or ""
+    message = choice["message"]
+    return message.get("content") or text_of(message.get("tool_calls"))
+
+
+class _Cursor:
+    """Reads a file's answers in step with the batch's lines."""
+
+    def __init__(self, lines: AsyncIterator[bytes] | None) -> None:
+        self._lines = lines
+        self._next: tuple[int, Answer] | None = None
+
+    async def take(self, number: int) -> Answer | None:
+        """The answer to this line, if the file has it."""
+        while self._lines is not None and (self._next is None or self._next[0] < number):
+            line = await anext(self._lines, None)
+            if line is None:
+                self._lines = None
+            elif line:
+                self._next = read_answer(line)
+        return self._next[1] if self._next is not None and self._next[0] == number else None
+
+
+async def join(
+    rows: AsyncIterator[bytes], parts: Sequence[PartAnswers]
+) -> AsyncIterator[AnsweredRow]:
+    """Each kept row with its answer, in the order of the uploaded file."""
+    answers = _answers(parts)
+    async for line in rows:
+        row = orjson.loads(line)
+        if "error" in row:
+            answer = Answer(status="left_out", error_code="left_out", error_message=row["error"])
+        else:
+            answer = await anext(answers, Answer())
+        yield AnsweredRow(row["line"], row["columns"], answer)
+
+
+async def without_rows(parts: Sequence[PartAnswers]) -> AsyncIterator[AnsweredRow]:
+    """The answers alone, under their ids: of a batch that was not made from a table."""
+    number = 0
+    async for answer in _answers(parts):
+        number += 1
+        yield AnsweredRow(number, {"custom_id": answer.custom_id}, answer)
+
+
+async def _answers(parts: Sequence[PartAnswers]) -> AsyncIterator[Answer]:
+    for part in parts:
+        output, errors = _Cursor(part.output), _Cursor(part.errors)
+        for number in range(1, part.lines + 1):
+            yield await output.take(number) or await errors.take(number) or part.otherwise
+
+
+async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncIterator[bytes]:
+    """JSON lines, in pieces."""
+    buffer = bytearray()
+    async for row in rows:
+        answer = row.answer
+        error = {"code": answer.error_code, "message": answer.error_message}
+        buffer += orjson.dumps(
+            {
+                "line": row.line,
+                "input": row.columns,
+                "output": answer.output if answer.status == "completed" else None,
+                "status": answer.status,
+                "error": error if answer.error_message else None,
+                "model": answer.model or None,
+                "finish_reason": answer.finish_reason or None,
+                "prompt_tokens": answer.prompt_tokens,
+                "completion_tokens": answer.completion_tokens,
+                "result_id": answer.result_id or None,
+            },
+            option=orjson.OPT_APPEND_NEWLINE,
+        )
+        if len(buffer) >= _CHUNK:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
+
+
+async def to_csv(rows: AsyncIterable[AnsweredRow], columns: Sequence[str]) -> AsyncIterator[bytes]:
+    """A table for spreadsheets: the file's columns, then the answer's; no cell is a formula."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)  # RFC 4180: commas, CRLF
+    names = [_free_name("line", columns), *columns]
+    names += [_free_name(name, columns) for name in _ANSWER_COLUMNS]
+    writer.writerow([harmless(name) for name in names])
+    yield BYTE_ORDER_MARK
+    async for row in rows:
+        answer = row.answer
+        error = ": ".join(filter(None, (answer.error_code, answer.error_message)))
+        cells: list[Any] = [row.columns.get(column) for column in columns]
+        cells += [
+            answer.output,
+            answer.status,
+            error,
+            answer.model,
+            answer.finish_reason,
+            answer.prompt_tokens,
+            answer.completion_tokens,
+            answer.result_id,
+        ]
+        writer.writerow([row.line, *(harmless(text_of(cell)) for cell in cells)])
+        if buffer.tell() >= _CHUNK:
+            yield _taken(buffer)
+    if buffer.tell():
+        yield _taken(buffer)
+
+
+def harmless(text: str) -> str:
+    """The text of a cell that no spreadsheet program takes for a formula: `'` is put before it.
+
+    A number with a sign is a number, and stays.
+    """
+    if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
+        return "'" + text
+    return text
+
+
+def _free_name(name: str, columns: Sequence[str]) -> str:
+    """A name of our own that is none of the file's."""
+    while name in columns:
+        name = f"answer_{name}"
+    return name
+
+
+def _taken(buffer: io.StringIO) -> bytes:
+    content = buffer.getvalue().encode()
+    buffer.seek(0)
+    buffer.truncate()
+    return content

@@ -1,0 +1,258 @@
+"""An uploaded file as rows: JSON lines, or a table with commas, semicolons, tabs or bars (RFC 4180).
+
+Rows come one by one. What is wrong with one row is told with its line, and the next one follows;
+what makes the whole file useless raises SourceError.
+"""
+
+import csv
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, BinaryIO, Literal
+
+import orjson
+
+from app.ui.bulk.text import (
+    HEAD_BYTES,
+    MAX_LINE,
+    Encoding,
+    SourceError,
+    read_lines,
+    sniff_encoding,
+    too_long,
+)
+
+Kind = Literal["jsonl", "csv"]
+
+MAX_COLUMNS = 256
+MAX_NAME = 128  # characters of a column's name
+TEXT_COLUMN = "text"  # of JSON lines that are texts alone
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+SAMPLE_ROWS = 10
+_SNIFFED_ROWS = 100
+# The module's own bound, 131,072, would refuse long prompts. Ours counts whole records, and is less.
+csv.field_size_limit(2 * MAX_LINE)
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """A row; `line` is where it begins, from 1. With an `error`, the values are what is known."""
+
+    line: int
+    values: dict[str, Any]
+    error: str = ""
+    text: str = field(default="", repr=False)  # the line as it is in a file of JSON lines
+
+
+@dataclass(slots=True, frozen=True)
+class Table:
+    """How a file is read. `columns` of JSON lines are those of the first rows."""
+
+    kind: Kind
+    encoding: Encoding
+    delimiter: str
+    columns: Sequence[str]
+    sample: Sequence[Row]
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the lines are requests already, as OpenAI's batches have them."""
+        return {"custom_id", "url", "body"} <= set(self.columns) and self.kind == "jsonl"
+
+    def rows(self, file: BinaryIO) -> Iterator[Row]:
+        """All rows, from the file's beginning. Raises SourceError, perhaps in the middle."""
+        lines = read_lines(file, self.encoding)
+        return _json_rows(lines) if self.kind == "jsonl" else _csv_rows(lines, self.delimiter)
+
+
+def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
+    """Tell the format by the name's ending and the file's head. Raises SourceError.
+
+    Reads the head for the format, and the first rows for the columns and the sample.
+    """
+    head = file.read(HEAD_BYTES)
+    file.seek(0)
+    encoding = sniff_encoding(head)
+    text = head.decode(encoding.codec, "ignore")
+    if encoding.has_old_newlines:
+        text = text.replace("\r", "\n")
+    kind = _sniff_kind(text, PurePath(filename).suffix.lower())
+    if kind == "csv" and delimiter not in DELIMITERS:
+        delimiter = _sniff_delimiter(text)
+    table = Table(kind, encoding, delimiter, (), ())
+    columns = [] if kind == "jsonl" else _header(_records(read_lines(file, encoding), delimiter))
+    file.seek(0)
+    sample: list[Row] = []
+    for row in itertools.islice(table.rows(file), _SNIFFED_ROWS):
+        if len(sample) < SAMPLE_ROWS:  # a row may have millions of characters
+            sample.append(row)
+        if kind == "jsonl":
+            add_columns(columns, row)
+    if not sample:
+        raise SourceError("The file has a row of column names, and no row beneath it.")
+    if not columns:
+        reason = sample[0].error or "The object has no members."
+        raise SourceError(f"Line {sample[0].line}: {reason}")
+    return Table(kind, encoding, delimiter, columns, sample)
+
+
+def add_columns(columns: list[str], row: Row) -> None:
+    """Add the names of a row's members, as far as columns may be many and their names long."""
+    for name in row.values:
+        if name not in columns and len(columns) < MAX_COLUMNS and len(name) <= MAX_NAME:
+            columns.append(name)
+
+
+def _sniff_kind(text: str, suffix: str) -> Kind:
+    if suffix in (".csv", ".tsv"):
+        return "csv"
+    start = text.lstrip()[:1]
+    if start == "[":
+        raise SourceError(
+            "The file is one JSON list. Write each of its objects on a line of its own "
+            "(`jq -c '.[]' file.json > file.jsonl`) and upload that."
+        )
+    if suffix in (".jsonl", ".ndjson", ".json") or start == "{":
+        return "jsonl"
+    return "csv"
+
+
+def _sniff_delimiter(text: str) -> str:
+    """The one that cuts the first records into the most equal numbers of cells; else a comma."""
+    best, best_score = ",", (0.0, 1)
+    for delimiter in DELIMITERS:
+        counts = []
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        try:
+            counts = [len(record) for record in itertools.islice(reader, 50) if record]
+        except csv.Error:
+            continue
+        if len(counts) > 2:
+            counts.pop()  # the head may end in its middle
+        score = (counts.count(counts[0]) / len(counts), counts[0]) if counts else (0.0, 1)
+        if score[1] > 1 and score > best_score:
+            best, best_score = delimiter, score
+    return best
+
+
+def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            yield Row(
+                number, {}, f"This is no valid JSON: {error.msg} (character {error.pos + 1})."
+            )
+            continue
+        if isinstance(value, str):
+            value = {TEXT_COLUMN: value}
+        if not isinstance(value, dict):
+            yield Row(number, {}, "This must be a JSON object, or a text in quotation marks.")
+        elif len(value) > MAX_COLUMNS:
+            yield Row(number, {}, f"This has more than {MAX_COLUMNS} members.")
+        else:
+            yield Row(number, value, text=line)
+
+
+def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
+    records = _records(lines, delimiter)
+    columns = _header(records)
+    for line, cells, error in records:
+        if error:
+            yield Row(line, {}, error)
+        elif len(cells) > len(columns):
+            yield Row(
+                line,
+                dict(zip(columns, cells, strict=False)),
+                f"This has {len(cells)} cells, and there are {len(columns)} columns. A cell with "
+                f"the separator ({DELIMITERS[delimiter]}) in it needs quotation marks around it.",
+            )
+        else:
+            cells += [""] * (len(columns) - len(cells))
+            yield Row(line, dict(zip(columns, cells, strict=True)))
+
+
+def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:
+    """Each record's first line, its cells, and what is wrong with it."""
+    bounded = _Bounded(lines)
+    reader = csv.reader(bounded, delimiter=delimiter, strict=True)
+    while True:
+        line = bounded.begin()
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                raise SourceError(
+                    f"Line {line:,}: a cell in quotation marks begins here, or in this record, and "
+                    "never ends. Write a quotation mark inside a cell twice."
+                ) from error
+            yield line, [], _explain(error)
+            continue
+        if cells:
+            yield line, cells, ""
+
+
+class _Bounded:
+    """Counts lines, and the characters of the record that is being read."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self._number = 0
+        self._first = 1
+        self._size = 0
+
+    def begin(self) -> int:
+        """A record begins; the number of its line."""
+        self._first, self._size = self._number + 1, 0
+        return self._first
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._number += 1
+        self._size += len(line)
+        if self._size > MAX_LINE:
+            raise too_long(self._first)
+        return line
+
+
+def _explain(error: csv.Error) -> str:
+    if "expected after" in str(error):
+        return (
+            "Text follows the quotation mark that ends a cell. Write a quotation mark inside a "
+            "cell twice, and the whole cell in quotation marks."
+        )
+    if "new-line" in str(error):
+        return "There is a carriage return inside a cell. Put the cell in quotation marks."
+    return f"This is no row of the table: {error}."
+
+
+def _header(records: Iterator[tuple[int, list[str], str]]) -> list[str]:
+    """The names of the columns, from the first record."""
+    line, cells, error = next(records, (1, [], "The file has no row."))
+    if error:
+        raise SourceError(f"Line {line}, the names of the columns: {error}")
+    if len(cells) > MAX_COLUMNS:
+        raise SourceError(f"The file has {len(cells):,} columns; at most {MAX_COLUMNS} are read.")
+    names: dict[str, int] = {}
+    for place, cell in enumerate(cells, 1):
+        name = cell.strip() or f"column {place}"
+        if len(name) > MAX_NAME:
+            raise SourceError(
+                f"The name of column {place} has more than {MAX_NAME} characters. The first row "
+                "must have the names of the columns."
+            )
+        if name in names:
+            raise SourceError(
+                f"Columns {names[name]} and {place} have the same name, “{name}”. Rename one."
+            )
+        names[name] = place
+    return list(names)

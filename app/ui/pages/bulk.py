@@ -1,0 +1,340 @@
+"""Bulk: a file is uploaded, its columns are mapped, its rows are sent; and the jobs so far.
+
+The uploaded file stays in the API's file store between the steps, and a job is its batches: this
+process keeps nothing.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import quote
+from uuid import UUID, uuid4
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
+from app.ui.bulk.conversion import Bounds, Conversion, convert, survey
+from app.ui.bulk.jobs import MAX_PARTS, Job, Part, to_jobs
+from app.ui.bulk.mapping import (
+    CHAT,
+    COMPLETION,
+    PARAMETERS,
+    RESPONSE,
+    MappingError,
+    check_line,
+    guess_form,
+    read_mapping,
+    text_of,
+    to_line,
+)
+from app.ui.bulk.sending import AlreadySentError, Sending
+from app.ui.bulk.table import DELIMITERS, Table, read_table
+from app.ui.bulk.text import SourceError
+from app.ui.guard import BodyTooLargeError
+from app.ui.pages.bulk_jobs import read_part
+from app.ui.render import page
+
+UPLOADS = "/bulk/files"  # takes larger bodies than other forms
+FORM_BYTES = 65_536  # of an upload beside its file
+
+_KEPT_DAYS = 7  # an uploaded file, for sending it once more with another mapping
+_LISTED = 100
+_FORM_FIELDS = (
+    "endpoint", "prompt", "template", "system", "id", "model", "model_column", "skip",
+    *PARAMETERS, *(f"{name}_column" for name in PARAMETERS),
+)  # fmt: skip
+# Two files at a time are read: more would only share the one interpreter.
+_READERS = ThreadPoolExecutor(2, thread_name_prefix="bulk")
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """An uploaded file, here for as long as a request takes."""
+
+    id: str
+    name: str
+    size: int  # bytes
+    file: BinaryIO
+    table: Table
+    found: Conversion  # what a reading of all rows tells; it has no parts
+
+    @property
+    def endpoint(self) -> str:
+        """Where lines that are requests already want to go."""
+        return str(self.table.sample[0].values.get("url", ""))
+
+
+# --- The list, and uploading -------------------------------------------------------------------------
+
+
+async def index(request: Request) -> Response:
+    """The form to begin with, and the jobs so far."""
+    return await _index(request)
+
+
+async def upload(request: Request) -> Response:
+    """Hand an upload on to the API as it comes; on to the mapping of its columns."""
+    most = request.app.state.settings.max_upload_bytes
+    too_large = ApiError(
+        413,
+        "too_large",
+        f"The file is larger than the {most:,} bytes that are taken at once. Split it, and upload "
+        "its parts one after another.",
+    )
+    body = request.stream()
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > most + FORM_BYTES:
+        return await _not_uploaded(request, body, too_large)
+    headers = {"Content-Type": request.headers.get("content-type", "")}
+    if length:
+        headers["Content-Length"] = length
+    try:
+        response = await api_of(request).send(
+            "POST", "/v1/files", content=body, headers=headers, timeout=FILE_TIMEOUT
+        )
+    except ApiError as error:
+        return await _not_uploaded(request, body, error)
+    except BodyTooLargeError:
+        return await _not_uploaded(request, body, too_large)
+    return _gone_to(request, f"{UPLOADS}/{segment(response.json()['id'])}")
+
+
+async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: ApiError) -> Response:
+    # The rest is taken, within bounds: or the browser tells of a broken connection, not why.
+    with contextlib.suppress(BodyTooLargeError):
+        async for _ in body:
+            pass
+    if error.status == 401:
+        raise error
+    if "x-part" in request.headers:
+        return Response(error.message, error.status or 502, media_type="text/plain")
+    return await _index(request, error.status or 502, problem=error.message)
+
+
+def _gone_to(request: Request, path: str) -> Response:
+    """To another page; a script, which asks for a part, goes there by itself."""
+    if "x-part" in request.headers:
+        return Response(status_code=201, headers={"Location": path})
+    return RedirectResponse(path, 303)
+
+
+async def _index(
+    request: Request, status: int = 200, /, problem: str | None = None, note: str | None = None
+) -> Response:
+    api = api_of(request)
+    after = request.query_params.get("after")
+    listed = await api.get("/v1/batches", {"limit": _LISTED, "after": after})
+    jobs = to_jobs(listed["data"], request.query_params.get("job", ""))
+    if "sent" in request.query_params:
+        note = "This form was sent before; its job is the first of the list."
+    return await page(
+        request,
+        "bulk.html",
+        status,
+        problem=problem,
+        fields=(),
+        note=note,
+        jobs=[await _whole(api, job) for job in jobs],
+        is_first=after is None,
+        next_page=_next_page(listed),
+        max_bytes=request.app.state.settings.max_upload_bytes,
+        kept_days=_KEPT_DAYS,
+    )
+
+
+async def _whole(api: Api, job: Job) -> Job:
+    """The job with those of its parts that were on another page of the list."""
+    known = {part.id: part for part in job.parts}
+    ids = job.last.earlier_ids
+    if not set(ids) - set(known):
+        return job
+    return Job([known.get(one) or await read_part(api, one) for one in ids] + [job.last])
+
+
+def _next_page(listed: Mapping[str, Any]) -> str | None:
+    """The query of the next page; the job that this one ends within is told, lest it comes again."""
+    if not listed["has_more"]:
+        return None
+    return f"?after={quote(listed['last_id'])}&job={quote(Part(listed['data'][-1]).job)}"
+
+
+# --- Mapping and sending -----------------------------------------------------------------------------
+
+
+async def preview(request: Request) -> Response:
+    """The first rows of an uploaded file, and which column is what."""
+    try:
+        async with _source(request, request.query_params.get("separator", "")) as source:
+            return await _preview(request, source, guess_form(source.found.columns))
+    except UnreadableError as error:
+        return await _index(request, 422, problem=str(error))
+
+
+async def send(request: Request) -> Response:
+    """Make requests of the rows and send them; or tell what is wrong, with all that was entered."""
+    form = await request.form()
+    texts = {name: value for name, value in form.items() if isinstance(value, str)}
+    # Browsers send line ends as CR LF; a prompt has what was entered.
+    entered = {name: texts[name].replace("\r\n", "\n") for name in _FORM_FIELDS if name in texts}
+    try:
+        async with _source(request, texts.get("separator", "")) as source:
+            return await _send(request, source, entered, _key(texts.get("key", "")))
+    except UnreadableError as error:
+        return await _index(request, 422, problem=str(error))
+
+
+async def _send(request: Request, source: Source, entered: dict[str, str], key: str) -> Response:
+    try:
+        to_request, endpoint = _reader(source, entered)
+    except MappingError as error:
+        wrong = {error.name: str(error)}
+        return await _preview(request, source, entered, 422, problem=str(error), wrong=wrong)
+    bounds = Bounds(lines=request.app.state.settings.batch_lines)
+    with tempfile.TemporaryDirectory(prefix="bulk-") as directory:
+        done = await _in_thread(
+            source.file,
+            lambda: convert(source.file, source.table, to_request, Path(directory), bounds),
+        )
+        if problem := _objection(done, is_skipping="skip" in entered, bounds=bounds):
+            return await _preview(request, source, entered, 422, problem=problem, told=done)
+        model = entered.get("model", "").strip()
+        try:
+            job_id = await Sending(api_of(request), key, source.name, endpoint, model).send(done)
+        except AlreadySentError:
+            return RedirectResponse("/bulk?sent=1", 303)
+        except ApiError as error:
+            if error.status == 401:
+                raise
+            problem = f"Nothing was sent. The file makes {len(done.parts)} batches: {error}"
+            status = error.status or 502
+            return await _preview(request, source, entered, status, problem=problem, told=done)
+    return RedirectResponse(f"/bulk/jobs/{segment(job_id)}", 303)
+
+
+def _reader(
+    source: Source, entered: Mapping[str, str]
+) -> tuple[Callable[[Any], tuple[str, bytes]], str]:
+    """How a row becomes a request, and for which endpoint. Raises MappingError."""
+    if source.table.is_batch:
+        endpoint = source.endpoint
+        if endpoint not in (CHAT, COMPLETION, RESPONSE):
+            known = f"{CHAT}, {COMPLETION} or {RESPONSE}"
+            raise MappingError("endpoint", f"The first line's url is “{endpoint}”, not {known}.")
+        return lambda row: check_line(row, endpoint), endpoint
+    mapping = read_mapping(entered, source.found.columns)
+    return lambda row: to_line(row, mapping), mapping.endpoint
+
+
+def _objection(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
+    """Why a converted file is not sent."""
+    if not done.requests:
+        return "No line can be sent: correct the mapping, or the file. Nothing was sent."
+    if done.left_out and not is_skipping:
+        return (
+            f"{done.left_out:,} of {done.rows:,} lines cannot be sent. Correct them and upload the "
+            "file again, or have them left out (below). Nothing was sent."
+        )
+    if len(done.parts) > MAX_PARTS:
+        files = -(-len(done.parts) // MAX_PARTS)
+        return (
+            f"The file makes {len(done.parts)} batches of up to {bounds.lines:,} lines, and a job "
+            f"has at most {MAX_PARTS}. Split it into {files} files. Nothing was sent."
+        )
+    return None
+
+
+def _key(text: str) -> str:
+    """The form's key, as every form of ours has one."""
+    try:
+        return UUID(text).hex
+    except ValueError:
+        return uuid4().hex
+
+
+async def _preview(
+    request: Request,
+    source: Source,
+    form: Mapping[str, str],
+    status: int = 200,
+    /,
+    problem: str | None = None,
+    wrong: Mapping[str, str] | None = None,
+    told: Conversion | None = None,
+) -> Response:
+    """`wrong`: what is wrong with a control, by its name; `told`: whose lines' errors are shown."""
+    models = [] if source.table.is_batch else await api_of(request).get("/models/")
+    return await page(
+        request,
+        "bulk_file.html",
+        status,
+        source=source,
+        rows=[
+            (row.line, [text_of(row.values.get(column)) for column in source.found.columns])
+            for row in source.table.sample
+        ],
+        delimiters=DELIMITERS,
+        form=form,
+        key=uuid4().hex,
+        models=sorted(models, key=lambda one: (not one["ready"], one["name"])),
+        parameters=PARAMETERS,
+        problem=problem,
+        fields=(),
+        wrong=wrong or {},
+        told=told or source.found,
+        can_skip=bool((told or source.found).left_out) or "skip" in form,
+        kept_days=_KEPT_DAYS,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
+    """The uploaded file, read once. Raises ApiError, with what is wrong with it in words."""
+    api, file_id = api_of(request), request.path_params["file_id"]
+    told = await api.get(f"/v1/files/{segment(file_id)}")
+    with tempfile.TemporaryFile(prefix="bulk-") as file:
+        async with api.stream(
+            "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
+        ) as response:
+            async for piece in response.aiter_bytes():
+                file.write(piece)
+
+        def read() -> tuple[Table, Conversion]:
+            table = read_table(file, told["filename"], delimiter)
+            file.seek(0)
+            return table, survey(file, table)
+
+        try:
+            table, found = await _in_thread(file, read)
+        except SourceError as error:
+            raise UnreadableError(told["filename"], str(error)) from error
+        yield Source(file_id, told["filename"], told["bytes"], file, table, found)
+
+
+class UnreadableError(Exception):
+    """An uploaded file that is no table."""
+
+    def __init__(self, filename: str, message: str) -> None:
+        super().__init__(f"{filename} cannot be used. {message}")
+
+
+async def _in_thread(file: BinaryIO, work: Callable[[], _T]) -> _T:
+    """Do what reads a file from its beginning, beside the event loop."""
+    file.seek(0)
+    return await asyncio.get_running_loop().run_in_executor(_READERS, work)
+
+
+routes = [
+    Route("/bulk", index),
+    Route(UPLOADS, upload, methods=["POST"]),
+    Route("/bulk/files/{file_id}", preview),
+    Route("/bulk/files/{file_id}", send, methods=["POST"]),
+]

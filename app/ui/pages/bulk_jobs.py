@@ -1,0 +1,209 @@
+"""A bulk job: how it stands, stopping it, and its answers beside the rows of its file."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
+from app.ui.bulk.jobs import Job, Part
+from app.ui.bulk.results import (
+    Answer,
+    AnsweredRow,
+    PartAnswers,
+    join,
+    read_answer,
+    split_lines,
+    to_csv,
+    to_jsonl,
+    without_rows,
+)
+from app.ui.bulk.sending import delete_all
+from app.ui.render import fragment, page
+
+_TOLD_FAILURES = 100
+
+
+async def job(request: Request) -> Response:
+    """How a job stands, and its results."""
+    return await page(request, "bulk_job.html", **await _job_context(request))
+
+
+async def progress(request: Request) -> Response:
+    """The part of the job's page that changes."""
+    context = await _job_context(request)
+    response = fragment(request, "_bulk_job.html", **context)
+    if context["job"].is_over:
+        response.headers["X-Part-Ended"] = "1"
+    return response
+
+
+async def cancel(request: Request) -> Response:
+    """Stop all parts of a job; those that have ended stay as they are."""
+    api = api_of(request)
+    found = await _job(request)
+    for part in found.parts:
+        try:
+            if not part.is_over:
+                await api.post(f"/v1/batches/{segment(part.id)}/cancel")
+        except ApiError as error:
+            if error.status != 409:  # it has ended meanwhile
+                raise
+    return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
+
+
+async def delete_files(request: Request) -> Response:
+    """Delete all files of a job that has ended; that it was, and its counts, stay."""
+    found = await _job(request)
+    if found.is_over:
+        await delete_all(api_of(request), [one for part in found.parts for one in part.file_ids])
+    return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
+
+
+async def results(request: Request) -> Response:
+    """Each row with its answer, as a file."""
+    kind = request.path_params["kind"]
+    if kind not in ("csv", "jsonl"):
+        raise HTTPException(404)
+    found = await _job(request)
+    rows = _answered(api_of(request), found)
+    if kind == "csv":
+        columns = await _columns(api_of(request), found)
+        content, media_type = to_csv(rows, columns), "text/csv; charset=utf-8"
+    else:
+        content, media_type = to_jsonl(rows), "application/jsonl"
+    filename = quote(f"{PurePath(found.name).stem}-results.{kind}")
+    headers = {"Content-Disposition": f"attachment; filename*=utf-8''{filename}"}
+    return StreamingResponse(content, headers=headers, media_type=media_type)
+
+
+async def _job(request: Request) -> Job:
+    api = api_of(request)
+    last = await read_part(api, request.path_params["job_id"])
+    earlier = await asyncio.gather(*(read_part(api, one) for one in last.earlier_ids))
+    return Job([*earlier, last], is_whole=last.is_last)
+
+
+async def read_part(api: Api, batch_id: str) -> Part:
+    """A batch. Raises ApiError."""
+    return Part(await api.get(f"/v1/batches/{segment(batch_id)}"))
+
+
+async def _job_context(request: Request) -> dict[str, Any]:
+    api = api_of(request)
+    found = await _job(request)
+    failures = await _failures(api, found) if found.is_over and found.failed else []
+    return {
+        "job": found,
+        "failures": failures,
+        "has_files": await _has_files(api, found),
+        "path": f"/bulk/jobs/{segment(found.id)}",
+    }
+
+
+async def _has_files(api: Api, found: Job) -> bool:
+    """Whether there is anything to download: the first file of a part that has ended."""
+    ended = [part for part in found.parts if part.is_over]
+    for file_id in ended[0].file_ids if ended else ():
+        with _ignoring_missing():
+            await api.get(f"/v1/files/{segment(file_id)}")
+            return True
+    return False
+
+
+async def _failures(api: Api, found: Job) -> list[Answer]:
+    """The first lines that failed."""
+    failures: list[Answer] = []
+    for part in found.parts:
+        if (file_id := part.batch["error_file_id"]) is None:
+            continue
+        with _ignoring_missing():
+            async with aclosing(_file_lines(api, file_id)) as lines:
+                async for line in lines:
+                    failures.append(read_answer(line)[1])
+                    if len(failures) == _TOLD_FAILURES:
+                        return failures
+    return failures
+
+
+@contextlib.contextmanager
+def _ignoring_missing() -> Iterator[None]:
+    """Files may have been deleted, or have expired."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
+async def _columns(api: Api, found: Job) -> Sequence[str]:
+    """The names of the file's columns; of a batch that no page made, its ids alone."""
+    if (file_id := found.parts[0].rows_file_id) is not None:
+        async with aclosing(_file_lines(api, file_id)) as lines:
+            with _ignoring_missing():
+                async for line in lines:
+                    return list(orjson.loads(line)["columns"])
+    return ["custom_id"]
+
+
+async def _answered(api: Api, found: Job) -> AsyncIterator[AnsweredRow]:
+    for part in found.parts:
+        answers = PartAnswers(
+            part.lines,
+            _lines_of(api, part.batch["output_file_id"]),
+            _lines_of(api, part.batch["error_file_id"]),
+            _otherwise(part),
+        )
+        kept = await _kept_rows(api, part)
+        rows = without_rows([answers]) if kept is None else join(kept, [answers])
+        async for row in rows:
+            yield row
+
+
+async def _kept_rows(api: Api, part: Part) -> AsyncIterator[bytes] | None:
+    """The rows that a part was made of, if they are still there."""
+    if part.rows_file_id is not None:
+        lines = _file_lines(api, part.rows_file_id)
+        with _ignoring_missing():
+            await anext(lines)  # the names of the columns
+            return lines
+    return None
+
+
+def _otherwise(part: Part) -> Answer:
+    """What is told of a line that is in no file of its batch."""
+    if not part.is_over:
+        return Answer()
+    errors = (part.batch["errors"] or {"data": ()})["data"]
+    message = errors[0]["message"] if errors else f"The batch is {part.state}."
+    return Answer(status="failed", error_code=f"batch_{part.state}", error_message=message)
+
+
+def _lines_of(api: Api, file_id: str | None) -> AsyncIterator[bytes] | None:
+    return None if file_id is None else _file_lines(api, file_id)
+
+
+async def _file_lines(api: Api, file_id: str) -> AsyncGenerator[bytes, None]:
+    async with api.stream(
+        "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
+    ) as response:
+        async for line in split_lines(response.aiter_bytes()):
+            yield line
+
+
+routes = [
+    Route("/bulk/jobs/{job_id}", job),
+    Route("/bulk/jobs/{job_id}/progress", progress),
+    Route("/bulk/jobs/{job_id}/cancel", cancel, methods=["POST"]),
+    Route("/bulk/jobs/{job_id}/delete-files", delete_files, methods=["POST"]),
+    Route("/bulk/jobs/{job_id}/results.{kind}", results),
+]
