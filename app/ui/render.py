@@ -105,8 +105,9 @@ def ago(value: str | datetime | None) -> Markup:
         return Markup("&ndash;")
     time = to_time(value)
     distance = (datetime.now(UTC) - time).total_seconds()
-    text = "just now" if abs(distance) < 2 else f"{seconds(abs(int(distance)))} "
-    if abs(distance) >= 2:
+    whole = abs(int(distance))
+    text = "just now" if whole < 2 else f"{whole} s " if whole < 60 else f"{seconds(whole)} "
+    if whole >= 2:
         text += "ago" if distance > 0 else "from now"
     exact = time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(time.isoformat(), exact, text)

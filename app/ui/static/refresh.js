@@ -33,12 +33,14 @@ function keep(part) {
   again();
 }
 
-// The focus stays where it was, by id.
+// What is scrolled, open and focused stays so, by id.
 function replace(part, text) {
   const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
   const open = [...part.querySelectorAll("details[open][id]")].map((details) => details.id);
+  const scrolled = [...part.querySelectorAll("[id][tabindex]")].map((region) => [region.id, region.scrollLeft, region.scrollTop]);
   part.innerHTML = text;
   for (const id of open) part.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
+  for (const [id, left, top] of scrolled) if (left || top) part.querySelector(`#${CSS.escape(id)}`)?.scrollTo(left, top);
   if (focused) part.querySelector(`#${CSS.escape(focused)}`)?.focus();
   prepare(part);
 }
