@@ -23,6 +23,7 @@ from app.door import Door
 from app.errors import ServiceError
 from app.generation import TritonBackend
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest
+from app.launches.model_plan import PlanCreate
 from app.launches.spec import LaunchCreate
 from app.routes import (
     attributions,
@@ -103,6 +104,7 @@ _MORE_SCHEMAS = (
     AttributionParameters,
     AttributionRequest,
     LaunchCreate,
+    PlanCreate,
 )
 
 # Modules with routes that are answered before FastAPI.
