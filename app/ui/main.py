@@ -16,7 +16,16 @@ from starlette.types import Scope
 from app.ui.api import ApiError, Client
 from app.ui.exposure import Exposure
 from app.ui.guard import HEADERS, BodyTooLargeError, Guard
-from app.ui.pages import bulk, bulk_jobs, compare, live, playground, sign_in
+from app.ui.pages import (
+    bulk,
+    bulk_jobs,
+    compare,
+    history,
+    history_result,
+    live,
+    playground,
+    sign_in,
+)
 from app.ui.render import STATIC, fragment, page
 from app.ui.sending import fields_of, read_form
 from app.ui.session import SessionMiddleware, Sessions
@@ -25,7 +34,7 @@ from app.ui.settings import UiSettings
 logger = logging.getLogger(__name__)
 
 _MAX_FORM_BYTES = 10_000_000
-_PAGES = (playground, compare, bulk, bulk_jobs, live, sign_in)
+_PAGES = (playground, compare, history, history_result, bulk, bulk_jobs, live, sign_in)
 
 
 def create_ui(settings: UiSettings) -> Starlette:
