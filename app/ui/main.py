@@ -21,6 +21,8 @@ from app.ui.pages import (
     bulk_jobs,
     compare,
     fleet,
+    history,
+    history_result,
     launches,
     live,
     playground,
@@ -35,7 +37,19 @@ from app.ui.settings import UiSettings
 logger = logging.getLogger(__name__)
 
 _MAX_FORM_BYTES = 10_000_000
-_PAGES = (playground, compare, bulk, bulk_jobs, live, fleet, launches, system, sign_in)
+_PAGES = (
+    playground,
+    compare,
+    history,
+    history_result,
+    bulk,
+    bulk_jobs,
+    live,
+    fleet,
+    launches,
+    system,
+    sign_in,
+)
 
 
 def create_ui(settings: UiSettings) -> Starlette:
