@@ -163,7 +163,7 @@ async def _new_page(request: Request, shown: _Form) -> Response:
         values=shown.values,
         problem=shown.problem,
         # One that the problem says already is marked at its field only.
-        fields=[one for one in shown.fields if one[1] not in shown.problem],
+        fields=shown.fields,
         wrong=dict(shown.fields),
         profiles=profiles,
         profile=profile,
