@@ -53,11 +53,12 @@ test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (uni
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(dev) ## ruff, mypy --strict, import-linter
+lint: $(dev) ## ruff, mypy --strict, import-linter, and the spelling of what people read
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/codespell app docs kubernetes bench .ci Makefile $(wildcard *.md)
 
 .PHONY: format
 format: $(dev) ## Rewrite the code as `make lint` wants it
