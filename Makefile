@@ -92,6 +92,10 @@ docs-settings: $(service) ## Rewrite docs/settings.md from app/settings.py
 	$(venv_python) -m docs.generate_settings > docs/settings.md.new
 	mv docs/settings.md.new docs/settings.md
 
+.PHONY: docs
+docs: $(dev) ## Make the site of the documentation in docs/_build/html; a dead link fails
+	.venv/bin/sphinx-build -q -W --keep-going -c docs/sphinx_site docs docs/_build/html
+
 .PHONY: screenshots
 screenshots: $(dev) .venv-triton/.cpu ## Rewrite docs/images: each page of the web page, with the demo model
 	$(venv_python) -m docs.make_screenshots
