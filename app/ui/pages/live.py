@@ -1,14 +1,15 @@
 """One result wherever it is shown: its events, its answer once it has ended, and stopping it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
 import httpx
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of, identifier, segment
+from app.ui.handed_on import HandedOn
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
 from app.ui.sending import read_form
@@ -39,15 +40,14 @@ async def events(request: Request) -> Response:
         await stack.aclose()
         return Response(status_code=response.status_code)
 
-    async def body() -> AsyncIterator[bytes]:
-        async with stack:
-            try:
-                async for part in response.aiter_raw():
-                    yield part
-            except httpx.HTTPError:
-                return  # the browser comes again, with the id of the last event
+    async def body() -> AsyncGenerator[bytes, None]:
+        try:
+            async for part in response.aiter_raw():
+                yield part
+        except httpx.HTTPError:
+            return  # the browser comes again, with the id of the last event
 
-    return StreamingResponse(body(), media_type="text/event-stream")
+    return HandedOn(body(), stack, media_type="text/event-stream")
 
 
 async def answer(request: Request) -> Response:
