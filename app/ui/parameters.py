@@ -5,6 +5,7 @@ new one appears by itself; what each trades against what is told here.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -233,7 +234,10 @@ def _integer(text: str) -> int:
 def _number(text: str) -> float:
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", text, re.IGNORECASE):
         raise ValueError("must be a number")
-    return float(text)
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("is too large")
+    return number
 
 
 def _json(text: str) -> Any:

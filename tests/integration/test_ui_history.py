@@ -1,10 +1,13 @@
 """The history without a browser: what a browser's tests cannot reach, or would take long for."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.types import Message
 
 from app.settings import Settings
 from app.ui import bounded
@@ -63,3 +66,41 @@ async def test_pages_of_results_of_all_kinds(
         assert "too large to be shown" in large.text
         part = await http.get(f"/history/{long['id']}/part", headers={"X-Part": "1"})
         assert "too large to be shown" in part.text
+
+
+async def test_a_browser_that_leaves_holds_nothing(settings: Settings) -> None:
+    async with serve(settings, with_worker=True) as service:
+        body = {"model": "scripted", "content": "{{delay_ms=100 chunks=500}}"}
+        sent = (await service.client.post("/results/", json=body)).json()
+        app = create_ui(UiSettings.model_validate({"api_url": str(service.client.base_url)}))
+        async with app.router.lifespan_context(app):
+            for path in (
+                f"/results/{sent['id']}/events",
+                f"/history/{sent['id']}/json",
+                "/history/export",
+            ):
+                for piece in ("start", "body"):
+                    await leave(app, path, f"http.response.{piece}")
+                pool = app.state.client.http._transport._pool
+                assert all(one.is_idle() or one.is_closed() for one in pool.connections), path
+
+
+async def leave(app: Starlette, path: str, stuck_at: str) -> None:
+    """Ask for a page, take no more from a part of it on, and be gone then."""
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "http_version": "1.1",
+        "headers": [(b"host", b"localhost")], "scheme": "http", "root_path": "",
+    }  # fmt: skip
+    is_stuck = asyncio.Event()
+
+    async def receive() -> Message:
+        await is_stuck.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == stuck_at:
+            is_stuck.set()
+            await asyncio.Event().wait()
+
+    await app(scope, receive, send)

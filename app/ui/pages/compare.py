@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import Api, ApiError, api_of, identifier, segment
 from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
 from app.ui.render import page
 from app.ui.results import to_view
@@ -25,7 +25,7 @@ async def show(request: Request) -> Response:
     """The form; with `?ids=`, those results as they come and the form they were sent with."""
     api = api_of(request)
     ids = [one for one in request.query_params.get("ids", "").split(",") if one][: len(PLACES)]
-    results = await asyncio.gather(*(api.get(f"/results/{segment(one)}") for one in ids))
+    results = await asyncio.gather(*(api.get(f"/results/{identifier(one)}") for one in ids))
     results = [one for one in results if one["kind"] == "generation"]
     form: dict[str, str] = {}
     view = "plain"

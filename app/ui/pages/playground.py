@@ -1,5 +1,6 @@
 """The playground: one prompt to one model, with every parameter, and the answer as it comes."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -9,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui import snippets
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import Api, ApiError, api_of, identifier, segment
 from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
 from app.ui.render import page
 from app.ui.results import to_view
@@ -23,7 +24,7 @@ async def show(request: Request) -> Response:
     api = api_of(request)
     form = {"model": request.query_params.get("model", "")}
     if source := request.query_params.get("from"):
-        result = await api.get(f"/results/{segment(source)}")
+        result = await api.get(f"/results/{identifier(source)}")
         form = _form_of(result, await _context(api, result), is_next=False)
     return await _page(request, form)
 
@@ -31,7 +32,7 @@ async def show(request: Request) -> Response:
 async def show_result(request: Request) -> Response:
     """A result as it comes, with the form filled for the next one."""
     api = api_of(request)
-    result = await api.get(f"/results/{segment(request.path_params['result_id'])}")
+    result = await api.get(f"/results/{identifier(request.path_params['result_id'])}")
     if result["kind"] != "generation":
         return RedirectResponse(f"/history/{segment(result['id'])}", 303)
     context = await _context(api, result)
@@ -118,7 +119,7 @@ async def _conversation(api: Api, after: str) -> list[dict[str, str]]:
     """The chat up to and with that result's answer, without its system message. Raises FormError."""
     if not after:
         return []
-    result = await api.get(f"/results/{segment(after)}")
+    result = await api.get(f"/results/{identifier(after)}")
     if result["state"] == "pending":
         raise FormError(
             [("prompt", "wait for the answer, or stop it: the next message follows it")]
@@ -136,6 +137,7 @@ def _options(texts: Mapping[str, str]) -> dict[str, Any]:
         if text := texts.get(name, "").strip():
             try:
                 options[name] = kind(text)
+                json.dumps(options[name], allow_nan=False)
             except ValueError:
                 wrong.append((name, "must be a number"))
     if wrong:
