@@ -165,6 +165,15 @@ async def test_what_is_not_there(settings: Settings) -> None:
             assert (await visitor.http.get(path)).status_code == 404, path
 
 
+async def test_a_file_of_the_api_that_is_too_large(settings: Settings) -> None:
+    async with visit(settings, max_upload_bytes=1_000) as visitor:
+        files = {"file": ("large.csv", b"prompt\n" + b"x\n" * 1_000)}
+        made = await visitor.api.post("/v1/files", data={"purpose": "batch"}, files=files)
+        shown = await visitor.http.get(f"/bulk/files/{made.json()['id']}")
+        assert shown.status_code == 422
+        assert "It is larger than 1,000 bytes." in shown.text
+
+
 async def test_rows_that_are_nested_too_deep(settings: Settings) -> None:
     content = '{"prompt": "x"}\n{"prompt": ' + "[" * 500 + "]" * 500 + "}\n"
     async with visit(settings) as visitor:

@@ -320,6 +320,9 @@ async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
     """The uploaded file, read once. Raises ApiError, with what is wrong with it in words."""
     api, file_id = api_of(request), request.path_params["file_id"]
     told = await api.get(f"/v1/files/{segment(file_id)}")
+    most = request.app.state.settings.max_upload_bytes
+    if told["bytes"] > most:  # a program's upload, which the API takes
+        raise UnreadableError(told["filename"], f"It is larger than {most:,} bytes. Split it.")
     with tempfile.TemporaryFile(prefix="bulk-") as file:
         async with api.stream(
             "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
