@@ -176,3 +176,28 @@ async def test_what_answers_is_not_the_api(stack: Stack) -> None:
         answer = await http.get(f"{url}/playground")
         assert answer.status_code == 502
         assert "is not the API" in answer.text
+
+
+@pytest.mark.parametrize("place", ["playground", "history"])
+async def test_a_result_is_deleted_while_it_is_watched(
+    stack: Stack, page: Page, place: str
+) -> None:
+    body = {"model": "scripted", "content": "{{delay_ms=100 chunks=600}}"}
+    sent = stack.api.post("/results/", json=body).json()
+    await page.goto(f"/{place}/{sent['id']}")
+    await expect(page.locator(".live .output")).to_contain_text(" ")
+    stack.api.delete(f"/results/{sent['id']}?force=true").raise_for_status()
+    await expect(page.locator("#offline")).to_contain_text("not there any more", timeout=15_000)
+    await expect(page.locator(".live .badge")).to_have_text("deleted", timeout=15_000)
+
+
+async def test_what_is_marked_is_not_replaced(stack: Stack, page: Page) -> None:
+    body = {"model": "scripted", "content": "{{delay_ms=100 chunks=20}}"}
+    sent = stack.api.post("/results/", json=body).json()
+    await page.goto(f"/history/{sent['id']}")
+    help_text = page.get_by_text("Where the time went is told once it has ended.")
+    await help_text.select_text()
+    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=15_000)
+    assert await page.evaluate("getSelection().toString()")
+    await page.evaluate("getSelection().removeAllRanges()")
+    await expect(help_text).to_have_count(0)

@@ -19,6 +19,7 @@ from app.ui.bulk.jobs import Job, Part
 from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
+    LineTooLongError,
     PartAnswers,
     join,
     read_answer,
@@ -94,13 +95,28 @@ async def results(request: Request) -> Response:
 async def _job(request: Request) -> Job:
     api = api_of(request)
     last = await read_part(api, request.path_params["job_id"])
-    earlier = await asyncio.gather(*(read_part(api, one) for one in last.earlier_ids))
-    return Job([*earlier, last], is_whole=last.is_last)
+    earlier = await read_parts(api, last.earlier_ids)
+    return Job([*earlier, last], is_whole=last.is_last and len(earlier) == len(last.earlier_ids))
 
 
 async def read_part(api: Api, batch_id: str) -> Part:
     """A batch. Raises ApiError."""
     return Part(await api.get(f"/v1/batches/{segment(batch_id)}"))
+
+
+async def read_parts(api: Api, ids: Sequence[str]) -> list[Part]:
+    """Batches, without those that are not there: metadata may name anything. Raises ApiError."""
+
+    async def read(batch_id: str) -> list[Part]:
+        try:
+            return [await read_part(api, batch_id)]
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return []
+
+    found = await asyncio.gather(*(read(one) for one in ids))
+    return [part for parts in found for part in parts]
 
 
 async def _job_context(request: Request) -> dict[str, Any]:
@@ -205,8 +221,13 @@ async def _file_lines(api: Api, file_id: str) -> _Lines:
     async with api.stream(
         "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
     ) as response:
-        async for line in split_lines(response.aiter_bytes()):
-            yield line
+        try:
+            async for line in split_lines(response.aiter_bytes()):
+                yield line
+        except LineTooLongError as error:
+            raise ApiError(
+                422, "too_large", f"The file {file_id} cannot be shown: {error}."
+            ) from error
 
 
 routes = [
