@@ -243,7 +243,13 @@ async def _error(response: httpx.Response) -> ApiError:
             code, message = told["error"].get("code"), told["error"]["message"]
             return ApiError(response.status_code, str(code), message, retry_after=retry_after)
         fields = tuple((e["field"], e["message"]) for e in told.get("errors", ()))
-        return ApiError(response.status_code, told["code"], told["detail"], fields, retry_after)
+        # The API's sentence speaks of the body's members: here people filled in a form.
+        words = (
+            "Some of what you entered cannot be sent."
+            if "`errors` names" in told["detail"]
+            else told["detail"]
+        )
+        return ApiError(response.status_code, told["code"], words, fields, retry_after)
     except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError):
         message = f"The API answered with status {response.status_code}."
         return ApiError(response.status_code, "unknown", message, (), retry_after)

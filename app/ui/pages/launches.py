@@ -266,8 +266,8 @@ async def _one(request: Request) -> dict[str, Any]:
 def _steps(launch: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(what happened, when, how long after what came before it)."""
     names = (
-        ("created_at", "asked for"), ("submitted_at", "job submitted"), ("started_at", "job started"),
-        ("healthy_at", "model ready"), ("stopping_at", "stopping"), ("ended_at", "ended"),
+        ("created_at", "Asked for"), ("submitted_at", "Job submitted"), ("started_at", "Job started"),
+        ("healthy_at", "Model ready"), ("stopping_at", "Stopping"), ("ended_at", "Ended"),
     )  # fmt: skip
     happened = sorted((to_time(launch[name]), words) for name, words in names if launch[name])
     steps, before = [], None
