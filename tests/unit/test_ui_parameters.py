@@ -11,7 +11,10 @@ PARAMETERS = [
     Parameter("temperature", "number", "Randomness", "", "", 0, 100),
     Parameter("top_p", "number", "Randomness", "", "", 0, 1, is_above=True),
 ]
-MODELS: list[dict[str, Any]] = [{"name": "demo", "max_model_len": 1024}, {"name": "other", "max_model_len": None}]
+MODELS: list[dict[str, Any]] = [
+    {"name": "demo", "max_model_len": 1024},
+    {"name": "other", "max_model_len": None},
+]
 
 
 @pytest.mark.parametrize(
