@@ -340,7 +340,9 @@ async def _delete_batches(
     connection: Connection, team_id: str, results: datetime, kept: Kept
 ) -> bool:
     """Delete batches that ended before, with their answers; whether there may be more."""
-    rows = await connection.fetch(sql.OLD_BATCHES, team_id, results, _MOST_BATCHES)
+    rows = await connection.fetch(
+        sql.OLD_BATCHES, team_id, results, lowest_id(results), _MOST_BATCHES
+    )
     if not rows:
         return False
     files = [row[name] for row in rows for name in ("output_file_id", "error_file_id") if row[name]]
@@ -355,5 +357,7 @@ async def _delete_batches(
 
 async def _delete_inputs(connection: Connection, team_id: str, prompts: datetime) -> bool:
     """Delete input files all of whose batches ended before; whether there may be more."""
-    rows = await connection.fetch(sql.DELETE_INPUTS, team_id, prompts, _MOST_BATCHES)
+    rows = await connection.fetch(
+        sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MOST_BATCHES
+    )
     return len(rows) == _MOST_BATCHES

@@ -13,13 +13,15 @@ from app.result_search import TEAM_MARK
 BEGIN = """
 UPDATE retention_state SET looked_at = $1::timestamptz,
   trusted_at = least($1::timestamptz, coalesce(trusted_at + make_interval(secs => $3), $1::timestamptz))
-WHERE looked_at IS NULL OR looked_at <= $1::timestamptz - make_interval(secs => $2) OR looked_at > $1::timestamptz
+WHERE looked_at IS NULL OR looked_at <= $1::timestamptz - make_interval(secs => $2)
+  OR looked_at > $1::timestamptz + make_interval(secs => $2)
 RETURNING trusted_at
 """
 GO_ON = "UPDATE retention_state SET looked_at = $1::timestamptz"
 BEGIN_CLEANING = """
 UPDATE retention_state SET cleaned_at = $1::timestamptz
-WHERE cleaned_at IS NULL OR cleaned_at <= $1::timestamptz - make_interval(secs => $2) OR cleaned_at > $1::timestamptz
+WHERE cleaned_at IS NULL OR cleaned_at <= $1::timestamptz - make_interval(secs => $2)
+  OR cleaned_at > $1::timestamptz + make_interval(secs => $2)
 RETURNING id
 """
 
@@ -55,7 +57,8 @@ WHERE expires_at <= $1 AND (expires_at, id) > ($2, $3) ORDER BY expires_at, id L
 """
 
 # $2: the team's cutoff, or NULL; $3: now.
-_IS_DUE = "coalesce({0}.finished_at <= $2::timestamptz, false) OR coalesce({0}.expires_at <= $3::timestamptz, false)"
+_IS_DUE = """coalesce({0}.finished_at <= $2::timestamptz, false)
+  OR coalesce({0}.expires_at <= $3::timestamptz, false)"""
 # It has ended, was counted, and nobody is owed to be told.
 _IS_OVER = """{0}.state <> 'pending'
   AND EXISTS (SELECT FROM result_search s WHERE s.result_id = {0}.id)
@@ -164,7 +167,9 @@ ON CONFLICT (team_id) DO UPDATE SET prompts_to = excluded.prompts_to
 # What a batch has answered goes with the results' time ($2).
 OLD_BATCHES = """
 SELECT id, input_file_id, output_file_id, error_file_id, ended_at FROM batches
-WHERE team_id = $1 AND ended_at <= $2 ORDER BY team_id, id LIMIT $3 FOR UPDATE SKIP LOCKED
+WHERE (team_id, id) > ($1, '00000000-0000-0000-0000-000000000000') AND (team_id, id) < ($1, $3)
+  AND ended_at <= $2
+ORDER BY team_id, id LIMIT $4 FOR UPDATE SKIP LOCKED
 """
 DELETE_BATCHES = "DELETE FROM batches WHERE id = ANY($1::uuid[])"
 DELETE_FILES = "DELETE FROM files WHERE id = ANY($1::uuid[]) AND team_id = $2"
@@ -178,10 +183,10 @@ WHERE f.id = i.id AND f.team_id = $3 AND NOT EXISTS (
 DELETE_INPUTS = """
 DELETE FROM files WHERE id IN (
   SELECT b.input_file_id FROM batches b JOIN files f ON f.id = b.input_file_id
-  WHERE b.team_id = $1 AND f.team_id = $1 AND NOT EXISTS (
+  WHERE b.team_id = $1 AND b.id < $3 AND f.team_id = $1 AND NOT EXISTS (
     SELECT FROM batches o WHERE o.team_id = $1 AND o.input_file_id = b.input_file_id
       AND NOT coalesce(o.ended_at <= $2, false))
-  LIMIT $3)
+  LIMIT $4)
 RETURNING id
 """
 

@@ -260,7 +260,7 @@ async def test_a_batch_takes_its_answers_first_and_goes_with_its_files(
 ) -> None:
     result = await house.result(age=2 * DAY)
     assigned = await house.result(age=2 * DAY)
-    batches = {state: new_id() for state in ("in_progress", "completed")}
+    batches = {state: house.id_of(3 * DAY) for state in ("in_progress", "completed")}
     files = [new_id() for _ in range(3)]
     for identifier in files:
         await house.connection.execute(
@@ -308,7 +308,7 @@ async def test_an_input_file_goes_with_the_prompts_of_its_last_batch(
         await house.connection.execute(
             """INSERT INTO batches (id, team_id, endpoint, input_file_id, completion_window, state,
                  expires_at, ended_at) VALUES ($1, 'default', 'x', $2, '24h', $3, now(), $4)""",
-            new_id(), file, state, None if age is None else house.now - timedelta(seconds=age),
+            house.id_of(2 * DAY), file, state, None if age is None else house.now - timedelta(seconds=age),
         )  # fmt: skip
     await look(settings, prompts=HOUR)
     assert await house.left("files") == {again, never}
@@ -492,6 +492,40 @@ async def test_leftovers_are_removed(settings: Settings, house: House) -> None:
     ]
     assert counts == [2, 1, 6, 1, 1]
     assert await house.left() == {pending, ended, fresh}
+
+
+async def test_the_index_of_words_is_built_anew_once_most_of_it_is_gone(
+    settings: Settings, house: House
+) -> None:
+    context, worker = await house.context(age=3 * DAY), UUID(UNKNOWN_ID)
+    await house.connection.execute(
+        """WITH added AS (
+             INSERT INTO results (id, context_id, model_name, parameters, deadline_at, state, finished_at,
+               output, worker_id)
+             SELECT (left($1::text, 24) || lpad(to_hex(n), 12, '0'))::uuid, $2, 'm', '{}', now(),
+               'completed', now() - interval '2 d', 'x', $3
+             FROM generate_series(1, 1500) AS n RETURNING id)
+           INSERT INTO result_search SELECT id, 'default', to_tsvector('simple', md5(id::text)) FROM added""",
+        str(house.id_of(2 * DAY)), context, worker,
+    )  # fmt: skip
+    # As an interrupted building leaves it.
+    await house.connection.execute(
+        "CREATE INDEX ix_result_search_words_ccnew ON result_search USING gin (words)"
+    )
+    await house.connection.execute(
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_result_search_words_ccnew'::regclass"
+    )
+    node = "SELECT relfilenode FROM pg_class WHERE relname = 'ix_result_search_words'"
+    before = await house.connection.fetchval(node)
+    await house.connection.execute("VACUUM (ANALYZE) result_search")
+    await look(settings, results=DAY)
+    assert not await house.left()
+    assert await house.connection.fetchval(node) != before
+    names = await house.connection.fetch(
+        "SELECT indexname FROM pg_indexes WHERE indexname ~ '^ix_result_search_words'"
+    )
+    assert [row["indexname"] for row in names] == ["ix_result_search_words"]
+    assert await house.connection.fetchval("SELECT words_gone FROM retention_state") == 0
 
 
 def test_the_command_sets_a_teams_word(
