@@ -36,6 +36,7 @@ _OPERATOR = re.compile(
 )
 # What there is to choose from, and what was chosen: for all.
 _LAUNCHES_READ = re.compile(r"/launches(/catalogue|/profiles|/[^/]+)?")
+_PLAN = "/launches/plan"  # stores nothing
 
 
 def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
@@ -45,5 +46,7 @@ def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
     if method in _READS and _STREAM.fullmatch(path) and b"ticket" in query:
         return None if "ticket" in parse_qs(query.decode("latin-1")) else "use"
     if method in _READS and _LAUNCHES_READ.fullmatch(path):
+        return "use"
+    if method == "POST" and path == _PLAN:
         return "use"
     return "operate" if _OPERATOR.fullmatch(path) else "use"

@@ -3,11 +3,11 @@
 import argparse
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import orjson
 
 from app.plan.config_file import read_config
+from app.plan.document import to_document
 from app.plan.facts import GIB, ModelFacts, PlanError
 from app.plan.fit import Engine, Plan, cache_shape, plan
 from app.plan.gpus import GPUS, find_gpus
@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{_printable(' '.join(str(error).split()))}\n")
         return 2
     if options.json:
-        sys.stdout.buffer.write(_json(facts, plans))
+        option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        sys.stdout.buffer.write(orjson.dumps(to_document(facts, plans), option=option))
     else:
         for line in _lines(facts, plans, engine):
             sys.stdout.write(f"{_printable(line)}\n")
@@ -131,43 +132,3 @@ def _sbatch(resources: Resources) -> str:
     return (
         f"{gres}-c {resources.cpu_cores} --mem={resources.memory_gb}G -t {hours:02}:{minutes:02}:00"
     )
-
-
-# --- For programs --------------------------------------------------------------------------------------
-
-
-def _json(facts: ModelFacts, plans: list[Plan]) -> bytes:
-    document: dict[str, Any] = {
-        "model": {
-            "model_type": facts.model_type,
-            "is_known": facts.is_known,
-            "parameters": facts.parameters,
-            "active_parameters": facts.active_parameters,
-            "layers": facts.layers,
-            "dtype": facts.dtype,
-            "quantization": facts.quantization.method if facts.quantization else None,
-            "max_context": facts.max_context,
-            "notes": facts.notes,
-        },
-        "plans": [_plan_document(one) for one in plans],
-    }
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def _plan_document(plan: Plan) -> dict[str, Any]:
-    return {
-        "gpu": plan.gpu.name,
-        "gpus": plan.gpus,
-        "context": plan.context,
-        "concurrency": plan.concurrency,
-        "dtype": plan.dtype,
-        "weights_bytes": plan.weights,
-        "overhead_bytes": plan.overhead,
-        "cache_bytes": plan.cache,
-        "cache_bytes_per_token": plan.token_bytes,
-        "cache_tokens": plan.tokens,
-        "cache_requests": round(plan.requests, 2),
-        "fits": plan.fits,
-        "verdict": plan.verdict,
-        "resources": plan.resources,
-    }

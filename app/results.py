@@ -17,21 +17,33 @@ from app.settings import Settings
 
 _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
+PROMPT_START_CHARACTERS = 200
+# A longer text is read by itself. The size is that stored (compressed), known without reading.
+_LONG_BYTES = 32_768
 
 _LONG_COLUMNS = ", ".join(LIST_COLUMNS)
-_SHORT_COLUMNS = ", ".join(
+_SHORTENED = {
     # An attribution is no text: half of its JSON is nothing.
-    f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS}) END AS output"
-    if column == "output"
-    else column
-    for column in LIST_COLUMNS
-)
+    "output": f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS}) END AS output",
+    # Many times as long as the text.
+    "logprobs": "NULL::jsonb AS logprobs",
+}
+_SHORT_COLUMNS = ", ".join(_SHORTENED.get(column, column) for column in LIST_COLUMNS)
+
+# The beginning of a text is read without the rest; of messages, which are read whole, those that are
+# not long. A chat is known by its last one.
+_PROMPT_START = f"""
+(SELECT CASE WHEN c.erased_at IS NOT NULL THEN NULL
+  WHEN c.content IS NOT NULL THEN left(c.content, {PROMPT_START_CHARACTERS})
+  WHEN pg_column_size(c.messages) <= {_LONG_BYTES}
+    THEN left(c.messages -> -1 ->> 'content', {PROMPT_START_CHARACTERS})
+  END FROM contexts c WHERE c.id = results.context_id) AS prompt_start
+"""
 
 _BY_GROUP = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE group_id = $1 AND team_id = $2 ORDER BY id"
 
 # Readers of short results share a statement, and none of them waits for a long text: that one's
-# reader fetches it by himself. The sizes are those stored (compressed), known without reading.
-_LONG_BYTES = 32_768
+# reader fetches it by himself.
 _LONG = (
     f"coalesce(pg_column_size(output), 0) + coalesce(pg_column_size(logprobs), 0) > {_LONG_BYTES}"
 )
@@ -184,12 +196,16 @@ class ResultStore:
         after: UUID | None,
         limit: int,
         full: bool,
+        prompts: bool = False,
     ) -> Sequence[asyncpg.Record]:
         """A page of results, newest first, beginning below the id `after`.
 
-        Texts are cut after 1,000 characters unless `full`. Raises as `ResultSearch.ids` does.
+        Texts are cut after 1,000 characters unless `full`; with `prompts` a `prompt_start` tells the
+        beginning of each prompt. Raises as `ResultSearch.ids` does.
         """
         columns = _LONG_COLUMNS if full else _SHORT_COLUMNS
+        if prompts:
+            columns += f", {_PROMPT_START}"
         if narrowed.words is not None:
             ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
             return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)

@@ -42,12 +42,11 @@ class EngineOptions(BaseModel):
     enforce_eager: bool | None = None
 
 
-class LaunchCreate(BaseModel):
-    """A Triton server to launch; what is left out is the catalogue's, the tier's or the profile's."""
+class ModelChoice(BaseModel):
+    """A model, and where it is to be launched."""
 
     model_config = _STRICT
 
-    name: Name = Field(description="The launch's, and its server's in GET /servers.")
     model: ModelName = Field(
         description="A Hugging Face id, or a path below the profile's `model_roots`: a directory "
         "with a config.json, or an entry of a Triton model repository."
@@ -55,6 +54,12 @@ class LaunchCreate(BaseModel):
     revision: Revision | None = Field(None, description="Branch, tag or commit of the model.")
     provider: Provider | None = None
     profile: Name | None = Field(None, description="See GET /launches/profiles.")
+
+
+class LaunchCreate(ModelChoice):
+    """A Triton server to launch; what is left out is the catalogue's, the tier's or the profile's."""
+
+    name: Name = Field(description="The launch's, and its server's in GET /servers.")
     served_name: Name | None = Field(
         None, description="What requests call the model; default: its name without the owner."
     )
@@ -116,9 +121,8 @@ def to_spec(
     if is_static_name(request.name):
         raise _wrong("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
     offered = catalogue.get(request.model)
-    profile = _profile(request, profiles, offered)
-    model = _model(request, profile, offered)
-    resources = _resources(request, profile, offered, model)
+    profile, model, revision = resolve(request, profiles, offered)
+    resources = _resources(request, profile, offered, model, revision)
     if request.trust_remote_code and not profile.trust_remote_code:
         raise _wrong("trust_remote_code", f"the profile {profile.name!r} does not allow it")
     minutes = request.time_limit_minutes or profile.default_minutes
@@ -126,11 +130,10 @@ def to_spec(
         raise _wrong(
             "time_limit_minutes", f"the profile allows at most {profile.max_minutes} minutes"
         )
-    own = request.revision or (offered.revision if offered else None)
     return LaunchSpec(
         name=request.name,
         model=model,
-        revision=None if model.startswith("/") else own,
+        revision=revision,
         profile=profile.name,
         served_name=request.served_name or _served_name(request.model),
         tier=resources["tier"],
@@ -151,12 +154,25 @@ def to_spec(
     )
 
 
+def resolve(
+    choice: ModelChoice, profiles: dict[str, Profile], offered: CatalogueEntry | None
+) -> tuple[Profile, str, str | None]:
+    """The profile, the model's id or path there, and its revision; `offered`: the catalogue's entry.
+
+    Raises InvalidRequestError that names what is wrong.
+    """
+    profile = _profile(choice, profiles, offered)
+    model = _model(choice, profile, offered)
+    own = choice.revision or (offered.revision if offered else None)
+    return profile, model, None if model.startswith("/") else own
+
+
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
 def _profile(
-    request: LaunchCreate, profiles: dict[str, Profile], offered: CatalogueEntry | None
+    request: ModelChoice, profiles: dict[str, Profile], offered: CatalogueEntry | None
 ) -> Profile:
     name = request.profile or (offered.profile if offered and request.provider is None else None)
     profile = find_profile(profiles, name, request.provider)
@@ -170,7 +186,7 @@ def _profile(
     return profile
 
 
-def _model(request: LaunchCreate, profile: Profile, offered: CatalogueEntry | None) -> str:
+def _model(request: ModelChoice, profile: Profile, offered: CatalogueEntry | None) -> str:
     model = offered.path if offered and offered.path else request.model
     if not model.startswith("/"):
         return model
@@ -189,13 +205,17 @@ def is_below_a_root(path: str, roots: tuple[str, ...]) -> bool:
 
 
 def _resources(
-    request: LaunchCreate, profile: Profile, offered: CatalogueEntry | None, model: str
+    request: LaunchCreate,
+    profile: Profile,
+    offered: CatalogueEntry | None,
+    model: str,
+    revision: str | None,
 ) -> dict[str, Any]:
     """The tier's, with what the request says in their place."""
     tier = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
     size = offered.size_gb if offered else None
     if size is None and tier is None:
-        size = size_of(model, profile)
+        size = size_of(model, revision, profile)
     suggested: Resources | None = suggest_resources(profile, size, tier)
     if suggested is None:
         names = ", ".join(one.name for one in profile.tiers)

@@ -39,7 +39,7 @@ def read_config(path: Path) -> ModelFacts:
     `model.json` there names. Raises PlanError with one line: the file, the member, and what is wrong.
     """
     try:
-        path = _of_triton(path)
+        path = find_model(path)
         is_directory = path.is_dir()
     except OSError as error:
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from None
@@ -52,8 +52,11 @@ def read_config(path: Path) -> ModelFacts:
     return _with_stored_weights(facts, path) if is_directory else facts
 
 
-def _of_triton(path: Path) -> Path:
-    """Where the model of an entry of Triton's repository lies, or of a version of one."""
+def find_model(path: Path) -> Path:
+    """Where the model of an entry of Triton's repository lies, or of a version of one; else `path`.
+
+    Raises PlanError, OSError.
+    """
     if not path.is_dir() or (path / "config.json").exists():
         return path
     version = path

@@ -1,7 +1,7 @@
 """/launches: Triton servers that are started, followed and stopped by the service."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -13,6 +13,7 @@ from app.errors import ConflictError
 from app.ids import new_id
 from app.launches.catalogue import CatalogueEntry, read_catalogue
 from app.launches.job_script import render_script
+from app.launches.model_plan import PlanCreate, plan_model
 from app.launches.profiles import ProfileError
 from app.launches.spec import LaunchCreate, LaunchSpec, to_spec
 from app.routes.common import (
@@ -20,6 +21,7 @@ from app.routes.common import (
     Limit,
     ServicesOf,
     TeamOf,
+    describe,
     page_response,
     reference,
     to_id,
@@ -34,11 +36,13 @@ from app.schemas.launches import (
     launch_to_wire,
     profile_to_wire,
 )
+from app.schemas.plan import EXAMPLE, PlanRead
 from app.services import Services
 from app.wire import json_response, parse
 
 router = APIRouter(tags=["launches"])
 
+_PLAN = TypeAdapter(PlanCreate)
 _CREATE = TypeAdapter(LaunchCreate)
 DryRun = Annotated[bool, Query(description="Show what would be launched, and its script.")]
 
@@ -98,6 +102,17 @@ async def list_profiles(services: ServicesOf) -> Response:
     return json_response([profile_to_wire(one) for one in services.profiles.values()])
 
 
+@router.post(
+    "/launches/plan",
+    response_model=PlanRead,
+    openapi_extra=describe(body={"schema": reference(PlanCreate), "example": EXAMPLE}),
+)
+async def plan_launch(request: Request, services: ServicesOf) -> Response:
+    """Tell on which GPUs a model fits, and what to ask for. Nothing is stored or started."""
+    asked = parse(_PLAN, await request.body())
+    return json_response(await asyncio.to_thread(_plan, services, asked))
+
+
 @router.get("/launches/{launch_id}", response_model=LaunchRead)
 async def read_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read one launch."""
@@ -131,6 +146,10 @@ def _id(text: str) -> UUID:
 
 def _spec(services: Services, body: bytes) -> LaunchSpec:
     return to_spec(parse(_CREATE, body), services.profiles, _catalogue(services))
+
+
+def _plan(services: Services, asked: PlanCreate) -> dict[str, Any]:
+    return plan_model(asked, services.profiles, _catalogue(services))
 
 
 def _catalogue(services: Services) -> dict[str, CatalogueEntry]:

@@ -117,12 +117,19 @@ async def list_results(
     team: TeamOf,
     narrowed: Narrowed,
     full: Annotated[bool, Query(description="Do not cut long texts.")] = False,
+    prompts: Annotated[bool, Query(description="Tell the beginnings of the prompts.")] = False,
     limit: Limit = 50,
     after: After = None,
 ) -> Response:
-    """List results, newest first; long texts are cut at 1,000 characters unless `full`."""
-    rows = await services.results.list(team, narrowed, after=after, limit=limit, full=full)
-    return page_response(request, [result_wire(services, row) for row in rows], limit)
+    """List results, newest first; without `full` texts are cut at 1,000 characters, and without logprobs."""
+    rows = await services.results.list(
+        team, narrowed, after=after, limit=limit, full=full, prompts=prompts
+    )
+    items = [result_wire(services, row) for row in rows]
+    if prompts:
+        for item, row in zip(items, rows, strict=True):
+            item["prompt_start"] = row["prompt_start"]
+    return page_response(request, items, limit)
 
 
 @router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])

@@ -224,10 +224,17 @@ class ResultRead(BaseModel):
         description="Until it runs, by the queue before it and the throughput of the last minute; "
         "null where unknown."
     )
-    logprobs: list[Any] | None = Field(None, description="Only when asked for.")
+    logprobs: list[Any] | None = Field(
+        None, description="Only when asked for; in lists only with `full`."
+    )
     erased_at: datetime | None = Field(
         None,
         description="Only of a result that was not to be stored: since when its texts are gone.",
+    )
+    prompt_start: str | None = Field(
+        None,
+        description="Only in lists with `prompts`: the first 200 characters of the text, or of the "
+        "last message; null of a long chat, and once it is erased.",
     )
 
 

@@ -16,16 +16,40 @@ from starlette.types import Scope
 from app.ui.api import ApiError, Client
 from app.ui.exposure import Exposure
 from app.ui.guard import HEADERS, BodyTooLargeError, Guard
-from app.ui.pages import bulk, bulk_jobs, compare, live, playground, sign_in
+from app.ui.pages import (
+    bulk,
+    bulk_jobs,
+    compare,
+    fleet,
+    history,
+    history_result,
+    launches,
+    live,
+    playground,
+    sign_in,
+    system,
+)
 from app.ui.render import STATIC, fragment, page
-from app.ui.sending import fields_of, read_form
+from app.ui.sending import kept_fields
 from app.ui.session import SessionMiddleware, Sessions
 from app.ui.settings import UiSettings
 
 logger = logging.getLogger(__name__)
 
 _MAX_FORM_BYTES = 10_000_000
-_PAGES = (playground, compare, bulk, bulk_jobs, live, sign_in)
+_PAGES = (
+    playground,
+    compare,
+    history,
+    history_result,
+    bulk,
+    bulk_jobs,
+    live,
+    fleet,
+    launches,
+    system,
+    sign_in,
+)
 
 
 def create_ui(settings: UiSettings) -> Starlette:
@@ -96,9 +120,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     status = error.status or 502
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
     title = titles.get(error.status, "Refused" if 400 <= status < 500 else "Not available now")
-    # What was being sent is kept: it can be sent again.
-    fields = fields_of(await read_form(request)) if request.method == "POST" else []
-    return await error_page(request, status, title, error.message, fields)
+    return await error_page(request, status, title, error.message, await kept_fields(request))
 
 
 async def _on_too_large(request: Request, error: Exception) -> Response:
@@ -109,7 +131,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {404: "There is no such page.", 405: "This page takes no such request."}
     message = words.get(error.status_code, error.detail)
-    return await error_page(request, error.status_code, "Not found", message)
+    title = "Not found" if error.status_code == 404 else "Refused"
+    return await error_page(request, error.status_code, title, message)
 
 
 async def _on_unexpected(request: Request, _: Exception) -> Response:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
@@ -89,14 +89,30 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes, in binary units."""
+    """Bytes, in decimal units: as files, disks and limits are told."""
     if value is None:
         return UNKNOWN
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
-        value /= 1024
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{value:,.1f}".removesuffix(".0") + f" {unit}"
+        value /= 1000
     raise AssertionError
+
+
+def quoted(text: str) -> Markup:
+    """A sentence of the API: what it has in backticks is code, everything is escaped."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one is left over
+        return escape(text)
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part
+        for place, part in enumerate(parts)
+    )
+
+
+def capitalize_first(text: str) -> str:
+    """A phrase as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
 
 
 def ago(value: str | datetime | None) -> Markup:
@@ -105,9 +121,9 @@ def ago(value: str | datetime | None) -> Markup:
         return Markup("&ndash;")
     time = to_time(value)
     distance = (datetime.now(UTC) - time).total_seconds()
-    text = "just now" if abs(distance) < 2 else f"{seconds(abs(int(distance)))} "
-    if abs(distance) >= 2:
-        text += "ago" if distance > 0 else "from now"
+    whole = abs(int(distance))
+    text = f"{whole} s" if whole < 60 else seconds(whole)
+    text = "just now" if whole < 2 else f"{text} ago" if distance > 0 else f"in {text}"
     exact = time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(time.isoformat(), exact, text)
 
@@ -144,6 +160,8 @@ def _environment() -> Environment:
         "size": size,
         "ago": ago,
         "at": at,
+        "capitalize_first": capitalize_first,
+        "quoted": quoted,
     }
     environment.globals |= {"asset": asset, "sections": SECTIONS}
     return environment

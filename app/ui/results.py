@@ -11,21 +11,27 @@ from app.ui.remedies import explain
 from app.ui.render import number, seconds, to_time
 
 VIEWS = ("rendered", "plain")
+# Of a longer text pages show the beginning, and a link to all of it.
+MAX_SHOWN_CHARACTERS = 100_000
+# Members that the API leaves out where there is nothing to tell.
+OPTIONAL: Mapping[str, Any] = {"erased_at": None, "source_id": None, "attribution": None}
 
 
 async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[str, Any]:
     """The result with what templates add to it.
 
     `shown_state`, `age` in seconds, `figures` as (name, value), `text`, `html` (its formatted text, else None),
-    `can_render`, and in `error` what happened (`words`) and what to do (`remedy`). `view` chooses
+    `can_render`, `length` in characters (of which `text` may be the beginning), and in `error` what happened (`words`) and what to do (`remedy`). `view` chooses
     between formatted and plain; without it chats are formatted.
     """
     text = _text(result)
     is_text = isinstance(result["result"], str)
     shown: dict[str, Any] = {
+        **OPTIONAL,
         **result,
         "age": max(0.0, (datetime.now(UTC) - to_time(result["created_at"])).total_seconds()),
-        "text": text,
+        "text": text[:MAX_SHOWN_CHARACTERS],
+        "length": len(text),
         "html": None,
         "can_render": is_text and can_render(text),
         "figures": figures(result),
@@ -94,3 +100,21 @@ def _text(result: Mapping[str, Any]) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def one_line(text: str | None) -> str:
+    """The beginning of a text, as a list has room for it."""
+    return " ".join((text or "")[:1000].split())[:200]
+
+
+def outcome(result: Mapping[str, Any]) -> str:
+    """The beginning of its text, or why there is none, in a line."""
+    if isinstance(result["result"], str) and result["result"].strip():
+        return one_line(result["result"])
+    if result["error"]:
+        return one_line(explain(result["error"]["code"], result["error"]["message"])[0])
+    if result.get("erased_at"):
+        return "Its texts were erased"
+    if result["state"] == "pending":
+        return "Not answered yet"
+    return "The documents that it found" if result["kind"] == "attribution" else "An empty answer"

@@ -38,6 +38,7 @@ ROUTES = {
     "/launches": {"post", "get"},
     "/launches/catalogue": {"get"},
     "/launches/profiles": {"get"},
+    "/launches/plan": {"post"},
     "/launches/{launch_id}": {"get", "delete"},
     "/launches/{launch_id}/log": {"get"},
     "/launches/{launch_id}/stop": {"post"},

@@ -1,6 +1,7 @@
 """Results over HTTP: send, wait, list, cancel, delete, attempts, failures, deadlines."""
 
 import asyncio
+import secrets
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -392,12 +393,29 @@ async def test_list_filters(service: Service) -> None:
 
 
 async def test_lists_cut_long_texts_unless_full(service: Service) -> None:
-    result = await finish(service, "long {{chunks=300}}")
+    result = await finish(service, "long {{chunks=300}}", parameters={"logprobs": 1})
     assert len(result["result"]) > 1000
+    assert result["logprobs"]
     (row,) = (await service.client.get("/results/")).json()
     assert row["result"] == result["result"][:1000]
+    assert "logprobs" not in row
     (full,) = (await service.client.get("/results/?full=true")).json()
     assert full == result
+
+
+async def test_lists_tell_how_prompts_begin_if_asked(service: Service) -> None:
+    await finish(service, "Grüße " * 50)
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    huge = [{"role": "user", "content": secrets.token_hex(100_000)}]
+    for body in ({"messages": chat}, {"messages": huge}):
+        sent = await service.client.post("/results/", json={"model": "scripted", **body})
+        assert sent.status_code == 202, sent.text
+    rows = (await service.client.get("/results/?prompts=true")).json()
+    assert [row["prompt_start"] for row in rows] == [None, "Why?", ("Grüße " * 50)[:200]]
+    found = (await service.client.get("/results/?prompts=true&model_name=scripted&limit=2")).json()
+    assert [row["prompt_start"] for row in found] == [None, "Why?"]
+    (plain, *_) = (await service.client.get("/results/")).json()
+    assert "prompt_start" not in plain
 
 
 # --- failures and attempts --------------------------------------------------------------------------

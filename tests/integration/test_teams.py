@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from app.ids import new_id
+from app.schemas.plan import EXAMPLE as PLAN_EXAMPLE
 from app.settings import Settings
 from tests.conftest import Service, run_service
 from tests.integration.support import assert_openai_error, assert_problem
@@ -40,8 +41,8 @@ ROWS = {
 }
 # Those that name nothing of anybody's, with a value that exists.
 PUBLIC = {"name": "scripted", "model_name": "scripted", "model": "scripted", "index": "corpus"}
-# Bodies for routes with path parameters, by method and path; {} is sent to the others.
-BODIES: dict[str, Any] = {}
+# Bodies by method and path; {} is sent to the others with path parameters, none to those without.
+BODIES: dict[str, Any] = {"post /launches/plan": PLAN_EXAMPLE}
 # Routes that take no id in their path: what blue is told of red's rows.
 NOTHING, EMPTY_LIST, OWN = "nothing of anybody's", "an empty list", "only what it has made itself"
 FLEET = "the servers, which are no team's: for operators alone (test_auth.py)"
@@ -85,6 +86,7 @@ WITHOUT_IDS = {
     "get /system": NOTHING,  # totals of all teams, for operators alone
     "get /launches/catalogue": NOTHING,
     "get /launches/profiles": NOTHING,
+    "post /launches/plan": NOTHING,
     "get /launches": EMPTY_LIST,
     "post /launches": OWN,  # test_launches_local.py
     "get /contexts/": EMPTY_LIST,
@@ -287,7 +289,8 @@ async def test_every_route_without_ids(
             continue  # each in a test below
         method, path = route.split()
         url = path.format(**PUBLIC)
-        answer = await both.client.request(method, url, headers=BLUE)
+        body = BODIES.get(route)
+        answer = await both.client.request(method, url, headers=BLUE, json=body)
         assert answer.status_code == 200, (method, url, answer.text)
         red.assert_unseen(answer)
         if kind == EMPTY_LIST:

@@ -47,6 +47,11 @@ def test_what_is_launched_is_read_by_all(path: str) -> None:
     assert needed_scope("GET", path, b"") == needed_scope("HEAD", path, b"") == "use"
 
 
+def test_planning_is_for_all() -> None:
+    assert needed_scope("POST", "/launches/plan", b"") == "use"
+    assert needed_scope("DELETE", "/launches/plan", b"") == "operate"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "query", "needed"),
     [

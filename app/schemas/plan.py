@@ -1,0 +1,76 @@
+"""The wire shape of a plan: on which GPUs a model fits."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class PlannedModelRead(BaseModel):
+    """What config.json tells of a model."""
+
+    model_type: str = Field(description="Its architecture, as config.json names it.")
+    is_known: bool = Field(description="Whether the count is made for this architecture.")
+    parameters: int
+    active_parameters: int = Field(description="Of them, those that compute one token.")
+    layers: int
+    dtype: str
+    quantization: str | None
+    max_context: int | None = Field(description="Most tokens of a sequence.")
+    disk_bytes: int = Field(description="Bytes of the weights on disk.")
+    notes: list[str] = Field(description="What a reader should know of the figures.")
+
+
+class PlannedResourcesRead(BaseModel):
+    """What to ask a scheduler for."""
+
+    gpus: int
+    gres: str
+    cpu_cores: int
+    memory_gb: int = Field(description="Host memory, 10^9 bytes.")
+    minutes: int = Field(description="With the loading of the weights.")
+
+
+class GpuPlanRead(BaseModel):
+    """A model on GPUs of one kind: the fewest that are enough, else the most. Sizes are of each GPU."""
+
+    gpu: str
+    title: str
+    gpus: int
+    context: int
+    concurrency: int
+    dtype: str
+    weights_bytes: int
+    overhead_bytes: int
+    cache_bytes: int = Field(description="Below 0: what is missing for weights and overhead.")
+    cache_bytes_per_token: int
+    cache_tokens: int = Field(description="Tokens that the cache holds at a time.")
+    cache_requests: float = Field(description="Requests that the cache holds at a time.")
+    fits: bool
+    verdict: str = Field(description="`fits`, perhaps tightly; or what is missing.")
+    resources: PlannedResourcesRead | None = Field(description="Where it fits.")
+
+
+class PlanRead(BaseModel):
+    """A model, and what becomes of it on each kind of GPU."""
+
+    model: PlannedModelRead
+    plans: list[GpuPlanRead]
+
+
+# Members of Llama 3 8B's config.json.
+EXAMPLE: dict[str, Any] = {
+    "config": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+    },
+    "gpus": ["l4", "a100-80"],
+    "context": 8192,
+    "concurrency": 16,
+}

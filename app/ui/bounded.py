@@ -1,0 +1,39 @@
+"""Answers of the API that may be large: read up to a bound, or handed on without being held."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+from app.ui.api import Api
+from app.ui.handed_on import HandedOn, parts_of
+
+# Of JSON: as objects it takes about ten times that in memory, for a moment.
+MAX_BYTES = 16_000_000
+_LARGE = 200_000  # from here on not parsed on the event loop
+
+
+async def get_bounded(api: Api, path: str) -> Any:
+    """As `Api.get`; None for what is larger than MAX_BYTES."""
+    async with api.stream("GET", path) as response:
+        body = bytearray()
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MAX_BYTES:
+                return None
+    if len(body) < _LARGE:
+        return json.loads(body)
+    return await asyncio.to_thread(json.loads, body)
+
+
+async def hand_on(api: Api, path: str, file_name: str) -> HandedOn:
+    """An answer as a file to download."""
+    stack = AsyncExitStack()
+    try:
+        response = await stack.enter_async_context(api.stream("GET", path))
+    except BaseException:
+        await stack.aclose()
+        raise
+
+    headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
+    return HandedOn(parts_of(response), stack, headers, "application/json")

@@ -1,0 +1,226 @@
+"""Plots as SVG, made by the server: no script, no style attribute, all text escaped.
+
+The drawing is stretched to the place that it has; its labels are HTML around it, so that they are
+as large as other text on any screen. Colours and dashes are `static/charts.css`'s, by the classes
+`series-1` to `series-4`. Each plot has a title and a description for who does not see it, and a line
+chart all its values as a table.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeGuard
+
+from markupsafe import Markup
+
+MAX_SERIES = 4
+# The drawing's own units.
+_WIDTH, _HEIGHT = 1000, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values of one thing, one for each time; None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+def line_chart(
+    title: str, unit: str, times: Sequence[datetime], series: Sequence[Series]
+) -> Markup:
+    """Up to four series over time, from 0 up, with gaps where a value is missing.
+
+    `times` ascend, and are evenly spaced. The title is the only one of its page: what a visitor
+    opens is found by it again when the plot is drawn anew. Raises ValueError for more series, or values of another
+    number than there are times.
+    """
+    if not 1 <= len(series) <= MAX_SERIES:
+        raise ValueError(f"a chart has 1 to {MAX_SERIES} series, not {len(series)}")
+    if any(len(one.values) != len(times) for one in series):
+        raise ValueError("a series has a value, or None, for each time")
+    known = [value for one in series for value in one.values if _is_number(value)]
+    caption = Markup("<figcaption>{} <small>{}</small></figcaption>").format(title, unit)
+    if not known:
+        return Markup(
+            '<figure class="chart">{}<p class="chart-empty">No data yet.</p></figure>'
+        ).format(caption)
+    ticks = nice_ticks(max(known), is_whole=all(float(value).is_integer() for value in known))
+    description = "; ".join(_summary(one, unit) for one in series)
+    return Markup(
+        '<figure class="chart">{}<div class="chart-plot"><div class="chart-y" aria-hidden="true">{}'
+        '</div><svg role="img" viewBox="0 0 {} {}" preserveAspectRatio="none"><title>{}</title>'
+        '<desc>{}</desc>{}{}</svg><div class="chart-x" aria-hidden="true">{}</div></div>{}{}</figure>'
+    ).format(
+        caption, _spans(format_value(tick) for tick in reversed(ticks)), _WIDTH, _HEIGHT,
+        f"{title}, {unit}", f"From {_time(times, 0)} to {_time(times, -1)} UTC. {description}.",
+        _grid(ticks), _lines(series, ticks[-1]), _spans(_time_labels(times)),
+        _legend([one.name for one in series]) if len(series) > 1 else "",
+        _table(title, unit, times, series),
+    )  # fmt: skip
+
+
+def sparkline(title: str, values: Sequence[float | None]) -> Markup:
+    """One series, as small as a word; `title` says what it is, and its last value."""
+    known = [value for value in values if _is_number(value)]
+    top = max(known, default=0) or 1
+    return Markup(
+        '<svg class="sparkline" role="img" viewBox="0 0 {} {}" preserveAspectRatio="none">'
+        "<title>{}</title>{}</svg>"
+    ).format(_WIDTH, _HEIGHT, title, _lines([Series(title, values)], top))
+
+
+def stacked_bar(title: str, parts: Sequence[tuple[str, float]], unit: str) -> Markup:
+    """Parts of a whole, one behind the other, with their values in the legend."""
+    total = sum(value for _, value in parts)
+    left, boxes = 0.0, Markup()
+    for place, (name, value) in enumerate(parts[:MAX_SERIES], 1):
+        width = _WIDTH * value / total if total > 0 else 0
+        boxes += Markup(
+            '<rect class="series-{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>'
+        ).format(
+            place, _short(left), _short(width), _HEIGHT, f"{name}: {format_value(value)} {unit}"
+        )
+        left += width
+    told = [f"{name}: {format_value(value)} {unit}" for name, value in parts]
+    return Markup(
+        '<figure class="chart bar"><figcaption>{} <small>{} {}</small></figcaption><svg role="img" '
+        'viewBox="0 0 {} {}" preserveAspectRatio="none"><title>{}</title><desc>{}</desc>{}</svg>{}</figure>'
+    ).format(
+        title, format_value(total), unit, _WIDTH, _HEIGHT, title, "; ".join(told), boxes, _legend(told)
+    )  # fmt: skip
+
+
+def nice_ticks(top: float, *, is_whole: bool = False) -> list[float]:
+    """From 0 to `top` or more, in two to five steps of 1, 2 or 5 times a power of ten."""
+    if top <= 0:
+        return [0, 1]
+    power = 10.0 ** math.floor(math.log10(top / 5))
+    step = next(power * factor for factor in (1, 2, 5, 10) if top / (power * factor) <= 5.000001)
+    if is_whole:
+        step = max(1, step)
+    return [step * place for place in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def format_value(value: float) -> str:
+    """A number as short as it is still telling: three significant digits, or whole."""
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _grid(ticks: Sequence[float]) -> Markup:
+    heights = (_HEIGHT * (1 - tick / ticks[-1]) for tick in ticks)
+    return Markup('<path class="chart-grid" d="{}"/>').format(
+        "".join(f"M0 {_short(height)}H{_WIDTH}" for height in heights)
+    )
+
+
+def _lines(series: Sequence[Series], top: float) -> Markup:
+    return Markup().join(
+        Markup('<path class="series-{}" d="{}"/><path class="series-{} dots" d="{}"/>').format(
+            place, _path(one.values, top), place, _dots(one.values, top)
+        )
+        for place, one in enumerate(series, 1)
+    )
+
+
+def _path(values: Sequence[float | None], top: float) -> str:
+    """Lines through neighbours."""
+    drawn, is_open = [], False
+    for value, point in zip(values, _points(values, top), strict=True):
+        if _is_number(value):
+            drawn.append(f"{'L' if is_open else 'M'}{point}")
+        is_open = _is_number(value)
+    return "".join(drawn)
+
+
+def _dots(values: Sequence[float | None], top: float) -> str:
+    """The values without a neighbour: lines of no length, which have round ends."""
+    around = [None, *values, None]
+    return "".join(
+        f"M{point}h0"
+        for place, point in enumerate(_points(values, top))
+        if _is_number(values[place])
+        and not _is_number(around[place])
+        and not _is_number(around[place + 2])
+    )
+
+
+def _points(values: Sequence[float | None], top: float) -> list[str]:
+    step = _WIDTH / max(len(values) - 1, 1)
+    heights = (min(max(value, 0), top) if _is_number(value) else 0.0 for value in values)
+    return [
+        f"{_short(place * step)} {_short(_HEIGHT * (1 - height / top))}"
+        for place, height in enumerate(heights)
+    ]
+
+
+def _summary(one: Series, unit: str) -> str:
+    known = [value for value in one.values if _is_number(value)]
+    if not known:
+        return f"{one.name}: no data"
+    last, most = format_value(known[-1]), format_value(max(known))
+    return f"{one.name}: last {last} {unit}, at most {most} {unit}"
+
+
+def _spans(texts: Iterable[str]) -> Markup:
+    return Markup().join(Markup("<span>{}</span>").format(text) for text in texts)
+
+
+def _legend(names: Iterable[str]) -> Markup:
+    items = Markup().join(
+        Markup(
+            '<li><svg aria-hidden="true" viewBox="0 0 20 10"><path class="series-{}" d="M1 5H19"/>'
+            "</svg>{}</li>"
+        ).format(place, name)
+        for place, name in enumerate(names, 1)
+    )
+    return Markup('<ul class="chart-legend">{}</ul>').format(items)
+
+
+def _time(times: Sequence[datetime], place: int) -> str:
+    is_long = (times[-1] - times[0]).total_seconds() > 24 * 3600
+    return times[place].astimezone(UTC).strftime("%d %b %H:%M" if is_long else "%H:%M")
+
+
+def _time_labels(times: Sequence[datetime]) -> list[str]:
+    """The first, the last, and what is evenly between them."""
+    count = min(len(times), 5)
+    places = {round(place * (len(times) - 1) / max(count - 1, 1)) for place in range(count)}
+    return [_time(times, place) for place in sorted(places)]
+
+
+def _table(title: str, unit: str, times: Sequence[datetime], series: Sequence[Series]) -> Markup:
+    heads = Markup().join(Markup('<th scope="col">{}</th>').format(one.name) for one in series)
+    rows = Markup().join(
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            _time(times, place),
+            Markup().join(Markup("<td>{}</td>").format(_cell(one.values[place])) for one in series),
+        )
+        for place in range(len(times))
+    )
+    return Markup(
+        '<details class="chart-data" id="{}"><summary>Values</summary><div class="scroll" '
+        'id="{}-scroll" role="region" tabindex="0" aria-label="{}"><table><caption>{}</caption><thead><tr>'
+        '<th scope="col">Time (UTC)</th>{}</tr></thead><tbody>{}</tbody></table></div></details>'
+    ).format(_key(title), _key(title), f"Values: {title}", f"{title}, {unit}", heads, rows)
+
+
+def _key(title: str) -> str:
+    """An id of it that no character can break."""
+    return f"values-{hashlib.sha256(title.encode()).hexdigest()[:12]}"
+
+
+def _cell(value: float | None) -> str:
+    return format_value(value) if _is_number(value) else "-"

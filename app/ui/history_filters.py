@@ -1,0 +1,114 @@
+"""What the history is narrowed to: as an address has it, as the API takes it, as people read it."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from app.ui.api import Params
+from app.ui.parameters import FormError
+
+LABELS: Mapping[str, str] = {
+    "q": "Words",
+    "state": "State",
+    "model_name": "Model",
+    "error_code": "Error",
+    "retryable": "Worth a retry",
+    "created_after": "From",
+    "created_before": "Until",
+    "context_id": "Prompt",
+}
+_TIMES = ("created_after", "created_before")
+_PATH = "/history"
+# Pages that "newer" finds its way back through; beyond them it leads to the newest.
+_MAX_TRAIL = 20
+
+
+class Chip(NamedTuple):
+    """A filter that is on: what it says, and the address without it."""
+
+    label: str
+    value: str
+    without: str
+
+
+def read_filters(query: Mapping[str, str]) -> dict[str, str]:
+    """The filters of an address that are on."""
+    return {name: text for name in LABELS if (text := query.get(name, "").strip())}
+
+
+def to_params(filters: Mapping[str, str]) -> Params:
+    """As the API's lists take them: times with their zone. Raises FormError."""
+    params: dict[str, str | int | float | bool | None] = dict(filters)
+    wrong = []
+    for name in _TIMES:
+        if name in filters:
+            time = _to_time(filters[name])
+            if time is None:
+                wrong.append((name, "must be a day and a time, such as 2026-11-22T08:30"))
+            else:
+                params[name] = time.isoformat()
+    if wrong:
+        raise FormError(wrong)
+    return params
+
+
+def to_form(filters: Mapping[str, str]) -> dict[str, str]:
+    """As the form's controls show them; empty texts for those that are off."""
+    form = dict.fromkeys(LABELS, "") | dict(filters)
+    for name in _TIMES:
+        if time := _to_time(form[name]):
+            form[name] = time.strftime("%Y-%m-%dT%H:%M:%S" if time.second else "%Y-%m-%dT%H:%M")
+    return form
+
+
+def to_chips(filters: Mapping[str, str]) -> list[Chip]:
+    """The filters that are on, each with the address that leaves it out."""
+    return [
+        Chip(
+            LABELS[name],
+            f"{value} UTC" if name in _TIMES else value,
+            address({other: text for other, text in filters.items() if other != name}),
+        )
+        for name, value in to_form(filters).items()
+        if value
+    ]
+
+
+def address(filters: Mapping[str, str], path: str = _PATH, **more: str) -> str:
+    """The address of a list with these filters."""
+    members = {name: value for name, value in {**filters, **more}.items() if value}
+    return f"{path}?{urlencode(members)}" if members else path
+
+
+def older(filters: Mapping[str, str], trail: str, after: str, last: str) -> str:
+    """The address of the page behind the one that begins after `after` and ends with `last`.
+
+    `trail` remembers where the pages before began, for the way back.
+    """
+    begun = [*_split(trail), after or "-"][-_MAX_TRAIL:]
+    return address(filters, after=last, trail=".".join(begun))
+
+
+def newer(filters: Mapping[str, str], trail: str) -> str:
+    """The address of the page before this one, as far as the trail tells; else of the newest."""
+    *begun, after = _split(trail) or ["-"]
+    if after == "-":
+        return address(filters)
+    return address(filters, after=after, trail=".".join(begun))
+
+
+def _split(trail: str) -> list[str]:
+    return [part[:40] for part in trail.split(".") if part][-_MAX_TRAIL:]
+
+
+def _to_time(text: str) -> datetime | None:
+    """A time without a zone is of UTC: the page's server cannot know its visitor's."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    try:
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except OverflowError:
+        return None

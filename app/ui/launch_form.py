@@ -1,0 +1,289 @@
+"""The form of a launch: its fields with what each is for, and what they make of a request."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["text", "whole", "number", "flag", "words"]
+
+
+class Field(NamedTuple):
+    """A field. `name`: the member of the request; a dot leads into an object inside it."""
+
+    name: str
+    label: str
+    help: str
+    kind: Kind = "text"
+    choices: tuple[str, ...] = ()
+
+
+class Section(NamedTuple):
+    """Fields under a heading; `is_advanced`: closed until something stands in one of them."""
+
+    title: str
+    fields: tuple[Field, ...]
+    is_advanced: bool = False
+
+
+MODEL = Field(
+    "model",
+    "Model",
+    "A Hugging Face id (owner/name), or a path below the place's model roots. The list is the "
+    "operator's catalogue; any other is taken, too.",
+)
+PROFILE = Field(
+    "profile",
+    "Place",
+    "A profile: a cluster, or this machine. Default: the catalogue's choice, else the operator's.",
+)
+TIER = Field(
+    "tier",
+    "Size",
+    "One of the place's sizes; left open, the smallest that takes the model's weights.",
+)
+CONTEXT = Field(
+    "engine.max_model_len",
+    "Context length",
+    "Tokens of a request, prompt and answer together. Left open: what the model can.",
+    "whole",
+)
+SECTIONS = (
+    Section(
+        "The launch",
+        (
+            Field(
+                "name",
+                "Name of the launch",
+                "And of its server. Letters, digits, dots, dashes; taken until the launch has ended.",
+            ),
+            Field(
+                "served_name",
+                "Model name in requests",
+                "Left open: the id without its owner, or the directory's name.",
+            ),
+            Field(
+                "time_limit_minutes",
+                "Time limit, minutes",
+                "The job ends after this, whatever runs. Left open: the place's default.",
+                "whole",
+            ),
+            Field(
+                "idle_minutes",
+                "Idle timeout, minutes",
+                "It is stopped after so long without a request; 0: never. Left open: the place's default.",
+                "number",
+            ),
+        ),
+    ),
+    Section(
+        "Resources instead of the size's",
+        (
+            Field("resources.gpus", "GPUs", "On one node.", "whole"),
+            Field("resources.cpus", "CPU cores", "On one node.", "whole"),
+            Field("resources.memory_gb", "Memory, GB", "Of the host, not of the GPU.", "whole"),
+            Field(
+                "resources.gres",
+                "Slurm's gres",
+                "Such as gpu:a100:2, where a kind of GPU is asked for. Left open: it follows from GPUs.",
+            ),
+        ),
+    ),
+    Section(
+        "Slurm",
+        (
+            Field("partition", "Partition", "Left open: the size's, or the place's."),
+            Field("account", "Account", "Who pays. Left open: the place's."),
+            Field(
+                "constraint",
+                "Constraint",
+                "A feature that the node must have, such as gpu80 or a100.",
+            ),
+            Field(
+                "modules", "Modules", "Loaded before the server starts; one or several.", "words"
+            ),
+            Field(
+                "priority",
+                "Priority",
+                "0, or below 0 to let other jobs go first (Slurm's --nice).",
+                "whole",
+            ),
+        ),
+        is_advanced=True,
+    ),
+    Section(
+        "Engine, and the rest",
+        (
+            Field("revision", "Revision", "Branch, tag or commit of a Hugging Face model."),
+            Field(
+                "engine.dtype",
+                "Number type",
+                "What the model computes in. Left open: its own.",
+                "text",
+                ("bfloat16", "float16", "float32"),
+            ),
+            Field(
+                "engine.quantization",
+                "Quantization",
+                "fp8 or bitsandbytes compress while loading; others need weights that are compressed so.",
+            ),
+            Field(
+                "engine.gpu_memory_utilization",
+                "Share of GPU memory",
+                "For weights and cache, above 0 and at most 1. Left open: 0.9.",
+                "number",
+            ),
+            Field(
+                "start_minutes",
+                "Start timeout, minutes",
+                "Given up if the model is not ready so long after the job's start.",
+                "number",
+            ),
+            Field(
+                "provider",
+                "Kind of place",
+                "Left open: the place's. One that is not the place's is refused.",
+                "text",
+                ("slurm", "local"),
+            ),
+            Field(
+                "engine.enforce_eager",
+                "No CUDA graphs",
+                "Starts faster and takes less memory, but answers slower (enforce_eager).",
+                "flag",
+            ),
+            Field(
+                "trust_remote_code",
+                "Run the model's own Python code",
+                "Only where the place allows it: code from a model's repository can do anything that "
+                "the job can.",
+                "flag",
+            ),
+        ),
+        is_advanced=True,
+    ),
+)
+FIELDS = (MODEL, PROFILE, TIER, CONTEXT, *(field for part in SECTIONS for field in part.fields))
+# Of the plan alone.
+PLAN_NAMES = ("concurrency", "gpu_kinds", "config")
+NAMES = (*(field.name for field in FIELDS), *PLAN_NAMES)
+
+
+class NotJsonError(ValueError):
+    """The pasted config.json is no JSON object."""
+
+
+def empty() -> dict[str, str]:
+    """The values of a form that nobody has filled."""
+    return dict.fromkeys(NAMES, "")
+
+
+def to_launch(values: Mapping[str, str]) -> dict[str, Any]:
+    """The body of `POST /launches`: what stands in the fields; nothing of those left open."""
+    request: dict[str, Any] = {}
+    for field in FIELDS:
+        text = values[field.name].strip()
+        if not text:
+            continue
+        place, *inner = field.name.split(".")
+        if inner:
+            request.setdefault(place, {})[inner[0]] = _value(field.kind, text)
+        else:
+            request[place] = _value(field.kind, text)
+    return request
+
+
+def to_plan(values: Mapping[str, str]) -> dict[str, Any]:
+    """The body of `POST /launches/plan`. Raises NotJsonError."""
+    launch = to_launch(values)
+    engine = launch.get("engine", {})
+    request: dict[str, Any] = {
+        "context": engine.get("max_model_len"),
+        "dtype": engine.get("dtype"),
+        "quantization": engine.get("quantization"),
+        "gpu_memory_utilization": engine.get("gpu_memory_utilization"),
+        "minutes": launch.get("time_limit_minutes"),
+        "concurrency": _value("whole", values["concurrency"].strip()) or None,
+        "gpus": _words(values["gpu_kinds"]) or None,
+    }
+    if values["config"].strip():
+        request["config"] = _object(values["config"])
+    else:
+        request |= {name: launch.get(name) for name in ("model", "revision", "profile", "provider")}
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def picked(
+    row: Mapping[str, Any],
+    model: Mapping[str, Any],
+    values: Mapping[str, str],
+    profile: Mapping[str, Any] | None,
+) -> dict[str, str]:
+    """The form's values with what a row of the plan asks for; a time limit and a size are kept."""
+    asked = row["resources"]
+    minutes = min(asked["minutes"], profile["max_minutes"]) if profile else asked["minutes"]
+    sizes = [size for size in (profile["tiers"] if profile else ()) if takes(size, model)]
+    # As the service itself chooses: the smallest that has a limit, else one that takes any.
+    size = min(sizes, key=lambda one: one["max_model_size_gb"] or float("inf"), default=None)
+    return {
+        **values,
+        "tier": values["tier"] or (size["name"] if size else ""),
+        "resources.gpus": str(asked["gpus"]),
+        "resources.cpus": str(asked["cpu_cores"]),
+        "resources.memory_gb": str(asked["memory_gb"]),
+        "engine.max_model_len": str(row["context"]),
+        "time_limit_minutes": values["time_limit_minutes"] or str(minutes),
+    }
+
+
+def takes(size: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether a size of a profile takes the weights of a model."""
+    most = size["max_model_size_gb"]
+    return most is None or model["disk_bytes"] / 1e9 <= most
+
+
+def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The form's values for a launch like that one."""
+    inner = {"resources": spec, "engine": spec["engine"]}
+    values = {}
+    for field in FIELDS:
+        place, _, name = field.name.partition(".")
+        value = inner[place].get(name) if name else spec.get(place)
+        if value not in (None, False, []):
+            is_list = isinstance(value, list)
+            values[field.name] = (
+                "on" if value is True else " ".join(value) if is_list else str(value)
+            )
+    return values
+
+
+def _value(kind: Kind, text: str) -> Any:
+    """A text as its kind of value. What is none is sent as it is: the API says what is wrong."""
+    if kind == "flag":
+        return True
+    if kind == "words":
+        return _words(text)
+    if kind in ("whole", "number"):
+        try:
+            return int(text)
+        except ValueError:
+            pass
+    if kind == "number":
+        try:
+            return float(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise NotJsonError("The text is no JSON object: paste the whole config.json.")
+    return document

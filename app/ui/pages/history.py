@@ -1,0 +1,159 @@
+"""The history: all results that were ever sent, by words and filters, page by page."""
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.ui.api import ApiError, api_of
+from app.ui.handed_on import HandedOn, parts_of
+from app.ui.history_filters import (
+    address,
+    newer,
+    older,
+    read_filters,
+    to_chips,
+    to_form,
+    to_params,
+)
+from app.ui.parameters import FormError
+from app.ui.remedies import WORDS
+from app.ui.render import page
+from app.ui.results import one_line, outcome, state_of, timings
+from app.ui.sending import read_form
+
+_ROWS = 50
+_MAX_MODELS = 500
+_CANCELLABLE = ("model_name", "context_id")
+# An export of rare words may search for a while between two pieces.
+_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+
+
+async def show(request: Request) -> Response:
+    """A page of results."""
+    query = request.query_params
+    return await _page(request, read_filters(query))
+
+
+async def export(request: Request) -> Response:
+    """All results of the filters as JSON lines, handed on as the API sends them."""
+    try:
+        params = to_params(read_filters(request.query_params))
+    except FormError as error:
+        return await _page(request, read_filters(request.query_params), 422, error)
+    stack = AsyncExitStack()
+    try:
+        response = await stack.enter_async_context(
+            api_of(request).stream("GET", "/results/export", params=params, timeout=_TIMEOUT)
+        )
+    except BaseException:
+        await stack.aclose()
+        raise
+
+    headers = {"Content-Disposition": response.headers["content-disposition"]}
+    return HandedOn(parts_of(response), stack, headers, "application/x-ndjson")
+
+
+async def cancel(request: Request) -> Response:
+    """Stop all pending results of a model, of a prompt, or of both."""
+    form = await read_form(request)
+    filters = read_filters({name: str(value) for name, value in form.items()})
+    params = {name: filters.get(name) for name in _CANCELLABLE}
+    try:
+        answer = await api_of(request).post("/results/cancel", params=params)
+    except ApiError as error:
+        if error.status == 401:
+            raise
+        return await _page(request, filters, error.status or 502, error)
+    return RedirectResponse(address(filters, cancelled=str(answer["cancelled"])), 303)
+
+
+async def _page(
+    request: Request,
+    filters: Mapping[str, str],
+    status: int = 200,
+    problem: ApiError | FormError | None = None,
+) -> Response:
+    """The list; a refused filter is told above it, and all that was entered stays."""
+    query = request.query_params
+    after, trail = query.get("after", ""), query.get("trail", "")
+    rows: list[dict[str, Any]] = []
+    has_more = False
+    if problem is None:
+        try:
+            params = {**to_params(filters), "after": after, "limit": _ROWS, "prompts": True}
+            response = await api_of(request).send("GET", "/results/", params=params)
+            rows, has_more = response.json(), "next" in response.links
+        except FormError as error:
+            problem, status = error, 422
+        except ApiError as error:
+            if error.status == 401:
+                raise
+            problem, status = error, error.status or 502
+    return await page(
+        request,
+        "history.html",
+        status,
+        problem=str(problem) if problem else None,
+        fields=problem.fields if problem else (),
+        form=to_form(filters),
+        chips=to_chips(filters),
+        rows=[_row(one) for one in rows],
+        is_first=not after,
+        newer=newer(filters, trail) if after else None,
+        older=older(filters, trail, after, rows[-1]["id"]) if has_more else None,
+        export=address(filters, "/history/export"),
+        models=await _model_names(request),
+        error_codes=sorted({*WORDS, filters.get("error_code", "cancelled")}),
+        notice=_notice(query),
+    )
+
+
+async def _model_names(request: Request) -> list[str]:
+    """What may be chosen as a model, besides those that are gone: they can be typed."""
+    try:
+        api = api_of(request)
+        models = [one["name"] for one in await api.get_known("/models/")]
+        indexes = [f"infini-gram/{name}" for name in await api.get_known("/indexes")]
+    except ApiError:
+        return []
+    return [*sorted(models), *indexes][:_MAX_MODELS]
+
+
+def _notice(query: Mapping[str, str]) -> str | None:
+    """What was just done here."""
+    if query.get("deleted"):
+        return "The result is deleted."
+    count = query.get("cancelled", "")
+    if not count.isdecimal() or len(count) > 9:
+        return None
+    return {"0": "Nothing was pending.", "1": "One result is stopped."}.get(
+        count, f"{int(count):,} results are stopped."
+    )
+
+
+def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as a row of the table: known by its prompt, else by its answer."""
+    answer = outcome(result)
+    usage = (result["usage"] or {}) if result["kind"] == "generation" else {}
+    return {
+        "id": result["id"],
+        "created_at": result["created_at"],
+        "state": state_of(result),
+        "model": result["model_name"],
+        "text": one_line(result.get("prompt_start")) or one_line(answer) or "(nothing to show)",
+        "answer": answer,
+        "tokens": usage.get("completion_tokens"),
+        "seconds": timings(result)["total"],
+    }
+
+
+routes = [
+    Route("/history", show),
+    Route("/history/export", export),
+    Route("/history/cancel", cancel, methods=["POST"]),
+]

@@ -1,0 +1,378 @@
+"""One result with all that is known of it; an attribution with the documents that it found."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Mapping
+from typing import Any
+from uuid import UUID, uuid4
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.attributions import to_attribution
+from app.ui.bounded import MAX_BYTES, get_bounded, hand_on
+from app.ui.charts import stacked_bar
+from app.ui.parameters import FormError
+from app.ui.remedies import explain
+from app.ui.render import fragment, page, to_time
+from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, state_of, timings, to_view
+from app.ui.sending import key_of, read_form, texts_of
+
+_MAX_TURNS = 200
+_MAX_ATTEMPTS = 50
+_MAX_VALUE = 2_000  # characters of a parameter
+_MAX_INDEXES = 20
+_LISTED = 100
+# What an attribution may be asked for with, as its form names it.
+_WISHES: Mapping[str, type[int] | type[float]] = {
+    "maximumFrequency": int,
+    "minimumSpanLength": int,
+    "maximumSpanDensity": float,
+    "maximumDocumentsPerSpan": int,
+}
+
+
+async def show(request: Request) -> Response:
+    """The result's page."""
+    return await _page(request)
+
+
+async def show_part(request: Request) -> Response:
+    """What of the page changes until the result has ended."""
+    result_id = _id_of(request)
+    if "x-part" not in request.headers:
+        return RedirectResponse(f"/history/{result_id}", 303)
+    api = api_of(request)
+    result = await get_bounded(api, f"/results/{result_id}")
+    if result is None:
+        return fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
+    if result["kind"] == "attribution":
+        found = await _attribution(request, api, result)
+        response = fragment(request, "_attribution.html", result=await _slim(result), found=found)
+    else:
+        response = fragment(request, "_details.html", **await _details(api, result))
+    if result["state"] != "pending":
+        response.headers["X-Part-Ended"] = "1"
+    return response
+
+
+async def show_text(request: Request) -> Response:
+    """The whole answer as a file."""
+    result_id = _id_of(request)
+    result = await api_of(request).get(f"/results/{result_id}")
+    text = result["result"] if isinstance(result["result"], str) else ""
+    return _file(text, f"{result_id}.txt")
+
+
+async def show_prompt(request: Request) -> Response:
+    """The whole prompt as a file: a text as it is, a chat as JSON."""
+    api, result_id = api_of(request), _id_of(request)
+    result = await api.get(f"/results/{result_id}")
+    context = await api.get(f"/contexts/{segment(result['context_id'])}")
+    if context["messages"]:
+        text = json.dumps(context["messages"], ensure_ascii=False, indent=2)
+        return _file(text, f"{result_id}-prompt.json")
+    return _file(context["content"] or "", f"{result_id}-prompt.txt")
+
+
+async def show_json(request: Request) -> Response:
+    """The result as the API tells it, as a file."""
+    result_id = _id_of(request)
+    return await hand_on(api_of(request), f"/results/{result_id}", f"{result_id}.json")
+
+
+async def retry(request: Request) -> Response:
+    """Send the same request once more; the new result's page."""
+    form = await read_form(request)
+    key = key_of(str(form.get("key", "")), {"retry_of": _id_of(request)})
+
+    async def send() -> Response:
+        path = f"/results/{_id_of(request)}/retry"
+        response = await api_of(request).send("POST", path, headers={"Idempotency-Key": key})
+        return RedirectResponse(f"/history/{segment(response.json()['id'])}", 303)
+
+    return await _try(request, send())
+
+
+async def delete(request: Request) -> Response:
+    """Delete it with its attributions."""
+
+    async def remove() -> Response:
+        await api_of(request).delete(f"/results/{_id_of(request)}")
+        return RedirectResponse("/history?deleted=1", 303)
+
+    return await _try(request, remove())
+
+
+async def attribute(request: Request) -> Response:
+    """Ask an index for the result's attribution: a result of its own, whose page comes next."""
+    texts = texts_of(await read_form(request))
+
+    async def ask() -> Response:
+        path = f"/results/{_id_of(request)}/attribution"
+        params = {"index": texts.get("index")}
+        answer = await api_of(request).post(path, _wishes(texts), params)
+        return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
+
+    return await _try(request, ask(), texts)
+
+
+async def _try(
+    request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
+) -> Response:
+    """What is refused is told on the result's page."""
+    try:
+        return await doing
+    except (ApiError, FormError) as error:
+        status = error.status or 502 if isinstance(error, ApiError) else 422
+        if status == 401:
+            raise
+        return await _page(request, status, texts, error)
+
+
+async def _page(
+    request: Request,
+    status: int = 200,
+    texts: Mapping[str, str] | None = None,
+    problem: ApiError | FormError | None = None,
+) -> Response:
+    api, result_id = api_of(request), _id_of(request)
+    told = {
+        "problem": str(problem) if problem else None,
+        "fields": problem.fields if problem else (),
+    }
+    result = await get_bounded(api, f"/results/{result_id}")
+    if result is None:
+        return await page(
+            request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **told
+        )
+    context = await _context(api, result)
+    common = {
+        **told,
+        "prompt": _prompt(context),
+        "parameters": _table(result["parameters"]),
+        "metadata": _pretty(result["metadata"]),
+    }
+    if result["kind"] == "attribution":
+        return await page(
+            request,
+            "history_attribution.html",
+            status,
+            result=await _slim(result),
+            found=await _attribution(request, api, result, context),
+            key=uuid4().hex,
+            **common,
+        )
+    view = "rendered" if context["messages"] else "plain"
+    return await page(
+        request,
+        "history_result.html",
+        status,
+        attributions=await _attributions(api, result),
+        form={"index": "", **dict.fromkeys(_WISHES, ""), **(texts or {})},
+        **{**await _details(api, result), "result": await to_view(result, view)},
+        **common,
+    )
+
+
+async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt; an empty one where it was deleted just now."""
+    try:
+        context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return {"content": None, "messages": None}
+    return context
+
+
+def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt, of a long one the beginning; of a long chat its last messages."""
+    if context["messages"]:
+        left, turns = MAX_SHOWN_CHARACTERS, []
+        for message in reversed(context["messages"][-_MAX_TURNS:]):
+            content = message["content"] if isinstance(message["content"], str) else ""
+            turns.append({"role": message["role"], "content": content[:left]})
+            left -= len(content)
+            if left <= 0:
+                break
+        turns.reverse()
+        hidden = len(context["messages"]) - len(turns)
+        return {"turns": turns, "hidden": hidden, "is_cut": left < 0, "text": None, "length": 0}
+    text = context["content"] or ""
+    return {
+        "turns": [],
+        "hidden": 0,
+        "is_cut": len(text) > MAX_SHOWN_CHARACTERS,
+        "text": text[:MAX_SHOWN_CHARACTERS],
+        "length": len(text),
+    }
+
+
+async def _details(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
+    """How it went: times, attempts, the webhook's state."""
+    result_id = segment(result["id"])
+    attempts, deliveries = await asyncio.gather(
+        api.get(f"/results/{result_id}/attempts"),
+        api.get("/webhooks/deliveries", {"result_id": result["id"], "limit": 1}),
+    )
+    return {
+        "result": {**OPTIONAL, **result},
+        "bar": _bar(result),
+        "attempts": [_attempt(one) for one in attempts[-_MAX_ATTEMPTS:]],
+        "delivery": deliveries[0] if deliveries else None,
+        "key": uuid4().hex,
+    }
+
+
+def _bar(result: Mapping[str, Any]) -> Any:
+    """Where the time went, as a bar; None while the result is pending."""
+    times = timings(result)
+    if times["total"] is None:
+        return None
+    queued = times["queued"] if times["queued"] is not None else times["total"]
+    if times["prefill"] is not None and times["decode"] is not None:
+        parts = [("Queued", queued), ("Prefill", times["prefill"]), ("Decode", times["decode"])]
+    else:
+        parts = [("Queued", queued), ("Running", max(0.0, times["total"] - queued))]
+    if times["total"] >= 1:
+        return stacked_bar("Time", parts, "s")
+    return stacked_bar("Time", [(name, 1000 * value) for name, value in parts], "ms")
+
+
+def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    error = attempt["error"]
+    words = explain(error["code"], error["message"])[0] if error else None
+    seconds = None
+    if attempt["started_at"] and attempt["ended_at"]:
+        took = to_time(attempt["ended_at"]) - to_time(attempt["started_at"])
+        seconds = max(0.0, took.total_seconds())  # two machines' clocks may differ
+    return {**attempt, "words": words, "seconds": seconds}
+
+
+async def _attributions(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The indexes that may be asked, and the attributions that there are, as lists tell them."""
+    indexes = await api.get_known("/indexes")
+    found: list[dict[str, Any]] = []
+    if result["state"] != "pending":
+        # An attribution has its source's context. Lists leave its answer out, which may be large.
+        lists = await asyncio.gather(
+            *(
+                api.get(
+                    "/results/",
+                    {
+                        "context_id": result["context_id"],
+                        "model_name": f"infini-gram/{name}",
+                        "limit": _LISTED,
+                    },
+                )
+                for name in indexes[:_MAX_INDEXES]
+            )
+        )
+        found = [
+            {
+                "id": one["id"],
+                "index": name,
+                "state": state_of(one),
+                "created_at": one["created_at"],
+            }
+            for name, answers in zip(indexes, lists, strict=False)
+            for one in answers
+            if one.get("source_id") == result["id"]
+        ]
+    return {"indexes": indexes, "found": found, "following": result.get("attribution")}
+
+
+async def _attribution(
+    request: Request,
+    api: Api,
+    result: Mapping[str, Any],
+    context: Mapping[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """What it found, once it has; `?span=` chooses whose documents are shown, counted from 1."""
+    if not isinstance(result["result"], dict):
+        return None
+    text = await _attributed_text(api, result, context)
+    asked = request.query_params.get("span", "")
+    chosen = int(asked) - 1 if asked.isdecimal() and len(asked) < 9 else None
+    return await asyncio.to_thread(to_attribution, result["result"], text, chosen)
+
+
+async def _attributed_text(
+    api: Api, result: Mapping[str, Any], context: Mapping[str, Any] | None
+) -> str | None:
+    """The text that an attribution is about: another result's, or its own context's."""
+    if result.get("source_id"):
+        try:
+            source = await get_bounded(api, f"/results/{segment(result['source_id'])}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+        return source["result"] if source and isinstance(source["result"], str) else None
+    told = context or await _context(api, result)
+    return told["content"] if isinstance(told["content"], str) else None
+
+
+async def _slim(result: Mapping[str, Any]) -> dict[str, Any]:
+    """An attribution without its answer, as templates show results: it generates no tokens."""
+    return await to_view({**result, "result": None, "usage": None, "finish_reason": None})
+
+
+def _wishes(texts: Mapping[str, str]) -> dict[str, int | float]:
+    """How an attribution is asked for. Raises FormError."""
+    wishes: dict[str, int | float] = {}
+    wrong = []
+    for name, kind in _WISHES.items():
+        if text := texts.get(name, "").strip():
+            try:
+                wishes[name] = kind(text)
+            except ValueError:
+                words = "a whole number" if kind is int else "a number"
+                wrong.append((name, f"must be {words}"))
+    if wrong:
+        raise FormError(wrong)
+    return wishes
+
+
+def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Parameters as rows: name and value."""
+    rows = []
+    for name, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        rows.append((name, text if len(text) <= _MAX_VALUE else text[:_MAX_VALUE] + " …"))
+    return rows
+
+
+def _pretty(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(metadata, ensure_ascii=False, indent=2) if metadata else ""
+
+
+def _file(text: str, name: str) -> Response:
+    # A lone surrogate is no UTF-8; the API takes none, but what it tells decides nothing here.
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    body = text.encode("utf-8", "replace")
+    return Response(body, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _id_of(request: Request) -> str:
+    """The id of the address. What is no id names nothing."""
+    try:
+        return str(UUID(request.path_params["result_id"]))
+    except ValueError:
+        raise HTTPException(404) from None
+
+
+routes = [
+    Route("/history/{result_id}", show),
+    Route("/history/{result_id}/part", show_part),
+    Route("/history/{result_id}/text", show_text),
+    Route("/history/{result_id}/prompt", show_prompt),
+    Route("/history/{result_id}/json", show_json),
+    Route("/history/{result_id}/retry", retry, methods=["POST"]),
+    Route("/history/{result_id}/delete", delete, methods=["POST"]),
+    Route("/history/{result_id}/attribution", attribute, methods=["POST"]),
+]

@@ -1,0 +1,290 @@
+"""Launch: servers that the service starts itself; what fits where, the form, and what became of each."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.ui import launch_form
+from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.render import fragment, page, seconds, to_time
+from app.ui.sending import read_form, texts_of
+
+_PAGE = 50
+_ENDED = frozenset({"stopped", "timeout", "failed"})
+_BADGES = {
+    "healthy": "good", "starting": "running", "submitted": "queued", "pending": "queued",
+    "unhealthy": "bad", "failed": "bad", "timeout": "warn", "stopping": "warn", "stopped": "",
+}  # fmt: skip
+_MEANINGS = {
+    "submitted": "stored; its job is not submitted yet",
+    "pending": "its job waits in the queue of the cluster",
+    "starting": "its job runs; the model is not ready yet",
+    "healthy": "the model is ready, and gets results",
+    "unhealthy": "its job runs, but the server does not answer",
+    "stopping": "the server is drained, then the job ended",
+    "stopped": "ended, as it was asked to or by itself",
+    "timeout": "ended by its time limit",
+    "failed": "ended by an error",
+}
+
+
+async def show(request: Request) -> Response:
+    """The list."""
+    return await page(request, "launches.html", tab="list", **await _list(request))
+
+
+async def part(request: Request) -> Response:
+    """The list's rows, fetched anew every few seconds."""
+    return fragment(request, "_launches.html", **await _list(request))
+
+
+async def vast(request: Request) -> Response:
+    """How to rent a GPU at Vast.ai, step by step."""
+    me = await api_of(request).me()
+    return await page(
+        request,
+        "launch_vast.html",
+        tab="vast",
+        is_operator=me.is_operator,
+        api_url=request.app.state.settings.shown_api_url,
+        auth=" -H 'Authorization: Bearer ...'" if me.is_authenticated else "",
+    )
+
+
+async def _list(request: Request) -> dict[str, Any]:
+    api, query = api_of(request), request.query_params
+    state, after = query.get("state", ""), query.get("after", "")
+    rows, profiles, me = await asyncio.gather(
+        api.get("/launches", {"state": state, "after": after, "limit": _PAGE}),
+        api.get_known("/launches/profiles"),
+        api.me(),
+    )
+    return {
+        "rows": rows,
+        "profiles": profiles,
+        "is_operator": me.is_operator,
+        "state": state,
+        "states": list(_MEANINGS),
+        "after": after,
+        "next_after": rows[-1]["id"] if len(rows) == _PAGE else None,
+        "badges": _BADGES,
+        "meanings": _MEANINGS,
+    }
+
+
+# --- A new one ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Form:
+    """What the page with the form shows beside what was entered."""
+
+    values: dict[str, str]
+    plan: dict[str, Any] | None = None
+    dry_run: dict[str, Any] | None = None
+    told: str = ""
+    problem: str = ""
+    fields: Sequence[tuple[str, str]] = ()
+    status: int = 200
+
+    @property
+    def filled(self) -> set[str]:
+        """Names of fields in which something stands."""
+        return {name for name, value in self.values.items() if value}
+
+
+async def new(request: Request) -> Response:
+    """The form, empty but for what the address names."""
+    values = launch_form.empty()
+    for name in launch_form.NAMES:
+        values[name] = request.query_params.get(name, "")
+    return await _new_page(request, _Form(values))
+
+
+async def submit(request: Request) -> Response:
+    """What the pressed button says: plan, take a row of the plan, show the script, launch."""
+    form = await read_form(request)
+    shown = _Form(_values(form))
+    api, action = api_of(request), str(form.get("do", "plan"))
+    try:
+        if action == "launch":
+            launch = await api.post("/launches", launch_form.to_launch(shown.values))
+            return RedirectResponse(f"/launches/{segment(launch['id'])}", 303)
+        if action == "script":
+            body = launch_form.to_launch(shown.values)
+            shown.dry_run = await api.post("/launches", body, {"dry_run": "true"})
+        else:
+            await _plan(api, shown, action.removeprefix("pick:") if ":" in action else None)
+    except launch_form.NotJsonError as error:
+        shown.problem, shown.fields, shown.status = str(error), (("config", str(error)),), 422
+    except ApiError as error:
+        if error.status == 401:
+            raise
+        shown.problem, shown.fields = error.message, error.fields
+        shown.status = error.status or 502
+    return await _new_page(request, shown)
+
+
+async def _plan(api: Api, shown: _Form, picked: str | None) -> None:
+    """Ask what fits; fill the form with the row that was picked."""
+    shown.plan = await api.post("/launches/plan", launch_form.to_plan(shown.values))
+    assert shown.plan is not None
+    shown.plan["plans"].sort(key=lambda row: not row["fits"])
+    for row in shown.plan["plans"]:
+        if row["gpu"] == picked and row["resources"]:
+            profiles = await api.get_known("/launches/profiles")
+            profile = _profile(profiles, shown.values["profile"])
+            shown.values = launch_form.picked(row, shown.plan["model"], shown.values, profile)
+            shown.told = (
+                f"Filled in for {row['gpus']} {row['title']}. Which kind of GPU the job gets is the "
+                "cluster's to say: name it as Slurm's gres or as a constraint where it has several."
+            )
+
+
+async def _new_page(request: Request, shown: _Form) -> Response:
+    api = api_of(request)
+    profiles, catalogue, me = await asyncio.gather(
+        api.get_known("/launches/profiles"), _catalogue(api), api.me()
+    )
+    profile = _profile(profiles, shown.values["profile"])
+    return await page(
+        request,
+        "launch_new.html",
+        shown.status,
+        tab="new",
+        shown=shown,
+        values=shown.values,
+        problem=shown.problem,
+        # One that the problem says already is marked at its field only.
+        fields=shown.fields,
+        wrong=dict(shown.fields),
+        profiles=profiles,
+        profile=profile,
+        sizes=_sizes(profile, shown.plan),
+        catalogue=catalogue,
+        is_operator=me.is_operator,
+        form=launch_form,
+    )
+
+
+async def _catalogue(api: Api) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = await api.get_known("/launches/catalogue")
+    except ApiError as error:
+        if error.status != 409:  # the operator's file is wrong: a launch says so
+            raise
+        return []
+    return found
+
+
+def _values(form: FormData) -> dict[str, str]:
+    texts = texts_of(form)
+    return {name: texts.get(name, "") for name in launch_form.NAMES}
+
+
+def _profile(profiles: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """The named one; else the one that a launch would take."""
+    if name:
+        return next((one for one in profiles if one["name"] == name), None)
+    default = next((one for one in profiles if one["default"]), None)
+    return default or next(iter(profiles), None)
+
+
+def _sizes(
+    profile: Mapping[str, Any] | None, plan: Mapping[str, Any] | None
+) -> list[tuple[Mapping[str, Any], str]]:
+    """The profile's sizes, each with whether it takes the planned model's weights."""
+    if profile is None:
+        return []
+    model = plan["model"] if plan else None
+
+    def verdict(size: Mapping[str, Any]) -> str:
+        if size["max_model_size_gb"] is None:
+            return "takes any"
+        if model is None:
+            return ""
+        is_enough = launch_form.takes(size, model)
+        return "takes it" if is_enough else f"too small for {model['disk_bytes'] / 1e9:,.1f} GB"
+
+    return [(size, verdict(size)) for size in profile["tiers"]]
+
+
+# --- One launch --------------------------------------------------------------------------------------
+
+
+async def one(request: Request) -> Response:
+    """A launch."""
+    return await page(request, "launch.html", tab="list", **await _one(request))
+
+
+async def one_part(request: Request) -> Response:
+    """What changes of it, fetched anew until it has ended."""
+    context = await _one(request)
+    response = fragment(request, "_launch.html", **context)
+    if context["is_ended"]:
+        response.headers["X-Part-Ended"] = "1"
+    return response
+
+
+async def act(request: Request) -> Response:
+    """Stop it, or forget it."""
+    launch_id, action = request.path_params["launch_id"], request.path_params["action"]
+    path = f"/launches/{identifier(launch_id)}"
+    if action == "stop":
+        await api_of(request).post(f"{path}/stop")
+        return RedirectResponse(path, 303)
+    if action == "delete":
+        await api_of(request).delete(path)
+        return RedirectResponse("/launches", 303)
+    raise HTTPException(404)
+
+
+async def _one(request: Request) -> dict[str, Any]:
+    api = api_of(request)
+    path = f"/launches/{identifier(request.path_params['launch_id'])}"
+    launch, me = await asyncio.gather(api.get(path), api.me())
+    log = (await api.get(f"{path}/log"))["log"] if me.is_operator else None
+    return {
+        "launch": launch,
+        "log": log,
+        "steps": _steps(launch),
+        "again": launch_form.of_spec(launch["spec"]),
+        "is_ended": launch["state"] in _ENDED,
+        "is_operator": me.is_operator,
+        "badges": _BADGES,
+        "meanings": _MEANINGS,
+    }
+
+
+def _steps(launch: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(what happened, when, how long after what came before it)."""
+    names = (
+        ("created_at", "Asked for"), ("submitted_at", "Job submitted"), ("started_at", "Job started"),
+        ("healthy_at", "Model ready"), ("stopping_at", "Stopping"), ("ended_at", "Ended"),
+    )  # fmt: skip
+    happened = sorted((to_time(launch[name]), words) for name, words in names if launch[name])
+    steps, before = [], None
+    for time, words in happened:
+        after = seconds((time - before).total_seconds()) if before else ""
+        steps.append((words, time.isoformat(), after))
+        before = time
+    return steps
+
+
+routes = [
+    Route("/launches", show),
+    Route("/launches/part", part),
+    Route("/launches/new", new),
+    Route("/launches/new", submit, methods=["POST"]),
+    Route("/launches/vast", vast),
+    Route("/launches/{launch_id}", one),
+    Route("/launches/{launch_id}/part", one_part),
+    Route("/launches/{launch_id}/{action:str}", act, methods=["POST"]),
+]

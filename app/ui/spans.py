@@ -1,0 +1,128 @@
+"""Where the spans of an attribution stand in their text, and in the snippets of documents.
+
+The API tells spans in tokens of the index, and each token as the piece of text that it covers; tokens
+may share a character (the bytes of one, which many tokenizers tell apart), and what a tokenizer leaves
+out belongs to none.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Characters that may lie between two tokens: what a tokenizer's normalisation leaves out.
+_MAX_GAP = 200
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+Range = tuple[int, int]
+
+
+class Segment(NamedTuple):
+    """A part of the text that the same spans cover, by their places in the list of spans."""
+
+    text: str
+    spans: tuple[int, ...]
+
+
+def locate(text: str, pieces: Sequence[str]) -> list[Range]:
+    """Where each piece stands in the text, in characters: [start, end).
+
+    A piece that is not found is of no length.
+    """
+    ranges: list[Range] = []
+    end = 0
+    place = 0
+    while place < len(pieces):
+        piece = pieces[place]
+        count = _run(pieces, place) if len(piece) == 1 else 1
+        start = _find(text, piece, end, ranges[-1][0] if ranges else 0)
+        if start is None or not piece:
+            ranges += [(end, end)] * count
+        elif count > 1:
+            found = _run_of_character(text, start, piece, count)
+            # As many tokens as characters, or more: then each character has several.
+            ranges += [
+                (at, at + 1) for at in (start + one * found // count for one in range(count))
+            ]
+            end = start + found
+        else:
+            end = start + len(piece)
+            ranges.append((start, end))
+        place += count
+    return ranges
+
+
+def to_characters(ranges: Sequence[Range], left: int, right: int) -> Range:
+    """The characters of tokens [left, right); of no length where there are no such tokens."""
+    if not 0 <= left < right <= len(ranges):
+        return (0, 0)
+    return ranges[left][0], max(end for _, end in ranges[left:right])
+
+
+def cut(text: str, spans: Sequence[Range]) -> list[Segment]:
+    """The text in parts, each with the spans that cover it; they may overlap in any way."""
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for place, (start, end) in enumerate(spans):
+        if start < end:
+            begins.setdefault(start, []).append(place)
+            ends.setdefault(end, []).append(place)
+    segments = []
+    covering: list[int] = []
+    last = 0
+    for border in sorted({*begins, *ends, len(text)}):
+        if border > last:
+            segments.append(Segment(text[last:border], tuple(covering)))
+            last = border
+        gone = set(ends.get(border, ()))
+        covering = [place for place in covering if place not in gone] + begins.get(border, [])
+    return segments
+
+
+def split_at(snippet: str, needle: str, share: float) -> tuple[str, str, str]:
+    """The snippet before, at and behind the needle; where it stands more than once, nearest to
+    `share` (0 to 1) of the snippet's length. (snippet, "", "") where it does not.
+
+    Characters that the needle has only in part (U+FFFD) do not count, and space at its ends only
+    where it stands there: tokenizers put some before a text, and take it away.
+    """
+    needle = needle.strip(_REPLACEMENT)
+    for wanted in (needle, needle.strip()):
+        place = _nearest(snippet, wanted, share * len(snippet)) if wanted else -1
+        if place >= 0:
+            return snippet[:place], wanted, snippet[place + len(wanted) :]
+    return snippet, "", ""
+
+
+def _nearest(text: str, needle: str, expected: float) -> int:
+    """Where the occurrence begins that is nearest to a place; -1 where there is none."""
+    best = start = text.find(needle)
+    while start >= 0:
+        if abs(start - expected) < abs(best - expected):
+            best = start
+        start = text.find(needle, start + 1)
+    return best
+
+
+def _run(pieces: Sequence[str], place: int) -> int:
+    """How many equal pieces stand together from here."""
+    end = place
+    while end < len(pieces) and pieces[end] == pieces[place]:
+        end += 1
+    return end - place
+
+
+def _run_of_character(text: str, start: int, character: str, most: int) -> int:
+    end = start
+    while end < len(text) and end - start < most and text[end] == character:
+        end += 1
+    return end - start
+
+
+def _find(text: str, piece: str, end: int, previous: int) -> int | None:
+    """Where a piece begins: behind the piece before, with a character of it, or a little further."""
+    if text.startswith(piece, end):
+        return end
+    for start in range(max(previous, end - 1), end):
+        if text.startswith(piece, start):
+            return start
+    start = text.find(piece, end, end + _MAX_GAP + len(piece))
+    return start if start >= 0 else None

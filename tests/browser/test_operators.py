@@ -1,0 +1,222 @@
+"""Models and servers, Launch, System: what operators see and do, and what others do not."""
+
+import re
+from pathlib import Path
+
+from playwright.async_api import Dialog, Page, expect
+
+from app.settings import Settings
+from tests.browser.conftest import Secured, Stack, assert_accessible
+from tests.conftest import ROOT, connect
+
+EVIL = "<img src=x onerror=document.title='taken'><b>\"'"
+DEMO = str(ROOT / "models" / "demo")
+
+
+async def execute(stack: Stack, statement: str, *arguments: object) -> None:
+    connection = await connect(Settings.model_validate(dict(stack.environment)))
+    try:
+        await connection.execute(statement, *arguments)
+    finally:
+        await connection.close()
+
+
+def agree(page: Page) -> list[str]:
+    """Say yes to each question from now on; the questions."""
+    asked: list[str] = []
+
+    async def accept(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        await dialog.accept()
+
+    page.on("dialog", accept)
+    return asked
+
+
+async def assert_no_markup(page: Page) -> None:
+    assert await page.locator("main img, main b:has-text('\"')").count() == 0
+    assert "taken" not in await page.title()
+
+
+# --- Models and servers -------------------------------------------------------------------------------
+
+
+async def test_servers_are_registered_drained_and_removed(stack: Stack, page: Page) -> None:
+    await page.goto("/models")
+    await expect(page.locator("#models tr", has_text="scripted").locator(".badge")).to_have_text(
+        "ready"
+    )
+    asked = agree(page)
+    await page.click("#register summary")
+    await page.fill("#server-name", "second")
+    await page.fill("#server-grpc", "nowhere")
+    await page.click("#register button")
+    await expect(page.locator("[role=alert]")).to_contain_text("grpc: must be host:port")
+    assert await page.input_value("#server-name") == "second"
+    await page.fill("#server-grpc", "127.0.0.1:9")
+    await page.click("#register button")
+    row = page.locator("#servers-table tr", has_text="second")
+    await expect(row).to_contain_text("no answer")
+    await assert_accessible(page)
+    await page.click("button[aria-label='Drain second']")
+    await expect(row).to_contain_text("draining")
+    await page.click("button[aria-label='Resume second']")
+    await expect(row).not_to_contain_text("draining")
+    await page.click("button[aria-label='Remove second']")
+    await expect(row).to_have_count(0)
+    assert [question.partition("?")[0] for question in asked] == ["Drain second", "Remove second"]
+    assert "second" not in [one["name"] for one in stack.api.get("/servers").json()]
+
+
+async def test_a_model_is_unloaded(stack: Stack, page: Page) -> None:
+    await page.goto("/models")
+    asked = agree(page)
+    row = page.locator("#models tr", has_text="scripted")
+    await page.click("button[aria-label='Unload scripted']")
+    await expect(row).to_contain_text("not ready")
+    assert "What is queued waits" in asked[0]
+    # `up` finds that its model is away, and brings it back.
+    await expect(row.locator(".badge")).to_have_text("ready", timeout=60_000)
+
+
+# --- Launch -------------------------------------------------------------------------------------------
+
+
+async def test_what_fits_fills_the_form_and_the_script_is_shown(page: Page) -> None:
+    await page.goto("/launches/new")
+    await page.fill("#f-model", DEMO)
+    await page.fill("#f-concurrency", "4")
+    await page.fill("#f-gpu_kinds", "l4, h100")
+    await page.click("button:has-text('What fits?')")
+    rows = page.locator("[aria-label='On which GPUs it fits'] tbody tr")
+    await expect(rows).to_have_count(2)
+    await expect(rows.first).to_contain_text("fits")
+    await page.click("button[aria-label='Take 1 L4']")
+    await expect(page.locator("#f-resources-gpus")).to_have_value("1")
+    await expect(page.locator("#f-time_limit_minutes")).to_have_value("70")
+    await page.fill("#f-name", "no name!")
+    await page.click("button:has-text('Show the script')")
+    await expect(page.locator("#f-name-help .wrong")).to_be_visible()
+    await expect(page.locator("#f-resources-gpus")).to_have_value("1")
+    await page.fill("#f-name", "demo-again")
+    await page.click("button:has-text('Show the script')")
+    await expect(page.locator("#script")).to_contain_text("#!/bin/bash")
+    await expect(page.locator("#script")).to_contain_text("--load-model=demo")
+    await assert_accessible(page)
+
+
+async def test_what_fits_of_a_pasted_config(page: Page) -> None:
+    await page.goto("/launches/new")
+    await page.click("#config summary")
+    await page.fill("#f-config", "[not json")
+    await page.click("button:has-text('What fits?')")
+    await expect(page.locator("[role=alert]")).to_contain_text("paste the whole config.json")
+    await page.fill("#f-config", Path(DEMO, "1", "config.json").read_text())
+    await page.click("button:has-text('What fits?')")
+    await expect(page.locator("#plan")).to_contain_text("llama")
+
+
+async def test_a_launch_is_followed_to_its_end_and_deleted(stack: Stack, page: Page) -> None:
+    await page.goto("/launches/new")
+    await page.fill("#f-model", f"{DEMO}-absent")
+    await page.fill("#f-name", "absent")
+    await page.click("section button:has-text('Launch')")
+    await expect(page.locator("h1")).to_have_text("Launch absent")
+    await expect(page.locator(".headline .badge")).to_have_text("failed")
+    await expect(page.locator("p.reason")).to_contain_text("it is no model")
+    await assert_accessible(page)
+    launch_id = page.url.rsplit("/", 1)[1]
+    await execute(
+        stack, "UPDATE launches SET reason = $1::text, log = $1::text, model = $1::text", EVIL
+    )
+    await page.reload()
+    await expect(page.locator("p.reason")).to_contain_text(EVIL)
+    await expect(page.locator("#log")).to_contain_text(EVIL)
+    await assert_no_markup(page)
+    await page.goto("/launches")
+    await expect(page.locator("#launches")).to_contain_text(EVIL)
+    await assert_accessible(page)
+    agree(page)
+    await page.click(f"#launch-{launch_id}")
+    await page.click("#delete")
+    await expect(page.locator("main")).to_contain_text("Nothing has been launched yet.")
+
+
+async def test_vast_is_told_step_by_step(page: Page) -> None:
+    await page.goto("/launches")
+    await page.click("text=Vast.ai")
+    for command in re.findall(r"^make ([\w.-]+)", (ROOT / "docs" / "vast.md").read_text(), re.M):
+        if command != "-C":
+            await expect(page.locator("main")).to_contain_text(f"make {command}")
+    await assert_accessible(page)
+
+
+# --- System -------------------------------------------------------------------------------------------
+
+
+async def test_the_system_at_a_glance(stack: Stack, page: Page) -> None:
+    stack.finish("{{fail}}")
+    sample = "INSERT INTO queue_samples (minute, name, queued, running) VALUES (date_trunc('minute', now()), $1, 7, 1)"  # fmt: skip
+    await execute(stack, sample, EVIL)
+    await page.goto("/system")
+    await expect(page.locator(".tile", has_text="Workers alive").locator("dd")).to_have_text(
+        re.compile(r"[1-9]")
+    )
+    await expect(page.locator("figure.chart")).to_have_count(6)
+    await expect(page.locator(".chart-legend, .chart").first).to_contain_text(EVIL)
+    await assert_no_markup(page)
+    # What is open stays open when the part is fetched anew.
+    await page.click("figure >> nth=0 >> summary")
+    async with page.expect_response("**/system/part?minutes=60"):
+        pass
+    await expect(page.locator("figure details").first).to_have_attribute("open", "")
+    await assert_accessible(page)
+    await page.click("text=24 hours")
+    await expect(page.locator("#largest-tables")).to_contain_text("results")
+    await expect(page.locator("nav a[aria-current=true]")).to_have_text("24 hours")
+
+
+# --- Who may ------------------------------------------------------------------------------------------
+
+
+async def sign_in(page: Page, secured: Secured, *options: str) -> None:
+    await page.goto(f"{secured.url}/sign-in?next=/models")
+    await page.fill("#token", secured.token("red", *options))
+    await page.click("button.primary")
+    await expect(page.locator("h1")).to_have_text("Models and servers")
+
+
+async def test_an_ordinary_token_sees_no_operators_controls(secured: Secured, page: Page) -> None:
+    await sign_in(page, secured)
+    await expect(page.locator("#models")).to_contain_text("scripted")
+    for text in ("Servers", "Unload", "Register", "Change"):
+        assert text not in await page.inner_text("main")
+    assert await page.locator("main form").count() == 0
+    assert await page.locator("nav a[href='/system']").count() == 0
+    await assert_accessible(page)
+    await page.goto(f"{secured.url}/launches")
+    await page.click("nav a:has-text('What fits')")
+    assert await page.locator("main button").all_inner_texts() == ["What fits?"]
+    await page.fill("#f-model", DEMO)
+    await page.click("button:has-text('What fits?')")
+    await expect(page.locator("#plan")).to_contain_text("llama")
+    assert await page.locator("button:has-text('Take')").count() == 0
+    # Who asks all the same is refused in words.
+    await page.goto(f"{secured.url}/system")
+    await expect(page.locator("main")).to_contain_text("operate")
+    await page.evaluate(
+        """() => {
+          const form = document.createElement("form");
+          form.method = "post"; form.action = "/models/unload";
+          form.innerHTML = '<input name="name" value="scripted">';
+          document.body.append(form); form.submit();
+        }"""
+    )
+    await expect(page.locator("[role=alert]")).to_contain_text("operate")
+
+
+async def test_an_operator_sees_them(secured: Secured, page: Page) -> None:
+    await sign_in(page, secured, "--scopes", "use,operate")
+    await expect(page.locator("button[aria-label='Unload scripted']")).to_be_visible()
+    await page.click("nav a:has-text('System')")
+    await expect(page.locator("h1")).to_have_text("System")
