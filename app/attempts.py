@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _SILENCE_CHECK_SECONDS = 2.0
 _SILENCE_SECONDS = 10.0  # of all streams of a model on a server, before it is probed
-_FOREVER = 1e9  # seconds: an ended attempt is written whenever the database is back, or fenced
+_FOREVER = math.inf  # seconds: an ended attempt is written whenever the database is back, or fenced
 
 _Early = tuple[Attempt, asyncio.Future[bool]]  # and whether it has turned out to be ours
 

@@ -6,13 +6,21 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from app.cli_table import write_table
+from app.settings import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS, Settings
 
 if TYPE_CHECKING:
+    from app.database import Database
+    from app.retention_policy import RetentionPolicy
     from app.team_limits import TeamLimits
 
 _HELP = """What each team may use of each model. A row for `--model M` overrides the team's row for
 all models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and its kin, docs/settings.md).
 Running processes hear of a change at once. docs/limits.md tells what each limit means."""
+
+_RETAIN_HELP = """How long a team's results and prompts are kept from the end of a result on. What is
+left out is as the settings say (LLM_RETAIN_RESULTS_SECONDS, LLM_RETAIN_PROMPTS_SECONDS). It holds from
+the next minute on, also for what is there: docs/retention.md."""
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 _NUMBERS = {
     "--weight": (float, "share while several teams wait, relative to others' (default 1)"),
@@ -41,6 +49,12 @@ def add_team_commands(parser: argparse.ArgumentParser) -> None:
     for flag, (kind, text) in _NUMBERS.items():
         setting.add_argument(flag, type=_positive(kind), help=text)
     _add_key(add("unset", _unset, "Go back to the defaults."))
+    retaining = add("retain", _retain, _RETAIN_HELP)
+    retaining.add_argument("team", help="the team's id")
+    for flag, what in (("--results", "a result is kept"), ("--prompts", "a prompt is kept")):
+        retaining.add_argument(
+            flag, type=_duration, metavar="TIME", help=f"how long {what}: 90s, 12h, 30d, forever"
+        )
 
 
 def _add_key(parser: argparse.ArgumentParser) -> None:
@@ -59,17 +73,60 @@ def _positive(kind: type) -> Callable[[str], float]:
     return parse
 
 
+def _duration(text: str) -> float:
+    """Seconds; 0 is for ever."""
+    if text == "forever":
+        return 0.0
+    value = float(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else float(text)
+    if not MIN_RETAIN_SECONDS <= value <= MAX_RETAIN_SECONDS:
+        raise ValueError
+    return value
+
+
+_duration.__name__ = "time of 60 seconds to 100 years"
+
+
 def _list(_options: argparse.Namespace) -> int:
-    async def work(limits: "TeamLimits") -> int:
+    async def work(limits: "TeamLimits", retention: "RetentionPolicy") -> int:
         rows = await limits.stored()
         names = [flag.removeprefix("--").replace("-", "_") for flag in _NUMBERS]
         table = [["team", "model", *names]]
         for team, model, values in rows:
             table.append([team, model, *(str(values.get(name, "-")) for name in names)])
         write_table(table)
+        if own := await retention.stored():
+            sys.stdout.write("\n")
+            kept = [(team, _told(results), _told(prompts)) for team, results, prompts in own]
+            write_table([["team", "results kept", "prompts kept"], *map(list, kept)])
         return 0
 
-    return _with_limits(work)
+    def open_both(database: "Database", settings: Settings) -> Awaitable[int]:
+        from app.retention_policy import RetentionPolicy
+        from app.team_limits import TeamLimits
+
+        return work(TeamLimits(database, settings), RetentionPolicy(database, settings))
+
+    return _with_database(open_both)
+
+
+def _told(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return "forever" if seconds == 0 else f"{seconds:.0f}s"
+
+
+def _retain(options: argparse.Namespace) -> int:
+    async def work(database: "Database", settings: Settings) -> int:
+        from app.retention_policy import RetentionPolicy
+
+        policy = RetentionPolicy(database, settings)
+        if options.results is None and options.prompts is None:
+            await policy.remove(options.team)
+        else:
+            await policy.set(options.team, options.results, options.prompts)
+        return 0
+
+    return _with_database(work)
 
 
 def _set(options: argparse.Namespace) -> int:
@@ -97,7 +154,12 @@ def _unset(options: argparse.Namespace) -> int:
 
 
 def _with_limits(work: Callable[["TeamLimits"], Awaitable[int]]) -> int:
-    from app.cli_database import with_database
     from app.team_limits import TeamLimits
 
-    return with_database("team", lambda database, settings: work(TeamLimits(database, settings)))
+    return _with_database(lambda database, settings: work(TeamLimits(database, settings)))
+
+
+def _with_database(work: Callable[["Database", Settings], Awaitable[int]]) -> int:
+    from app.cli_database import with_database
+
+    return with_database("team", work)

@@ -5,12 +5,13 @@ Hot and cold statements alike go through asyncpg; SQLAlchemy serves Alembic alon
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import asyncpg
 
-from app.errors import DatabaseUnavailableError
+from app.errors import DatabaseFullError, DatabaseUnavailableError
 from app.settings import Settings
 
 T = TypeVar("T")
@@ -20,6 +21,10 @@ _CONNECT_TIMEOUT = 5.0  # seconds
 _CLOSE_TIMEOUT = 5.0
 _FIRST_PAUSE = 0.05  # seconds between tries against a database that is away
 _LONGEST_PAUSE = 1.0
+# Room does not come back in a moment: who can be told, is told soon. A table that is being extended by
+# many at once may find some all the same.
+_FULL_SECONDS = 1.0
+_FULL_RETRY_AFTER = 30
 
 # The server said that it is down or going down: while that is so, nobody can take a lease away.
 SERVER_DOWN = (
@@ -44,6 +49,8 @@ _PASSING = (
     asyncpg.LockNotAvailableError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
+    # The statement was undone, and reads go on; it succeeds once somebody has made room.
+    asyncpg.DiskFullError,
 )
 
 
@@ -161,15 +168,27 @@ async def lock_team(connection: Connection, what: str, team_id: str) -> None:
 
 
 class Retry:
-    """The pauses between tries: growing, and ended by `DatabaseUnavailableError` after `seconds`."""
+    """The pauses between tries: growing, and ended by `DatabaseUnavailableError` after `seconds`.
+
+    A full disk ends them sooner (`DatabaseFullError`), but for who waits for ever: `seconds` infinite.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._ends = self._loop.time() + seconds
+        self._began = self._loop.time()
+        self._ends = self._began + seconds
         self._pause = _FIRST_PAUSE
 
     async def pause(self, error: BaseException) -> None:
-        if self._loop.time() + self._pause > self._ends:
+        resumes = self._loop.time() + self._pause
+        is_full = isinstance(error, asyncpg.DiskFullError) and math.isfinite(self._ends)
+        if is_full and resumes > min(self._ends, self._began + _FULL_SECONDS):
+            raise DatabaseFullError(
+                "The database's disk is full: nothing of this was stored. What is there can be read; "
+                "its operator has to make room. Try again later.",
+                headers={"Retry-After": str(_FULL_RETRY_AFTER)},
+            ) from error
+        if resumes > self._ends:
             raise DatabaseUnavailableError(
                 "The database did not answer in time; nothing is known to be stored. Try again.",
                 headers={"Retry-After": "2"},

@@ -37,7 +37,7 @@ _MOST = 500  # results of a transaction
 _PIECE_BYTES = 2_000_000  # of their texts
 _CHARACTERS = 100_000  # of each text are searched
 # With so many, no text exceeds what a tsvector holds (1 MB), whatever its words are.
-_FEW_CHARACTERS = 10_000
+FEW_CHARACTERS = 10_000
 _MOST_DELETED = 1_000  # minutes of a statement
 _BROKEN_SECONDS = 60.0
 
@@ -270,8 +270,8 @@ class Digest:
             except asyncpg.ProgramLimitExceededError:
                 if count > 1:
                     count //= 2
-                elif characters > _FEW_CHARACTERS:
-                    characters = _FEW_CHARACTERS
+                elif characters > FEW_CHARACTERS:
+                    characters = FEW_CHARACTERS
                 else:
                     raise
             else:

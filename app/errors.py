@@ -188,6 +188,12 @@ class DatabaseUnavailableError(ServiceError):
     status, code, title = 503, "database_unavailable", "The database is away"
 
 
+class DatabaseFullError(DatabaseUnavailableError):
+    """Its disk has no room: what writes is refused, what reads goes on."""
+
+    code, title = "database_full", "The database's disk is full"
+
+
 class TritonUnavailableError(ServiceError):
     status, code, title = 503, "triton_unavailable", "Triton is away"
 

@@ -70,6 +70,7 @@ class NewResult:
     kind: Kind = "generation"
     source_id: UUID | None = None  # of an attribution: the result whose text it is about
     attribution: str | None = None  # the one that follows its completion, as JSON text
+    retain_seconds: float | None = None  # it is kept no longer, from its end on
     tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
     limits: Limits = NO_LIMITS  # of its team and model
 
@@ -460,6 +461,7 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.kind for result in results],
         [result.source_id for result in results],
         [result.attribution for result in results],
+        [result.retain_seconds for result in results],
     ]
 
 

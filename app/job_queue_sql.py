@@ -113,10 +113,10 @@ WITH {keys} context_input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
     $18::text[], $19::text[], $20::float8[], $21::bool[], $22::text[], $23::bool[], $24::text[],
-    $25::uuid[], $26::text[], $27::bool[])
+    $25::uuid[], $26::text[], $27::float8[], $28::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
          deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect, step,
-         has_new_context, request, store, kind, source_id, attribution, may_start)
+         has_new_context, request, store, kind, source_id, attribution, retain_seconds, may_start)
 ), new_contexts AS (
   INSERT INTO contexts (id, team_id, content, messages, metadata)
   SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
@@ -130,7 +130,7 @@ WITH {keys} context_input AS (
   FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
         FROM input) f
 ), me AS (
-  SELECT id FROM workers WHERE id = $28::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $29::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
@@ -145,12 +145,12 @@ WITH {keys} context_input AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
                        webhook_url, on_disconnect, request, store, kind, source_id, attribution,
-                       fair_key, worker_id, attempt, started_at)
+                       retain_seconds, fair_key, worker_id, attempt, started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
          i.on_disconnect, i.request::jsonb, i.store, i.kind, i.source_id, i.attribution::jsonb,
-         f.first_key + i.step * (row_number() OVER (
+         i.retain_seconds, f.first_key + i.step * (row_number() OVER (
            PARTITION BY i.team_id, i.model_name, i.priority ORDER BY i.id) - 1),
          idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
@@ -177,7 +177,7 @@ _IS_REFUSED = (
     "i.id IN (SELECT id FROM refused) OR coalesce(i.group_id IN (SELECT id FROM refused), false)"
 )
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(29, _has_sources("i.is_rendered")),
+    take_keys_sql(30, _has_sources("i.is_rendered")),
     f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})",
     f"NOT ({_IS_REFUSED})",
 )
@@ -333,6 +333,8 @@ _CONCLUDE = f"""
     first_token_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE
       r.started_at + make_interval(secs => j.first_token_seconds) END,
     finished_at = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE clock_timestamp() END,
+    expires_at = CASE WHEN j.verdict <> 'requeued'
+      THEN clock_timestamp() + make_interval(secs => r.retain_seconds) END,
     -- To the front: among equal keys the oldest goes first.
     fair_key = CASE WHEN j.verdict = 'requeued'
       THEN coalesce({_fair_key("r", "", "ASC")}, 0) ELSE r.fair_key END,
@@ -373,19 +375,20 @@ _CONTEXTS_ARE_HELD = "(SELECT count(*) FROM held) >= 0"
 # of one team that are stored at once, each stands a step behind the other.
 _ATTRIBUTE = f"""due AS (
   SELECT e.id, e.team_id, e.context_id, e.output, e.priority, e.webhook_url, e.store,
-    e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
+    e.retain_seconds, e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
     (SELECT l.weight FROM team_limits l WHERE l.team_id = e.team_id AND l.weight IS NOT NULL
        AND l.model_name IN (e.attribution ->> 'queue', '*')
      ORDER BY l.model_name = '*' LIMIT 1), 1) AS step
   FROM ended e WHERE e.state = 'completed' AND e.attribution IS NOT NULL
 ), attributions AS (
   INSERT INTO results (id, team_id, kind, context_id, source_id, model_name, prompt, parameters,
-                       priority, deadline_at, deadline_seconds, webhook_url, store, fair_key)
+                       priority, deadline_at, deadline_seconds, webhook_url, store, retain_seconds,
+                       fair_key)
   SELECT (d.attribution ->> 'id')::uuid, d.team_id, 'attribution', d.context_id, d.id, d.model_name,
          d.output, d.attribution -> 'parameters', d.priority,
          now() + make_interval(secs => (d.attribution ->> 'deadline_seconds')::float8),
          (d.attribution ->> 'deadline_seconds')::float8, d.webhook_url, d.store,
-         greatest({_fair_key("d", "q.team_id = d.team_id AND", "DESC")} + d.step,
+         d.retain_seconds, greatest({_fair_key("d", "q.team_id = d.team_id AND", "DESC")} + d.step,
                   {_fair_key("d", "", "ASC")}, 0) + d.step * (row_number() OVER (
            PARTITION BY d.team_id, d.model_name, d.priority ORDER BY d.id) - 1)
   FROM due d
@@ -402,7 +405,7 @@ def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
     """
     returned = ["id", "state", "team_id", "webhook_url"]
     if attributes:
-        returned += ["attribution", "context_id", "priority", "output", "store"]
+        returned += ["attribution", "context_id", "priority", "output", "store", "retain_seconds"]
     if reads:
         returned += READ_COLUMNS
     columns = ", ".join(f"r.{column}" for column in dict.fromkeys(returned))
@@ -514,6 +517,8 @@ WITH picked AS (
     cancel_requested_at = coalesce(r.cancel_requested_at, now()),
     state = CASE WHEN p.worker_id IS NULL THEN 'failed' ELSE 'pending' END,
     finished_at = CASE WHEN p.worker_id IS NULL THEN now() END,
+    expires_at = CASE WHEN p.worker_id IS NULL
+      THEN now() + make_interval(secs => r.retain_seconds) END,
     finish_reason = CASE WHEN p.worker_id IS NULL THEN 'cancelled' END,
     error_code = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[0]} END,
     error_message = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[1]} END,
@@ -529,6 +534,7 @@ FROM cancelled
 EXPIRE = f"""
 WITH ended AS (
   UPDATE results r SET state = 'failed', finished_at = now(), finish_reason = 'error',
+    expires_at = now() + make_interval(secs => r.retain_seconds),
     error_code = {_failure_sql(DEADLINE_EXCEEDED)[0]},
     error_message = {_failure_sql(DEADLINE_EXCEEDED)[1]},
     error_retryable = {_failure_sql(DEADLINE_EXCEEDED)[2]}

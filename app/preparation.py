@@ -92,8 +92,8 @@ def erased_context(context: Context) -> ErasedError:
     """Why a context cannot be sent."""
     assert context.erased_at is not None
     return ErasedError(
-        f"Context {context.id} is of a request with `store` false: its text was erased at "
-        f"{context.erased_at:%Y-%m-%dT%H:%M:%SZ}."
+        f"The text of context {context.id} was erased at {context.erased_at:%Y-%m-%dT%H:%M:%SZ}: it "
+        "was sent with `store` false, or prompts are not kept for longer."
     )
 
 
@@ -180,6 +180,7 @@ async def prepare_retry(
         source_id=row["source_id"],
         attribution=renewed(row["attribution"]) if row["attribution"] else None,
         store=row["store"],
+        retain_seconds=row["retain_seconds"],
         tokens=tokens,
         limits=limits,
     )
@@ -271,6 +272,10 @@ async def _new_result(
         wrong = url_fault(options.webhook_url, allow_private=settings.webhook_allow_private)
         if wrong:
             raise _invalid("webhook_url", wrong)
+    if options.retain_seconds is not None:
+        most = (await services.retention.of(principal.team_id)).results_seconds
+        if most is not None and options.retain_seconds > most:
+            raise _invalid("retain_seconds", f"must be at most {most:.0f}, as your team's results")
     parameters = options.parameters
     max_tokens = await _max_tokens(model, text, parameters.max_tokens, settings.default_max_tokens)
     limits = await services.admission.limits_of(principal.team_id, model.name)
@@ -296,6 +301,7 @@ async def _new_result(
         new_context=new_context,
         webhook_url=options.webhook_url,
         attribution=_following(services, options.attribute, deadline),
+        retain_seconds=options.retain_seconds,
         tokens=tokens,
         limits=limits,
     )

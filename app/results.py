@@ -62,7 +62,7 @@ SELECT {columns} FROM results WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER 
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
-       webhook_url, store, erased_at, kind, source_id, attribution, output
+       webhook_url, store, erased_at, kind, source_id, attribution, output, retain_seconds
 FROM results WHERE id = $1 AND team_id = $2
 """
 
@@ -88,6 +88,13 @@ WITH picked AS (
 )
 SELECT id, state FROM picked
 """
+
+_LOCK_CONTEXT = """
+SELECT id FROM contexts
+WHERE id = (SELECT context_id FROM results WHERE id = $1 AND team_id = $2) FOR NO KEY UPDATE
+"""
+# `retention` judges it again.
+_MARK_UNUSED = "UPDATE contexts SET unused_since = now() WHERE id = $1"
 
 # The chunks of a running result from the one that holds the reader's place on; of a result that is
 # terminal, only that it is.
@@ -235,6 +242,8 @@ class ResultStore:
 
         async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
+                # First the context, as all lock it: it may lose its last result.
+                context_id = await connection.fetchval(_LOCK_CONTEXT, result_id, team_id)
                 state = await connection.fetchval(
                     "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPDATE",
                     result_id,
@@ -247,6 +256,7 @@ class ResultStore:
                         "The result is pending. Wait, cancel it, or add ?force=true."
                     )
                 deleted = await connection.fetch(_DELETE, result_id)
+                await connection.execute(_MARK_UNUSED, context_id)
                 return [row["id"] for row in deleted if row["state"] == "pending"]
 
         if stopped := await self._database.run(work):

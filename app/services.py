@@ -30,6 +30,8 @@ from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
 from app.result_export import ResultExport
 from app.results import ResultStore
+from app.retention import Retention
+from app.retention_policy import RetentionPolicy
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.system import SystemStore
@@ -66,6 +68,7 @@ class Services:
     batches: BatchStore
     batch_work: BatchWork
     erasure: Erasure
+    retention: RetentionPolicy
     tokens: TokenStore
     authenticator: Authenticator
     indexes: Indexes
@@ -116,6 +119,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             batches=BatchStore(database, settings.team_max_batches),
             batch_work=BatchWork(database),
             erasure=Erasure(database),
+            retention=RetentionPolicy(database, settings),
             tokens=tokens,
             authenticator=Authenticator(tokens, settings),
             indexes=Indexes(
@@ -143,7 +147,7 @@ async def background(
     """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
 
     The processes that have a worker, and those alone, deliver webhooks, have a feeder of batches,
-    digest what ended, and follow launches.
+    digest what ended, delete what is over, and follow launches.
     """
     work = {
         "registry": services.registry.run(),
@@ -157,6 +161,7 @@ async def background(
     if feeder is not None:
         work["batches"] = feeder.run()
         work["digest"] = Digest(services.database, services.depth, services.settings).run()
+        work["retention"] = Retention(services.database, services.settings).run()
         work["webhooks"] = Deliverer(
             services.outbox,
             services.results,

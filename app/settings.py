@@ -11,6 +11,9 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_TEAM = "default"
+# Shorter, and who waits for a result, or is told of it, might find it gone.
+MIN_RETAIN_SECONDS = 60.0
+MAX_RETAIN_SECONDS = 3_153_600_000.0  # a hundred years
 
 
 def _split_at_commas(value: object) -> object:
@@ -284,6 +287,33 @@ class Settings(BaseSettings):
         le=3650,
         description="How many days the figures by the minute are kept (`GET /history`, `GET /system`). "
         "They outlive the results that they are about.",
+    )
+
+    # --- Retention ------------------------------------------------------------------------------
+    retain_results_seconds: _Optional[
+        Annotated[float, Field(ge=MIN_RETAIN_SECONDS, le=MAX_RETAIN_SECONDS)]
+    ] = Field(
+        None,
+        alias="LLM_RETAIN_RESULTS_SECONDS",
+        description="How long a result is kept from its end on, 60 to 3,153,600,000; then its row is "
+        "deleted ([retention.md](retention.md)). `python -m app team retain` says otherwise of a team. "
+        "Unset: for ever.",
+    )
+    retain_prompts_seconds: _Optional[
+        Annotated[float, Field(ge=MIN_RETAIN_SECONDS, le=MAX_RETAIN_SECONDS)]
+    ] = Field(
+        None,
+        alias="LLM_RETAIN_PROMPTS_SECONDS",
+        description="How long a prompt is kept from the end of the last of its results on, 60 to "
+        "3,153,600,000; then its text is erased. Never sent, it is kept. Unset: for ever.",
+    )
+    retain_logs_days: int = Field(
+        90,
+        alias="LLM_RETAIN_LOGS_DAYS",
+        ge=1,
+        le=3650,
+        description="How many days records of what is over are kept: deliveries of webhooks, and "
+        "launches that ended.",
     )
 
     # --- Worker ---------------------------------------------------------------------------------

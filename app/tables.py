@@ -5,7 +5,6 @@ they may rely on. Creation times have no column: they are inside the UUIDv7 ids.
 """
 
 from sqlalchemy import (
-    URL,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -26,10 +25,8 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSVECTOR, UUID
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
 
-from app.settings import Settings
+from app.storage_parameters import COUNTERS, LONG, LONG_WITH_TEXTS, QUEUE
 
 metadata = MetaData(
     naming_convention={
@@ -61,8 +58,17 @@ contexts = Table(
     Column("metadata", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     # Since when its text is gone: `content` is empty then.
     _time("erased_at"),
+    # When the last of its results ended that are deleted: its prompt's time counts from then on.
+    _time("unused_since"),
     CheckConstraint("num_nonnulls(content, messages) = 1", name="one_form"),
     Index("ix_contexts_team_id_id", "team_id", "id"),
+    Index(
+        "ix_contexts_team_id_unused_since",
+        "team_id",
+        "unused_since",
+        postgresql_where=text("unused_since IS NOT NULL"),
+    ),
+    postgresql_with=LONG_WITH_TEXTS,
 )
 
 _UNCLAIMED = text("state = 'pending' AND worker_id IS NULL")
@@ -103,6 +109,8 @@ results = Table(
     Column("request", JSONB),
     # Whether its texts outlive their delivery; if not, they are erased by `erasure`.
     Column("store", Boolean, nullable=False, server_default=text("true")),
+    # How long it is kept from its end on, where its request says so (`retention`).
+    Column("retain_seconds", Float),
     # --- the state: written by job_queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
     # The place in the queue among results of the same priority: virtual time, docs/limits.md.
@@ -121,6 +129,8 @@ results = Table(
     _time("started_at"),
     _time("first_token_at"),
     _time("finished_at"),
+    # Its end and `retain_seconds`; written by its end, where there are any.
+    _time("expires_at"),
     # --- the answer ---
     Column("output", Text),
     Column("finish_reason", String),
@@ -202,6 +212,8 @@ results = Table(
         "finished_at",
         postgresql_where=text("NOT store AND erased_at IS NULL AND finished_at IS NOT NULL"),
     ),
+    Index("ix_results_expires_at", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    postgresql_with=LONG_WITH_TEXTS,
 )
 
 result_chunks = Table(
@@ -219,6 +231,7 @@ result_chunks = Table(
     Column("completion_tokens", Integer),
     # Of the tokens of this chunk, where they were asked for: a JSON list. It is never searched.
     Column("logprobs", Text),
+    postgresql_with=QUEUE,
 )
 
 # A result that ended, until `digest` has counted it: one row, put in by the statement that ends it.
@@ -229,6 +242,7 @@ undigested_results = Table(
     Column("place", BigInteger, Identity(), primary_key=True),
     # No foreign key: what was deleted before it was digested is passed over.
     Column("result_id", UUID, nullable=False),
+    postgresql_with=QUEUE,
 )
 
 # Each result that is digested has one row: the mark that it was counted.
@@ -246,6 +260,7 @@ result_search = Table(
         # In kB. What was inserted last waits in a list that each search reads through.
         postgresql_with={"gin_pending_list_limit": 1024},
     ),
+    postgresql_with=LONG,
 )
 
 # No foreign keys: what was stays, whatever is deleted.
@@ -266,6 +281,7 @@ minute_stats = Table(
     Column("first_token_seconds", ARRAY(Integer), nullable=False),
     Column("seconds", ARRAY(Integer), nullable=False),
     Index("ix_minute_stats_minute", "minute"),
+    postgresql_with=COUNTERS,
 )
 
 queue_samples = Table(
@@ -303,6 +319,7 @@ idempotency_keys = Table(
     _time("expires_at", nullable=False),
     Index("ix_idempotency_keys_result_id", "result_id"),
     Index("ix_idempotency_keys_expires_at", "expires_at"),
+    postgresql_with=LONG,
 )
 
 stream_tickets = Table(
@@ -346,6 +363,7 @@ webhook_deliveries = Table(
         "result_id",
         postgresql_where=text("state <> 'delivered'"),
     ),
+    postgresql_with=LONG,
 )
 
 webhook_secrets = Table(
@@ -374,6 +392,39 @@ team_limits = Table(
     CheckConstraint("weight > 0", name="weight"),
 )
 
+# How long what is done is kept, where a team has its own word on it (`retention`).
+team_retention = Table(
+    "team_retention",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    # Seconds from the end; 0: for ever; NULL: as the settings say.
+    Column("results_seconds", Float),
+    Column("prompts_seconds", Float),
+    CheckConstraint("results_seconds >= 0 AND prompts_seconds >= 0", name="seconds"),
+)
+
+# One row: the time that retention goes by, and when it last looked.
+retention_state = Table(
+    "retention_state",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    _time("looked_at"),
+    # It follows the database's clock, but never jumps ahead with it.
+    _time("trusted_at"),
+    _time("cleaned_at"),
+    # Rows of `result_search` that went since its index was built: their words are in there still.
+    Column("words_gone", BigInteger, nullable=False, server_default="0"),
+    CheckConstraint("id = 1", name="one"),
+)
+
+# How far the prompts of a team's results were judged: those of smaller ids are done with.
+retention_marks = Table(
+    "retention_marks",
+    metadata,
+    Column("team_id", String, primary_key=True),
+    Column("prompts_to", UUID, nullable=False),
+)
+
 rate_buckets = Table(
     "rate_buckets",
     metadata,
@@ -383,6 +434,7 @@ rate_buckets = Table(
     # What may still be used, as it was at `filled_at`.
     Column("level", Float, nullable=False),
     _time("filled_at", nullable=False),
+    postgresql_with=COUNTERS,
 )
 
 api_keys = Table(
@@ -516,6 +568,7 @@ batches = Table(
         unique=True,
         postgresql_where=text("idempotency_key IS NOT NULL"),
     ),
+    postgresql_with=COUNTERS,
 )
 
 batch_lines = Table(
@@ -551,6 +604,7 @@ batch_lines = Table(
         "line",
         postgresql_where=text("state = 'sent'"),
     ),
+    postgresql_with=LONG_WITH_TEXTS,
 )
 
 models = Table(
@@ -635,19 +689,3 @@ launches = Table(
     Index("ix_launches_name_open", "name", unique=True, postgresql_where=text("ended_at IS NULL")),
     Index("ix_launches_next_check_at", "next_check_at", postgresql_where=text("ended_at IS NULL")),
 )
-
-
-def make_engine(settings: Settings) -> AsyncEngine:
-    """An engine without a pool, for migrations: the service itself queries through `database`."""
-    host, port = settings.database_address()
-    url = URL.create(
-        "postgresql+asyncpg",
-        username=settings.database_user,
-        password=settings.database_password.get_secret_value(),
-        host=host,
-        port=port,
-        database=settings.database_name,
-    )
-    return create_async_engine(
-        url, poolclass=NullPool, connect_args={"server_settings": {"lock_timeout": "60s"}}
-    )

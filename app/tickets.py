@@ -14,6 +14,7 @@ from app.errors import BadTicketError
 from app.settings import Settings
 
 _BYTES = 32
+_MAX_BATCH = 1000
 
 _ISSUE = """
 INSERT INTO stream_tickets (ticket_hash, team_id, result_id, expires_at)
@@ -30,7 +31,8 @@ RETURNING CASE WHEN expires_at > now() THEN team_id END AS team_id
 _REMOVE_EXPIRED = """
 DELETE FROM stream_tickets WHERE ticket_hash IN (
   SELECT ticket_hash FROM stream_tickets WHERE expires_at < now()
-  LIMIT 1000 FOR UPDATE SKIP LOCKED)
+  LIMIT $1 FOR UPDATE SKIP LOCKED)
+RETURNING true
 """
 
 
@@ -67,8 +69,9 @@ class TicketOffice:
         return str(row["team_id"])
 
     async def remove_expired(self) -> None:
-        """Remove tickets that nobody redeemed, some at a time."""
-        await self._database.fetch(_REMOVE_EXPIRED)
+        """Remove tickets that nobody redeemed."""
+        while len(await self._database.fetch(_REMOVE_EXPIRED, _MAX_BATCH)) == _MAX_BATCH:
+            pass
 
 
 def _hash(text: str) -> bytes:

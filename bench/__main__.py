@@ -24,6 +24,7 @@ from bench import (
     p9_memory,
     pages,
     report,
+    retention,
 )
 from bench.cpu import cores_in_use
 from bench.report import Options, Report
@@ -47,6 +48,7 @@ _GOALS: dict[str, tuple[Goal, str]] = {
     "fleet": (fleet.run, "one Triton server and two; baseline: one"),
     "pages": (pages.run, "the web page's pages over a long table; bound: 300 ms"),
     "ngram": (infini_gram.run, "infini-gram: count and attribution; baseline: the package alone"),
+    "retention": (retention.run, "a week of retention, simulated; bound: tables stay as they are"),
     "p9": (p9_memory.run, "memory of the API: idle, with 2,000 long-polls, with 2,000 streams"),
 }
 

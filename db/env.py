@@ -10,8 +10,9 @@ import time
 from alembic import context
 from sqlalchemy import Connection
 
+from app.migration_engine import make_engine
 from app.settings import Settings
-from app.tables import make_engine, metadata
+from app.tables import metadata
 
 # Two processes may migrate at the same moment (replicas starting together): one waits.
 _MIGRATION_LOCK = 0x4C4C4D  # "LLM"

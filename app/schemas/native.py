@@ -23,6 +23,7 @@ from app.ids import created_at
 from app.infini_gram.attribution import AttributionParameters
 from app.job_queue import NewResult
 from app.schemas.sampling import SamplingParameters
+from app.settings import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
 
 MAX_BULK = 1000
 MAX_METADATA_BYTES = 16_384
@@ -117,6 +118,13 @@ class SendOptions(_WithMetadata):
         "attributed to that corpus, by a result of its own that `attribution` names.",
         strict=False,
     )
+    retain_seconds: (
+        Annotated[float, Field(ge=MIN_RETAIN_SECONDS, le=MAX_RETAIN_SECONDS, allow_inf_nan=False)]
+        | None
+    ) = Field(
+        None,
+        description="Delete the result so long after its end; at most as long as the team's are kept.",
+    )
     idempotency_key: Key | None = Field(
         None,
         description="The same key and body again are answered with the first result, another body "
@@ -150,7 +158,8 @@ class ContextRead(BaseModel):
     created_at: datetime
     updated_at: datetime
     erased_at: datetime | None = Field(
-        None, description="Only of a prompt that is gone (`store: false`): since when."
+        None,
+        description="Only of a prompt that is gone (`store: false`, or its time is over): since when.",
     )
 
 

@@ -13,8 +13,9 @@ from alembic.migration import MigrationContext
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
+from app.migration_engine import make_engine
 from app.settings import Settings
-from app.tables import make_engine, metadata
+from app.tables import metadata
 from tests.conftest import ROOT, connect, make_settings, migrate
 from tests.postgres import PostgresServer
 
@@ -26,6 +27,11 @@ UNION ALL SELECT indexdef FROM pg_indexes
 WHERE schemaname = 'public' AND tablename <> 'alembic_version'
 UNION ALL SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
 WHERE connamespace = 'public'::regnamespace AND conrelid <> 'alembic_version'::regclass
+UNION ALL SELECT coalesce(m.relname || ' toast ', c.relname || ' ') || array_to_string(
+    ARRAY(SELECT o FROM unnest(c.reloptions) AS o ORDER BY o), ',')
+FROM pg_class c LEFT JOIN pg_class m ON m.reltoastrelid = c.oid
+WHERE c.reloptions IS NOT NULL AND c.relkind IN ('r', 't')
+  AND c.relnamespace IN ('public'::regnamespace, 'pg_toast'::regnamespace)
 ORDER BY 1
 """
 

@@ -9,7 +9,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self
 from uuid import UUID
 
@@ -35,6 +35,7 @@ from app.queue_position import QueuePositions
 from app.result_export import ResultExport
 from app.result_pages import ResultFilter
 from app.results import ResultStore
+from app.retention import Retention
 from app.settings import Settings
 from app.system import SystemStore
 from app.team_limits import Limits, RunningLimits, TeamLimits
@@ -672,6 +673,39 @@ async def test_figures(table: Table) -> None:
     await check(table, history.queues(window), "pk_queue_samples")
     system = SystemStore(table.database, table.depth, history)
     assert "ix_results_queue_team" in await explain_unprepared(table, system.state(60))
+
+
+async def test_retention(table: Table) -> None:
+    """Some of the oldest are due, in pages, among a hundred thousand that are not."""
+    cutoff = created_at(table.ids[1_500])
+    old = [identifier for identifier in table.ids[:1_500] if created_at(identifier) < cutoff]
+    assert len(old) > 200
+    async with Database.connection(table.database) as connection:
+        await connection.execute(
+            "UPDATE results SET finished_at = $2 WHERE id = ANY($1::uuid[]) AND state <> 'pending'",
+            old, cutoff - timedelta(seconds=1),
+        )  # fmt: skip
+        await connection.execute(
+            """INSERT INTO result_search (result_id, team_id) SELECT unnest($1::uuid[]), 'default'
+               ON CONFLICT DO NOTHING""",
+            old,
+        )
+        await connection.execute("ANALYZE result_search")
+
+    async def clock() -> datetime:
+        return cutoff + timedelta(days=1)
+
+    for kind in ("retain_prompts_seconds", "retain_results_seconds"):
+        settings = table.settings.model_copy(update={kind: 86_400.0})
+        async with Database.connection(table.database) as connection:
+            await connection.execute("UPDATE retention_state SET looked_at = NULL")
+        retention = Retention(table.database, settings, clock=clock, share=1)
+        await check(table, retention.look(), NEWEST)
+    async with Database.connection(table.database) as connection:
+        left = await connection.fetchval(
+            "SELECT count(*) FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'", old
+        )
+    assert left < len(old) / 10  # those whose webhook is owed
 
 
 async def test_these_checks_can_fail(table: Table) -> None:
