@@ -9,6 +9,7 @@ from uuid import UUID
 
 import orjson
 
+from app import logs, telemetry
 from app.chunk_writer import ChunkWriter
 from app.database import Connection, is_passing
 from app.errors import INTERNAL_ERROR
@@ -121,7 +122,9 @@ class Attempts:
             return await attempt.run()
         except Exception:
             logger.exception(
-                "attempt of result %s broke", attempt.claim.id, extra=self._extra("attempt_broke")
+                "attempt of result %s broke",
+                attempt.claim.id,
+                extra=self._extra("attempt_broke", attempt.claim),
             )
             return AttemptEnd(
                 attempt.claim.id, attempt.claim.attempt, Outcome.FAILED, failure=INTERNAL_ERROR
@@ -133,19 +136,36 @@ class Attempts:
         self._generated[claim.model_name] += attempt.completion_tokens
         try:
             if end is not None:
+                telemetry.ATTEMPTS.of(claim.model_name, end.outcome).inc()
                 self._judge_model(attempt, end)
                 if end.outcome in (Outcome.COMPLETED, Outcome.FAILED):
                     self._throughput.count(claim.model_name)
                 await self.writer.until_idle()
                 if not await self._write_end(end):
                     logger.info(
-                        "result %s was decided elsewhere", claim.id, extra=self._extra("not_ours")
+                        "result %s was decided elsewhere",
+                        claim.id,
+                        extra=self._extra("not_ours", claim),
                     )
+                elif logger.isEnabledFor(logging.DEBUG) or logs.shows_content():
+                    self._tell(claim, end)
         finally:
             if self.running.get(claim.id) is attempt:
                 del self.running[claim.id]
             self._hub.detach(attempt)
             self._on_end(claim)
+
+    def _tell(self, claim: Claim, end: AttemptEnd) -> None:
+        code = end.failure.code if end.failure else None
+        extra = self._extra("ended", claim) | {"outcome": end.outcome, "code": code}
+        if logs.shows_content():
+            extra |= {"prompt": logs.cut(claim.prompt), "output": logs.cut(end.output)}
+        logger.log(
+            logging.INFO if logs.shows_content() else logging.DEBUG,
+            "attempt of a result ended: %s",
+            code or end.outcome,
+            extra=extra,
+        )
 
     async def _write_end(self, end: AttemptEnd) -> bool:
         """Commit the end; one that PostgreSQL refuses is written without what the model said."""
@@ -157,7 +177,7 @@ class Attempts:
             logger.exception(
                 "the end of result %s was refused",
                 end.result_id,
-                extra=self._extra("end_refused"),
+                extra=self._extra("end_refused") | {"result_id": str(end.result_id)},
             )
         bare = AttemptEnd(end.result_id, end.attempt, Outcome.FAILED, failure=INTERNAL_ERROR)
         return await self._ending.submit(bare)
@@ -261,8 +281,15 @@ class Attempts:
             self._hub.detach(attempt)
         self.running.clear()
 
-    def _extra(self, action: str) -> dict[str, str]:
-        return {"action": action, "worker_id": str(self._worker_id)}
+    def _extra(self, action: str, claim: Claim | None = None) -> dict[str, object]:
+        extra: dict[str, object] = {"action": action, "worker_id": str(self._worker_id)}
+        if claim is not None:
+            extra |= {
+                "result_id": str(claim.id),
+                "attempt": claim.attempt,
+                "team_id": claim.team_id,
+            }
+        return extra
 
 
 async def _wait_for_all(

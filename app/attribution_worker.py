@@ -9,9 +9,11 @@ from pathlib import Path
 
 from app.attribution_backend import AttributionBackend
 from app.database import Database
+from app.exposition import OwnExposition
 from app.job_queue import JobQueue
 from app.listener import Listener
 from app.maintenance import Maintenance
+from app.metrics_server import MetricsServer
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -45,16 +47,16 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
         if opening.cancelled():
             return
         opening.result()
-        tasks = [
-            asyncio.create_task(work, name=name)
-            for name, work in {
-                "worker": worker.run(),
-                "engines": backend.run(),
-                "listener": listener.run(),
-                "limits": limits.run(),
-                "maintenance": Maintenance(queue, settings).run(),
-            }.items()
-        ]
+        parts = {
+            "worker": worker.run(),
+            "engines": backend.run(),
+            "listener": listener.run(),
+            "limits": limits.run(),
+            "maintenance": Maintenance(queue, settings).run(),
+        }
+        if settings.metrics_port is not None:
+            parts["metrics"] = MetricsServer(settings, OwnExposition()).run()
+        tasks = [asyncio.create_task(work, name=name) for name, work in parts.items()]
         running = tasks[0]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

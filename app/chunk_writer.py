@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
+from app import telemetry
 from app.errors import DatabaseUnavailableError
 from app.job_queue import Chunk, JobQueue
 from app.runner import Attempt
@@ -81,7 +82,8 @@ class ChunkWriter:
             return
         self._is_idle.clear()
         try:
-            await self._append(chunks, list(told))
+            with telemetry.FLUSH.time():
+                await self._append(chunks, list(told))
         finally:
             self._is_idle.set()
 

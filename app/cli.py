@@ -14,13 +14,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app import cli_index, cli_plan, cli_token
+from app import cli_index, cli_plan, cli_token, logs
 from app.cli_launch import add_launch_commands
 from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.launches.profiles import ProfileError, read_profiles
-from app.settings import Settings
+from app.settings import LogSettings, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,9 @@ where Triton is not on 127.0.0.1:8001."""
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit status."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # It tells each request's URL, and a webhook's may hold a token.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
+        logs.configure(LogSettings())
         return run(options)
     except ValidationError as error:
         for problem in error.errors():

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from app import telemetry
 from app.errors import Failure, FailureCode
 from app.fleet import Fleet, Server
 from app.job_queue import AttemptEnd, Claim, Outcome
@@ -56,6 +57,7 @@ class Generation(Attempt):
             except NotTakenError as error:
                 if self.has_answered:  # it was taken: another's words must not follow its own
                     raise StreamLostError(str(error)) from error
+                _count(error, claim.model_name)
                 refusal = error
                 tried.add(server.name)
                 self._backend.doubt(self.place)
@@ -83,6 +85,8 @@ class Generation(Attempt):
 
     def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
         """What an error of the stream means for the attempt."""
+        if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
+            _count(error, self.claim.model_name)  # what a server did not take is counted by then
         if isinstance(error, RefusedError):
             return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         if isinstance(error, ModelFailedError):
@@ -193,6 +197,20 @@ def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
     models.sort(key=lambda name: server.running[name])
     share, rest = divmod(free, len(models))
     return {name: share + (place < rest) for place, name in enumerate(models)}
+
+
+_KINDS = (
+    (ModelDeadError, "dead"),
+    (NotTakenError, "not_taken"),
+    (StreamLostError, "lost"),
+    (RefusedError, "refused"),
+    (ModelFailedError, "failed"),
+)
+
+
+def _count(error: GenerationError, model: str) -> None:
+    kind = next((name for family, name in _KINDS if isinstance(error, family)), telemetry.OTHER)
+    telemetry.TRITON_ERRORS.of(model, kind).inc()
 
 
 def _triton_lost(reason: object) -> Failure:

@@ -5,6 +5,7 @@ a race becomes a row count of zero: somebody else decided, stop, write nothing. 
 database's clock. `docs/state_machine.md` draws the transitions.
 """
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,7 @@ from uuid import UUID
 import orjson
 from asyncpg import Record
 
-from app import job_queue_sql as sql
+from app import job_queue_sql as sql, telemetry
 from app.database import Connection, Database
 from app.errors import Failure
 from app.group_commit import Lane
@@ -24,6 +25,8 @@ from app.job_queue_sql import MAX_BATCH, SUSPECT_DEATHS
 from app.listener import join_ids
 from app.settings import Settings
 from app.team_limits import Limits, RunningLimits, TeamLimits
+
+logger = logging.getLogger(__name__)
 
 _MAX_ENQUEUE = 1000
 
@@ -86,6 +89,7 @@ class Claim:
     seconds_left: float
     is_suspect: bool
     has_attribution: bool = False  # one is to follow its completion
+    team_id: str = ""
 
 
 class Outcome(StrEnum):
@@ -184,7 +188,15 @@ class JobQueue:
 
         Returns only after the commit: an id may be told from then on.
         """
-        return list(await self._enqueues.submit_all(results))
+        stored = list(await self._enqueues.submit_all(results))
+        is_telling = logger.isEnabledFor(logging.DEBUG)
+        for result, is_stored in zip(results, stored, strict=True):
+            if is_stored:
+                telemetry.SUBMISSIONS.of(result.model_name).inc()
+                if is_telling:
+                    extra = {"action": "accepted", "result_id": str(result.id)}
+                    logger.debug("accepted for %s", result.model_name, extra=extra)
+        return stored
 
     async def _enqueue(
         self, connection: Connection, results: Sequence[NewResult], resent: bool
@@ -498,6 +510,7 @@ def _to_first_claim(result: NewResult, prompt: str | None = None) -> Claim:
         seconds_left=result.deadline_seconds,
         is_suspect=False,
         has_attribution=result.attribution is not None,
+        team_id=result.team_id,
     )
 
 
@@ -556,4 +569,5 @@ def _to_claim(row: Any) -> Claim:
         seconds_left=row["seconds_left"],
         is_suspect=row["engine_deaths"] >= SUSPECT_DEATHS,
         has_attribution=row["attribution"] is not None,
+        team_id=row["team_id"],
     )

@@ -187,7 +187,7 @@ ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
 _CLAIMED = """
 RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
           extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths,
-          r.attribution
+          r.attribution, r.team_id
 """
 
 _START_PICKED = f"""

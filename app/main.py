@@ -19,6 +19,7 @@ from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
 from app.access import needed_scope
 from app.auth import Authentication
 from app.batch_feeder import Feeder
+from app.correlation import Correlation
 from app.door import Door
 from app.errors import ServiceError
 from app.generation import TritonBackend
@@ -204,6 +205,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
     app.add_middleware(Authentication, is_on=settings.is_authenticated)
+    app.add_middleware(Correlation)
     app.add_exception_handler(ServiceError, refusals.on_service_error)
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)

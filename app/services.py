@@ -13,6 +13,7 @@ from app.contexts import ContextStore
 from app.database import Database
 from app.digest import Digest
 from app.erasure import Erasure
+from app.exposition import Exposition
 from app.files import FileStore
 from app.fleet import Fleet
 from app.history import HistoryStore
@@ -25,6 +26,7 @@ from app.launches.profiles import Profile, read_profiles
 from app.launches.store import LaunchStore
 from app.listener import Listener
 from app.maintenance import Maintenance, remove_expired
+from app.metrics_server import MetricsServer
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
@@ -73,6 +75,7 @@ class Services:
     launches: LaunchStore
     history: HistoryStore
     system: SystemStore
+    exposition: Exposition
 
 
 @contextlib.asynccontextmanager
@@ -94,6 +97,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         limits.subscribe(listener)
         fleet.subscribe(listener)
         tokens = TokenStore(database, settings)
+        registry = ModelRegistry(database, fleet, settings)
         yield Services(
             settings=settings,
             database=database,
@@ -103,7 +107,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             contexts=ContextStore(database, queue, settings),
             results=results,
             export=ResultExport(database),
-            registry=ModelRegistry(database, fleet, settings),
+            registry=registry,
             depth=depth,
             limits=limits,
             admission=Admission(database, depth, limits, settings),
@@ -127,6 +131,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             launches=LaunchStore(database),
             history=history,
             system=SystemStore(database, depth, history),
+            exposition=Exposition(fleet, registry, depth),
         )
 
 
@@ -168,6 +173,8 @@ async def background(
             work["launches"] = Follower(
                 services.database, services.listener, services.settings, services.profiles
             ).run()
+    if services.settings.metrics_port is not None:
+        work["metrics"] = MetricsServer(services.settings, services.exposition).run()
     tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:
         yield tasks

@@ -1,8 +1,10 @@
-"""/health: whether the process runs, and whether it is of use."""
+"""/health: whether the process runs, and whether it is of use. /metrics: how it does."""
 
 from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
+from app import telemetry
 from app.routes.common import ServicesOf
 from app.wire import json_response
 
@@ -27,3 +29,9 @@ async def read_readiness(services: ServicesOf) -> Response:
     return json_response(
         {"database": "ok", "triton": error or "ok", "models_ready": services.registry.ready()}
     )
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def read_metrics(services: ServicesOf) -> Response:
+    """Prometheus metrics of this process, and of the queues. Needs the scope `operate`."""
+    return Response(await services.exposition.text(), media_type=telemetry.CONTENT_TYPE)

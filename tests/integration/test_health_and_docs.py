@@ -88,6 +88,7 @@ ROUTES = {
     "/health": {"get"},
     "/health/live": {"get"},
     "/health/ready": {"get"},
+    "/metrics": {"get"},
 }
 
 

@@ -1,0 +1,246 @@
+"""Every metric once: its name, unit and labels, and the bounds that keep their number small.
+
+Names follow https://prometheus.io/docs/practices/naming/: base units, `_total` for what only grows.
+A process counts what it sees itself; Prometheus adds up. What ended is counted by the process that
+digests it (`digest`), each result once, so these cost nothing on the way of a result.
+
+Labels: a model is one that results were stored for, never a name that was refused. After so many
+models or teams the rest is `other`: a flood of names is no flood of series.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import generate_latest
+
+OTHER = "other"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_MOST_NAMES = {"model": 100, "team": 200}
+_MOST_SERIES = 2_000  # of one metric
+
+_SECONDS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21_600, 86_400,
+)  # fmt: skip
+_SHORT_SECONDS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10,
+)  # fmt: skip
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
+_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+
+C = TypeVar("C", Counter, Gauge, Histogram)
+
+disable_created_metrics()  # type: ignore[no-untyped-call] # the time of birth of each series: half as many lines again
+_registry = CollectorRegistry(auto_describe=False)
+ProcessCollector(registry=_registry)  # CPU time, memory, open files
+_names: dict[str, set[str]] = {label: set() for label in _MOST_NAMES}
+
+
+def _bounded(label: str, name: str) -> str:
+    """The name, or `other` once there are too many."""
+    most = _MOST_NAMES.get(label)
+    if most is None:
+        return name
+    known = _names[label]
+    if name not in known:
+        if len(known) >= most:
+            return OTHER
+        known.add(name)
+    return name
+
+
+class Series(Generic[C]):
+    """The series of one metric, by the values of its labels."""
+
+    def __init__(self, metric: C, *labels: str) -> None:
+        self.metric: C = metric
+        self._labels = labels
+        self._series: dict[tuple[str, ...], C] = {}
+
+    def of(self, *values: str) -> C:
+        """The series of these values, or of what stands for them."""
+        found = self._series.get(values)
+        return found if found is not None else self._add(values)
+
+    def _add(self, values: tuple[str, ...]) -> C:
+        bounded = tuple(_bounded(*one) for one in zip(self._labels, values, strict=True))
+        if len(self._series) >= _MOST_SERIES:
+            bounded = (OTHER,) * len(values)
+        found: C = self.metric.labels(*bounded)
+        if bounded == values:  # else the names that are remembered would be without number
+            self._series[values] = found
+        return found
+
+
+def _counter(name: str, text: str, *labels: str) -> Series[Counter]:
+    return Series(Counter(name, text, labels, registry=_registry), *labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Series[Gauge]:
+    return Series(Gauge(name, text, labels, registry=_registry), *labels)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Series[Histogram]:
+    return Series(Histogram(name, text, labels, buckets=buckets, registry=_registry), *labels)
+
+
+# --- Requests ------------------------------------------------------------------------------------
+
+SUBMISSIONS = _counter(
+    "llm_submissions_total", "Results accepted: committed to the queue.", "model"
+)
+REFUSALS = _counter("llm_refusals_total", "Requests refused, by error code.", "code")
+REQUESTS = _counter("llm_http_requests_total", "HTTP requests answered, by status.", "status")
+OPEN_REQUESTS = Gauge(
+    "llm_http_requests_in_flight",
+    "HTTP requests being answered: long-polls and streams among them.",
+    registry=_registry,
+)
+
+# --- Results that ended: counted once each, a second or so after their end ------------------------
+
+RESULTS = _counter(
+    "llm_results_total", "Results that ended: `completed`, or the error's code.", "model", "code"
+)
+RESULT_SECONDS = _histogram(
+    "llm_result_seconds", "From acceptance to the end of a result.", _SECONDS, "model"
+)
+QUEUE_WAIT = _histogram(
+    "llm_queue_wait_seconds", "From acceptance to the claim by a worker.", _SECONDS, "model"
+)
+FIRST_TOKEN = _histogram(
+    "llm_time_to_first_token_seconds",
+    "From acceptance to the first text of the model.",
+    _SECONDS,
+    "model",
+)
+INFERENCE = _histogram(
+    "llm_inference_seconds", "From the claim to the end of a result.", _SECONDS, "model"
+)
+INTER_TOKEN = _histogram(
+    "llm_inter_token_seconds",
+    "Mean time from one token to the next of a result, after its first.",
+    _SHORT_SECONDS,
+    "model",
+)
+PROMPT_TOKENS = _counter(
+    "llm_prompt_tokens_total", "Tokens of prompts of results that ended.", "team", "model"
+)
+COMPLETION_TOKENS = _counter(
+    "llm_completion_tokens_total", "Tokens generated for results that ended.", "team", "model"
+)
+RESULT_PROMPT_TOKENS = _histogram(
+    "llm_result_prompt_tokens", "Tokens of a result's prompt.", _TOKENS, "model"
+)
+RESULT_COMPLETION_TOKENS = _histogram(
+    "llm_result_completion_tokens", "Tokens generated for a result.", _TOKENS, "model"
+)
+RESULT_MAX_TOKENS = _histogram(
+    "llm_result_max_tokens", "Most tokens that a result was allowed.", _TOKENS, "model"
+)
+
+# --- Workers -------------------------------------------------------------------------------------
+
+IN_FLIGHT = _gauge("llm_in_flight", "Results that this process runs now.", "model")
+ATTEMPTS = _counter(
+    "llm_attempts_total",
+    "Attempts that ended here: completed, failed, lost (to be tried again) or returned.",
+    "model",
+    "outcome",
+)
+TRITON_ERRORS = _counter(
+    "llm_triton_errors_total",
+    "Streams that Triton refused or broke: not_taken, lost, refused, failed or dead.",
+    "model",
+    "kind",
+)
+RESCUES = Counter(
+    "llm_lease_rescues_total", "Results freed of workers that were lost.", registry=_registry
+)
+FENCES = Counter(
+    "llm_lease_fences_total", "Times that a worker stopped itself.", registry=_registry
+)
+FLUSH = Histogram(
+    "llm_flush_seconds",
+    "Writes of the text of running results.",
+    buckets=_SHORT_SECONDS,
+    registry=_registry,
+)
+WEBHOOKS = _counter(
+    "llm_webhook_calls_total",
+    "Calls of webhooks: delivered, to be retried, or given up.",
+    "outcome",
+)
+
+# --- Database ------------------------------------------------------------------------------------
+
+BATCH_SIZE = _histogram(
+    "llm_group_commit_batch_size", "Items that shared one statement, by lane.", _ITEMS, "lane"
+)
+POOL_WAIT = Histogram(
+    "llm_database_pool_wait_seconds",
+    "Waits for a connection of the process's pool.",
+    buckets=_SHORT_SECONDS,
+    registry=_registry,
+)
+DATABASE_UP = Gauge(
+    "llm_database_up", "Whether the database answered the last look.", registry=_registry
+)
+
+# --- The whole service, as its database tells: every API process tells the same -------------------
+
+QUEUE_DEPTH = _gauge("llm_queue_depth", "Results that wait for a worker.", "model")
+QUEUE_OLDEST = _gauge("llm_queue_oldest_seconds", "Age of the oldest result that waits.", "model")
+RUNNING = _gauge("llm_running", "Results that run, as the workers last told.", "model")
+WORKERS = Gauge("llm_workers", "Workers that renew their lease.", registry=_registry)
+MODEL_READY = _gauge("llm_model_ready", "Whether some server has the model ready: 1 or 0.", "model")
+
+
+def show(series: Series[Gauge], values: Mapping[str, float]) -> None:
+    """Set a gauge by its one label; what is not named is no more."""
+    series.metric.clear()
+    shown: dict[str, float] = {}
+    for value, number in values.items():
+        name = _bounded("model", value)
+        shown[name] = shown.get(name, 0.0) + number
+    for value, number in shown.items():
+        series.metric.labels(value).set(number)
+
+
+# text-generation-inference's names for the same, for its dashboards. Its server has one model; here
+# each series has its model as a label more.
+# https://huggingface.co/docs/text-generation-inference/reference/metrics
+_TGI = (
+    ("counter", r"llm_submissions_total", "tgi_request_count"),
+    ("counter", r'llm_results_total\{code="completed",', "tgi_request_success{"),
+    ("counter", r'llm_results_total\{code="(?!completed")', 'tgi_request_failure{err="'),
+    ("histogram", r"llm_result_seconds", "tgi_request_duration"),
+    ("histogram", r"llm_queue_wait_seconds", "tgi_request_queue_duration"),
+    ("histogram", r"llm_inference_seconds", "tgi_request_inference_duration"),
+    ("histogram", r"llm_inter_token_seconds", "tgi_request_mean_time_per_token_duration"),
+    ("histogram", r"llm_result_completion_tokens", "tgi_request_generated_tokens"),
+    ("histogram", r"llm_result_prompt_tokens", "tgi_request_input_length"),
+    ("histogram", r"llm_result_max_tokens", "tgi_request_max_new_tokens"),
+    ("gauge", r"llm_queue_depth", "tgi_queue_size"),
+    ("gauge", r"llm_running", "tgi_batch_current_size"),
+)
+
+
+def render() -> bytes:
+    """All metrics in Prometheus' text format."""
+    text: str = generate_latest(_registry).decode()
+    pieces = [text]
+    for kind, pattern, name in _TGI:
+        lines = re.findall(rf"^{pattern}(?:(?<=[{{\",])|(?=[{{_ ])).*$", text, re.MULTILINE)
+        renamed = [re.sub(pattern, name, line, count=1) for line in lines]
+        if renamed:
+            pieces.append(f"# TYPE {name.partition('{')[0]} {kind}\n" + "\n".join(renamed) + "\n")
+    return "".join(pieces).encode()
