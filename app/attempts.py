@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from uuid import UUID
 
 import orjson
 
-from app import logs, telemetry
+from app import logs, telemetry, tracing
 from app.chunk_writer import ChunkWriter
 from app.database import Connection, is_passing
 from app.errors import INTERNAL_ERROR
@@ -100,6 +101,8 @@ class Attempts:
         self.writer.on_text(attempt)
 
     def _enter(self, attempt: Attempt) -> None:
+        if attempt.claim.trace is not None:
+            self._trace_queue(attempt.claim)
         self.running[attempt.claim.id] = attempt
         self._hub.attach(attempt)
 
@@ -132,7 +135,7 @@ class Attempts:
 
     async def _conclude(self, attempt: Attempt, end: AttemptEnd | None) -> None:
         """Commit the end, unless it is not ours to write, and make room for others."""
-        claim = attempt.claim
+        claim, ended_at = attempt.claim, time.time()
         self._generated[claim.model_name] += attempt.completion_tokens
         try:
             if end is not None:
@@ -150,10 +153,54 @@ class Attempts:
                 elif logger.isEnabledFor(logging.DEBUG) or logs.shows_content():
                     self._tell(claim, end)
         finally:
+            if claim.trace is not None:
+                self._trace_end(attempt, end, ended_at)
             if self.running.get(claim.id) is attempt:
                 del self.running[claim.id]
             self._hub.detach(attempt)
             self._on_end(claim)
+
+    def _trace_queue(self, claim: Claim) -> None:
+        if tracing.active is not None and claim.trace is not None:
+            created = (claim.id.int >> 80) / 1000  # as in `ids`
+            tracing.active.record(
+                "queue", claim.trace, created, time.time(), self._attributes(claim)
+            )
+
+    def _trace_end(self, attempt: Attempt, end: AttemptEnd | None, ended_at: float) -> None:
+        claim = attempt.claim
+        if tracing.active is None or claim.trace is None:
+            return
+        attributes = self._attributes(claim)
+        if attempt.flushes is not None:
+            # One span for all: a long answer is written a thousand times.
+            flushes = {
+                "llm.flushes": attempt.flushes.count,
+                "llm.slowest_flush_seconds": attempt.flushes.slowest,
+            }
+            first, last = attempt.flushes.first, attempt.flushes.last
+            tracing.active.record("flush", claim.trace, first, last, attributes | flushes)
+        if end is not None:
+            told: dict[str, str | int | float | bool] = {
+                "llm.outcome": str(end.outcome),
+                "gen_ai.usage.input_tokens": end.prompt_tokens or 0,
+                "gen_ai.usage.output_tokens": end.completion_tokens or 0,
+            }
+            if end.failure is not None:
+                told["error.type"] = str(end.failure.code)
+            tracing.active.record(
+                *("finish", claim.trace, ended_at, time.time(), attributes | told),
+                is_error=end.failure is not None,
+            )
+
+    def _attributes(self, claim: Claim) -> dict[str, str | int | float | bool]:
+        return {
+            "llm.result_id": str(claim.id),
+            "llm.attempt": claim.attempt,
+            "llm.team_id": claim.team_id,
+            "llm.worker_id": str(self._worker_id),
+            "gen_ai.request.model": claim.model_name,
+        }
 
     def _tell(self, claim: Claim, end: AttemptEnd) -> None:
         code = end.failure.code if end.failure else None

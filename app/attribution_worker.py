@@ -18,6 +18,7 @@ from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.team_limits import TeamLimits
+from app.tracing import tracing
 from app.worker import Worker
 
 
@@ -26,7 +27,10 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
 
     `file` declares the index. Raises AttributionFailedError when the index cannot be opened.
     """
-    async with Database(settings, "llm attribution") as database:
+    async with (
+        tracing(settings.otlp_endpoint, "llm-attribution"),
+        Database(settings, "llm attribution") as database,
+    ):
         limits = TeamLimits(database, settings)
         queue = JobQueue(database, settings, limits)
         listener = Listener(database)

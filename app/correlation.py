@@ -11,13 +11,15 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import telemetry
+from app import telemetry, tracing
 from app.log_context import CURRENT
 
 logger = logging.getLogger(__name__)
 
 HEADER = "X-Request-Id"
 _HEADER = b"x-request-id"
+_UNTRACED = {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
+_ERROR = 500  # and above: the server's
 _SANE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
@@ -36,11 +38,18 @@ class Correlation:
         CURRENT.set(scope)
         header = (_HEADER, request_id.encode())
         began = time.perf_counter()
+        active = tracing.active if scope["path"] not in _UNTRACED else None
+        span = None
+        if active is not None:
+            span, scope["trace"] = active.begin("request", scope["headers"])
+        status = 500
 
         async def tell(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 message["headers"] = [*message["headers"], header]
-                _count(scope, message["status"], began)
+                _count(scope, status, began)
             await send(message)
 
         telemetry.OPEN_REQUESTS.inc()
@@ -52,6 +61,14 @@ class Correlation:
             raise
         finally:
             telemetry.OPEN_REQUESTS.dec()
+            if active is not None and span is not None:
+                attributes = {
+                    "http.request.method": scope["method"],
+                    "url.path": scope["path"],
+                    "http.response.status_code": status,
+                    "llm.request_id": request_id,
+                }
+                active.end(span, attributes, is_error=status >= _ERROR)
 
 
 def given_id(scope: Scope) -> str | None:

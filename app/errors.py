@@ -188,6 +188,10 @@ class DatabaseUnavailableError(ServiceError):
     status, code, title = 503, "database_unavailable", "The database is away"
 
 
+class SchemaMismatchError(ServiceError):
+    status, code, title = 503, "schema_mismatch", "The database's schema does not fit"
+
+
 class TritonUnavailableError(ServiceError):
     status, code, title = 503, "triton_unavailable", "Triton is away"
 

@@ -63,11 +63,12 @@ class Exposition:
         queued: dict[str, float] = {}
         at_work: dict[str, float] = {}
         oldest: dict[str, float] = {}
+        workers: dict[str, int] = {}
         try:
             async with asyncio.timeout(_PATIENCE):
                 loads = await self._depth.by_model()
                 oldest = await self._depth.oldest_seconds()
-                telemetry.WORKERS.set(await self._depth.workers())
+                workers = await self._depth.workers()
         except Exception as error:
             if not is_passing(error):
                 logger.exception("the queues are not measured", extra={"action": "not_measured"})
@@ -80,4 +81,5 @@ class Exposition:
             oldest = dict.fromkeys(names, 0.0) | oldest
         telemetry.show(telemetry.QUEUE_DEPTH, queued)
         telemetry.show(telemetry.RUNNING, at_work)
+        telemetry.show(telemetry.WORKERS, workers)
         telemetry.show(telemetry.QUEUE_OLDEST, oldest)

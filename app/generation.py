@@ -1,10 +1,11 @@
 """Generation on Triton: the attempt reads one stream; the backend knows which server takes it."""
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from app import telemetry
+from app import telemetry, tracing
 from app.errors import Failure, FailureCode
 from app.fleet import Fleet, Server
 from app.job_queue import AttemptEnd, Claim, Outcome
@@ -21,6 +22,7 @@ from app.triton_client import (
     StreamLostError,
 )
 
+_UNTRACED = contextlib.nullcontext()
 _PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
 
 
@@ -48,9 +50,9 @@ class Generation(Attempt):
         while (server := self._backend.choose(claim.model_name, tried)) is not None:
             self.server, self.place = server, _place(server, claim.model_name)
             try:
-                with server.occupied(claim.model_name):
+                with server.occupied(claim.model_name), self._traced(server) as traceparent:
                     await server.client.run(
-                        claim.model_name, claim.prompt, claim.parameters, self._hear
+                        claim.model_name, claim.prompt, claim.parameters, self._hear, traceparent
                     )
             except ModelDeadError:
                 raise  # others hang there: who asked has to stop them
@@ -64,6 +66,19 @@ class Generation(Attempt):
             else:
                 return
         raise refusal
+
+    def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
+        """The span of a stream, if it is traced; the context that Triton is told."""
+        claim = self.claim
+        if claim.trace is None or tracing.active is None:
+            return _UNTRACED
+        attributes: tracing.Attributes = {
+            "gen_ai.request.model": claim.model_name,
+            "server.address": server.address.grpc,
+            "llm.result_id": str(claim.id),
+            "llm.attempt": claim.attempt,
+        }
+        return tracing.active.calling("triton", claim.trace, attributes)
 
     def _hear(self, delta: Delta) -> None:
         self.heard_at = asyncio.get_running_loop().time()

@@ -7,7 +7,7 @@ database's clock. `docs/state_machine.md` draws the transitions.
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import compress
 from typing import Any, Literal, Protocol
@@ -16,7 +16,7 @@ from uuid import UUID
 import orjson
 from asyncpg import Record
 
-from app import job_queue_sql as sql, telemetry
+from app import job_queue_sql as sql, log_context, telemetry, tracing
 from app.database import Connection, Database
 from app.errors import Failure
 from app.group_commit import Lane
@@ -75,6 +75,7 @@ class NewResult:
     attribution: str | None = None  # the one that follows its completion, as JSON text
     tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
     limits: Limits = NO_LIMITS  # of its team and model
+    trace: str | None = None  # the context of its request's trace (`traceparent`)
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,6 +91,7 @@ class Claim:
     is_suspect: bool
     has_attribution: bool = False  # one is to follow its completion
     team_id: str = ""
+    trace: str | None = None
 
 
 class Outcome(StrEnum):
@@ -188,6 +190,9 @@ class JobQueue:
 
         Returns only after the commit: an id may be told from then on.
         """
+        if tracing.active is not None:
+            trace = log_context.trace()
+            results = [replace(result, trace=trace) for result in results]
         stored = list(await self._enqueues.submit_all(results))
         is_telling = logger.isEnabledFor(logging.DEBUG)
         for result, is_stored in zip(results, stored, strict=True):
@@ -472,6 +477,7 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.kind for result in results],
         [result.source_id for result in results],
         [result.attribution for result in results],
+        [result.trace for result in results],
     ]
 
 
@@ -511,6 +517,7 @@ def _to_first_claim(result: NewResult, prompt: str | None = None) -> Claim:
         is_suspect=False,
         has_attribution=result.attribution is not None,
         team_id=result.team_id,
+        trace=result.trace,
     )
 
 
@@ -570,4 +577,5 @@ def _to_claim(row: Any) -> Claim:
         is_suspect=row["engine_deaths"] >= SUSPECT_DEATHS,
         has_attribution=row["attribution"] is not None,
         team_id=row["team_id"],
+        trace=row["trace"],
     )

@@ -15,5 +15,13 @@ def ids() -> Iterator[tuple[str, str]]:
         return
     if request_id := scope.get("request_id"):
         yield "request_id", request_id
+    if trace := scope.get("trace"):
+        yield "trace_id", trace.split("-")[1]
     if team_id := getattr(scope.get("principal"), "team_id", None):
         yield "team_id", team_id
+
+
+def trace() -> str | None:
+    """The context of the present request's trace (`traceparent`)."""
+    scope = CURRENT.get()
+    return scope.get("trace") if scope is not None else None

@@ -69,6 +69,7 @@ from app.schemas.tenstorrent import InferenceRequest
 from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
 from app.settings import Settings
+from app.tracing import tracing
 from app.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -150,7 +151,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services(settings, "api") as services, services.indexes:
+        async with (
+            tracing(settings.otlp_endpoint, "llm-api"),
+            open_services(settings, "api") as services,
+            services.indexes,
+        ):
             app.state.services = services
             services.hub.subscribe(services.listener)
             services.authenticator.subscribe(services.listener)

@@ -11,8 +11,12 @@ import ipaddress
 import logging
 from typing import Protocol
 
+import orjson
+
 from app import telemetry
+from app.errors import ServiceError
 from app.settings import Settings
+from app.wire import JSON, PROBLEM_JSON
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +36,23 @@ class Text(Protocol):
     async def text(self) -> bytes: ...
 
 
+class Report(Protocol):
+    """Which parts are up."""
+
+    async def report(self) -> dict[str, object]: ...
+
+
 class MetricsServer:
     """Serves until cancelled."""
 
-    def __init__(self, settings: Settings, exposition: Text) -> None:
+    def __init__(
+        self, settings: Settings, exposition: Text, readiness: Report | None = None
+    ) -> None:
         assert settings.metrics_port is not None
         self._host, self._port = settings.metrics_host, settings.metrics_port
         self._is_loopback = _is_loopback(settings.metrics_host)
         self._exposition = exposition
+        self._readiness = readiness
         self._connections = 0
 
     async def run(self) -> None:
@@ -102,7 +115,13 @@ class MetricsServer:
             return _OK, telemetry.CONTENT_TYPE, await self._exposition.text()
         if path == "/health/live":
             return _OK, _TEXT, b""
-        return "404 Not Found", _TEXT, b"There are /metrics and /health/live.\n"
+        if path == "/health/ready" and self._readiness is not None:
+            try:
+                return _OK, JSON, orjson.dumps(await self._readiness.report())
+            except ServiceError as error:
+                problem = orjson.dumps(error.to_problem())
+                return "503 Service Unavailable", PROBLEM_JSON, problem
+        return "404 Not Found", _TEXT, b"There are /metrics, /health/live and /health/ready.\n"
 
 
 def _is_own(lines: list[str]) -> bool:

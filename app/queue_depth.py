@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from app.attributions import QUEUES
 from app.database import Database
 from app.errors import QueueFullError
 from app.settings import Settings
@@ -62,7 +63,7 @@ class ModelLoad:
 class _Snapshot:
     by_model: dict[str, ModelLoad] = field(default_factory=dict)
     queued: int = 0
-    workers: int = 0
+    workers: dict[str, int] = field(default_factory=lambda: {"generation": 0, "attribution": 0})
     expires: float = 0.0
 
 
@@ -82,8 +83,8 @@ class QueueDepth:
         await self._refresh()
         return self._snapshot.by_model
 
-    async def workers(self) -> int:
-        """How many workers renew their lease, of all kinds."""
+    async def workers(self) -> dict[str, int]:
+        """How many workers renew their lease, by kind."""
         await self._refresh()
         return self._snapshot.workers
 
@@ -119,12 +120,15 @@ class QueueDepth:
         self._snapshot.expires = began + _FRESH_SECONDS  # others go on with the old count
         queued = await self._database.fetch(_QUEUED)
         loads = await self._database.fetch(_LOAD)
-        snapshot = _Snapshot(expires=_fresh_until(began, _FRESH_SECONDS), workers=len(loads))
+        snapshot = _Snapshot(expires=_fresh_until(began, _FRESH_SECONDS))
         for row in queued:
             snapshot.by_model[row["model_name"]] = ModelLoad(queued=row["queued"])
             snapshot.queued += row["queued"]
         for row in loads:
-            for name, load in orjson.loads(row["load"]).items():
+            told = orjson.loads(row["load"])
+            is_of_index = any(name.startswith(QUEUES) for name in told)
+            snapshot.workers["attribution" if is_of_index else "generation"] += 1
+            for name, load in told.items():
                 model = snapshot.by_model.setdefault(name, ModelLoad())
                 model.running += load["running"]
                 model.tokens_per_second += load["tokens_per_second"]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from app import schema_version
 from app.admission import Admission
 from app.auth import Authenticator
 from app.batches import BatchStore, BatchWork
@@ -30,6 +31,7 @@ from app.metrics_server import MetricsServer
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
+from app.readiness import Readiness
 from app.result_export import ResultExport
 from app.results import ResultStore
 from app.settings import Settings
@@ -76,6 +78,7 @@ class Services:
     history: HistoryStore
     system: SystemStore
     exposition: Exposition
+    readiness: Readiness
 
 
 @contextlib.asynccontextmanager
@@ -132,6 +135,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             history=history,
             system=SystemStore(database, depth, history),
             exposition=Exposition(fleet, registry, depth),
+            readiness=Readiness(database, registry, depth),
         )
 
 
@@ -151,6 +155,7 @@ async def background(
     digest what ended, and follow launches.
     """
     work = {
+        "schema": schema_version.guard(services.database),
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "limits": services.limits.run(),
@@ -174,7 +179,9 @@ async def background(
                 services.database, services.listener, services.settings, services.profiles
             ).run()
     if services.settings.metrics_port is not None:
-        work["metrics"] = MetricsServer(services.settings, services.exposition).run()
+        work["metrics"] = MetricsServer(
+            services.settings, services.exposition, services.readiness
+        ).run()
     tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:
         yield tasks

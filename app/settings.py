@@ -389,6 +389,13 @@ class Settings(BaseSettings):
         description="Address of that port. Metrics tell how much each team uses: bind another one "
         "only where a network policy keeps strangers away.",
     )
+    otlp_endpoint: _Optional[Annotated[str, Field(pattern=r"^https?://")]] = Field(
+        None,
+        alias="OTEL_EXPORTER_OTLP_ENDPOINT",
+        description="Collector that traces are sent to, by OTLP over HTTP (`http://127.0.0.1:4318`). "
+        "OpenTelemetry's other variables hold as well: `OTEL_EXPORTER_OTLP_HEADERS`, "
+        "`OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`. Unset: no traces.",
+    )
 
     # --- Webhooks -------------------------------------------------------------------------------
     webhook_timeout_seconds: float = Field(

@@ -63,6 +63,7 @@ class Series(Generic[C]):
     def __init__(self, metric: C, *labels: str) -> None:
         self.metric: C = metric
         self._labels = labels
+        self.label = labels[0] if labels else ""
         self._series: dict[tuple[str, ...], C] = {}
 
     def of(self, *values: str) -> C:
@@ -200,7 +201,7 @@ DATABASE_UP = Gauge(
 QUEUE_DEPTH = _gauge("llm_queue_depth", "Results that wait for a worker.", "model")
 QUEUE_OLDEST = _gauge("llm_queue_oldest_seconds", "Age of the oldest result that waits.", "model")
 RUNNING = _gauge("llm_running", "Results that run, as the workers last told.", "model")
-WORKERS = Gauge("llm_workers", "Workers that renew their lease.", registry=_registry)
+WORKERS = _gauge("llm_workers", "Workers that renew their lease.", "kind")
 MODEL_READY = _gauge("llm_model_ready", "Whether some server has the model ready: 1 or 0.", "model")
 
 
@@ -209,7 +210,7 @@ def show(series: Series[Gauge], values: Mapping[str, float]) -> None:
     series.metric.clear()
     shown: dict[str, float] = {}
     for value, number in values.items():
-        name = _bounded("model", value)
+        name = _bounded(series.label, value)
         shown[name] = shown.get(name, 0.0) + number
     for value, number in shown.items():
         series.metric.labels(value).set(number)
