@@ -180,6 +180,8 @@ WEBHOOKS = _counter(
     "Calls of webhooks: delivered, to be retried, or given up.",
     "outcome",
 )
+for _outcome in ("delivered", "to_be_retried", "given_up"):
+    WEBHOOKS.of(_outcome)  # a rate sees no growth of what was not there before
 
 # --- Database ------------------------------------------------------------------------------------
 
