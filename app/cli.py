@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app import cli_index, cli_plan, cli_token, logs
+from app import cli_doctor, cli_index, cli_plan, cli_token, logs
 from app.cli_launch import add_launch_commands
 from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_token.add_to(commands)
     cli_index.add_to(commands)
     cli_plan.add_to(commands)
+    cli_doctor.add_to(commands)
     return parser
 
 
