@@ -53,11 +53,12 @@ test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (uni
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(dev) ## ruff, mypy --strict, import-linter
+lint: $(dev) ## ruff, mypy --strict, import-linter, and the spelling of what people read
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/codespell app docs kubernetes bench .ci Makefile $(wildcard *.md)
 
 .PHONY: format
 format: $(dev) ## Rewrite the code as `make lint` wants it
@@ -90,6 +91,10 @@ requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1:
 docs-settings: $(service) ## Rewrite docs/settings.md from app/settings.py
 	$(venv_python) -m docs.generate_settings > docs/settings.md.new
 	mv docs/settings.md.new docs/settings.md
+
+.PHONY: docs
+docs: $(dev) ## Make the site of the documentation in docs/_build/html; a dead link fails
+	.venv/bin/sphinx-build -q -W --keep-going -c docs/sphinx_site docs docs/_build/html
 
 .PHONY: screenshots
 screenshots: $(dev) .venv-triton/.cpu ## Rewrite docs/images: each page of the web page, with the demo model

@@ -225,11 +225,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     for routes in _OF_INDEXES:
         app.include_router(routes.router)
         app.include_router(routes.raw)
-    app.openapi = lambda: _openapi(app, needs_token=settings.is_authenticated)  # type: ignore[method-assign] # FastAPI's own extension point
+    app.openapi = lambda: _openapi(app, settings)  # type: ignore[method-assign] # FastAPI's own extension point
     return app
 
 
-def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
+def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
     """The OpenAPI document, with the schemas that raw routes refer to and each dialect's errors."""
     if app.openapi_schema is None:
         document = get_openapi(
@@ -250,7 +250,9 @@ def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
                     operation["responses"]["401"] = {"description": "No valid token; no body."}
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
-        if needs_token:
+        parameters = schemas["SamplingParameters"]["properties"]
+        parameters["max_tokens"]["default"] = settings.default_max_tokens
+        if settings.is_authenticated:
             _describe_security(document)
         app.openapi_schema = document
     return app.openapi_schema

@@ -6,7 +6,10 @@ its own, sends what the pages are to show, and photographs them in Chromium.
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -24,6 +27,13 @@ from app.embedded import processes
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 _START_SECONDS = 300
+_LOAD_SECONDS = 270
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "tie_word_embeddings": False,
+}  # fmt: skip
 _PROMPTS = (
     "def read(",
     "class Queue:",
@@ -61,34 +71,40 @@ def running() -> Iterator[tuple[str, httpx.Client]]:
             process.wait(timeout=60)
 
 
-def prepare(api: httpx.Client) -> str:
-    """Send what there is to be seen; the id of a result with an attribution."""
-    for round_ in range(4):
+def prepare(api: httpx.Client) -> tuple[str, str]:
+    """Send what there is to be seen, for some minutes: plots show whole minutes alone.
+
+    The ids of a result, and of an attribution of it.
+    """
+    until = time.monotonic() + _LOAD_SECONDS
+    for round_ in itertools.count():
         bodies = [
             {
                 "model": "demo",
                 "content": prompt,
-                "parameters": {"max_tokens": 60 + 40 * round_, "temperature": 0.2 * round_},
+                "parameters": {"max_tokens": 40 + 30 * (round_ % 7), "temperature": 0.5},
             }
-            for prompt in _PROMPTS
+            for prompt in random.sample(_PROMPTS, 1 + round_ % len(_PROMPTS))
         ]
-        sent = api.post("/results/", json=bodies).raise_for_status().json()
-        for one in sent:
+        for one in api.post("/results/", json=bodies).raise_for_status().json():
             api.get(f"/results/{one['id']}", params={"wait": 60})
-    stopped = api.post("/results/", json={"model": "demo", "content": "def f"}).json()
-    api.post(f"/results/{stopped['id']}/cancel")
-    late = {"model": "absent", "content": "x", "deadline_seconds": 0.1}
-    api.post("/results/", json=late)
+        if round_ % 9 == 4:
+            stopped = api.post("/results/", json={"model": "demo", "content": "def f"}).json()
+            api.post(f"/results/{stopped['id']}/cancel")
+            late = {"model": "demo", "content": "x", "deadline_seconds": 0.001}
+            api.post("/results/", json=late)
+        if time.monotonic() > until:
+            break
     attributed = {"model": "demo", "content": "def read(", "parameters": {"max_tokens": 80}}
     result_id = str(api.post("/results/", json=attributed).json()["id"])
     api.get(f"/results/{result_id}", params={"wait": 60})
-    indexes = api.get("/indexes").json()
-    if indexes:
-        api.post(f"/results/{result_id}/attribution", json={"index": indexes[0]})
-    return result_id
+    (index,) = api.get("/indexes").json()
+    path = f"/results/{result_id}/attribution"
+    attribution = api.post(path, json={}, params={"index": index}).raise_for_status().json()
+    return result_id, str(attribution["id"])
 
 
-async def photograph(url: str, result_id: str) -> None:
+async def photograph(url: str, result_id: str, attribution_id: str) -> None:
     """All pages, in light; the playground in dark and as on a phone as well."""
     IMAGES.mkdir(exist_ok=True)
     path = shutil.which("chromium") or shutil.which("google-chrome")
@@ -98,27 +114,18 @@ async def photograph(url: str, result_id: str) -> None:
             base_url=url, viewport={"width": 1200, "height": 860}, color_scheme="light"
         )
         page = await context.new_page()
-        await page.goto("/playground")
-        await page.check("input[value=text]")
-        await page.fill("#prompt", "def parse_date(text):\n")
-        await page.fill("#p-max_tokens", "200")
-        await page.fill("#p-temperature", "0.2")
-        await page.click("button.primary")
-        await page.wait_for_selector(".live .output:not(:empty)")
-        await asyncio.sleep(0.5)
-        await take(page, "playground")
-        await page.wait_for_selector(".badge.completed")
-        await page.goto("/compare")
-        await page.check("input[value=text]")
-        await page.fill("#prompt", "def binary_search(items, target):\n")
-        for place, temperature in ((1, "0"), (2, "1.2")):
-            await page.fill(f"#p-{place}-temperature", temperature)
-            await page.fill(f"#p-{place}-max_tokens", "120")
-        await page.click("button.primary")
-        await page.wait_for_selector(".live .badge.completed >> nth=1")
-        await take(page, "compare")
-        for name, address in PAGES.items():
-            await page.goto(address.format(result_id=result_id), wait_until="networkidle")
+        await show_playground(page)
+        await show_compare(page)
+        await show_bulk(page)
+        await show_launch(page)
+        for name, address in (
+            ("history", "/history"),
+            ("result", f"/history/{result_id}"),
+            ("attribution", f"/history/{attribution_id}"),
+            ("models", "/models"),
+            ("system", "/system"),
+        ):
+            await page.goto(address, wait_until="networkidle")
             await take(page, name)
         await page.set_viewport_size({"width": 390, "height": 800})
         await page.emulate_media(color_scheme="dark")
@@ -127,14 +134,60 @@ async def photograph(url: str, result_id: str) -> None:
         await browser.close()
 
 
-PAGES = {
-    "history": "/history",
-    "result": "/history/{result_id}",
-    "bulk": "/bulk",
-    "models": "/models",
-    "launches": "/launches",
-    "system": "/system",
-}
+async def show_playground(page: Page) -> None:
+    """An answer on its way."""
+    await page.goto("/playground")
+    await page.check("input[value=text]")
+    await page.fill("#prompt", "def parse_date(text):\n")
+    await page.fill("#p-max_tokens", "300")
+    await page.fill("#p-temperature", "0.2")
+    await page.click("button.primary")
+    await page.wait_for_selector(".live .output:not(:empty)")
+    await asyncio.sleep(0.8)
+    await take(page, "playground")
+    await page.wait_for_selector(".badge.completed")
+
+
+async def show_compare(page: Page) -> None:
+    """The same model twice, cold and hot."""
+    await page.goto("/compare")
+    await page.check("input[value=text]")
+    await page.fill("#prompt", "def binary_search(items, target):\n")
+    for place, temperature in ((1, "0"), (2, "1.2")):
+        await page.fill(f"#p-{place}-temperature", temperature)
+        await page.fill(f"#p-{place}-max_tokens", "120")
+    await page.click("button.primary")
+    await page.wait_for_selector(".live .badge.completed >> nth=1")
+    await take(page, "compare")
+
+
+async def show_bulk(page: Page) -> None:
+    """A file of functions to be written, on its way."""
+    rows = "".join(f"{n},def convert_{n}(value):\n" for n in range(1, 121))
+    await page.goto("/bulk")
+    await page.set_input_files(
+        "#file",
+        {"name": "functions.csv", "mimeType": "text/csv", "buffer": b"id,prompt\n" + rows.encode()},
+    )
+    await page.click("button.primary")
+    await page.check("input[value='/v1/completions']")
+    await page.fill("#max_tokens", "60")
+    await page.click("button.primary >> text=Send")
+    await page.wait_for_selector("progress")
+    await asyncio.sleep(15)
+    await take(page, "bulk")
+
+
+async def show_launch(page: Page) -> None:
+    """What a well-known model needs (its config.json: Llama 3.1 8B's)."""
+    await page.goto("/launches/new")
+    await page.click("#config summary")
+    await page.fill("#f-config", json.dumps(_CONFIG))
+    await page.click("button[value=plan]")
+    await page.wait_for_selector("#plan")
+    await page.locator("#h-plan").scroll_into_view_if_needed()
+    await page.evaluate("document.querySelector('#plan').scrollIntoView()")
+    await take(page, "launch")
 
 
 async def take(page: Page, name: str) -> None:
@@ -145,11 +198,10 @@ async def take(page: Page, name: str) -> None:
 
 def main() -> None:
     """Start, prepare, photograph, stop."""
-    sys.stdout.write("Starting the service with the demo model (about half a minute)\n")
+    sys.stdout.write("Starting the service with the demo model, then some minutes of load\n")
     sys.stdout.flush()
     with running() as (url, api):
-        result_id = prepare(api)
-        asyncio.run(photograph(url, result_id))
+        asyncio.run(photograph(url, *prepare(api)))
 
 
 if __name__ == "__main__":

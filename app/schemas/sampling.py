@@ -34,7 +34,8 @@ class SamplingParameters(BaseModel):
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
         None,
-        description="Most tokens to generate; default min(512, what the model's length leaves).",
+        description="Most tokens to generate. Left open: the default, or what the model's length "
+        "leaves where that is less.",
     )
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
         None, description="Fewest tokens before an end or stop string may end the text."

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import httpx
 from starlette.requests import Request
@@ -64,7 +65,9 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT, limits=_LIMITS)
+        # A transport of our own: a proxy that the environment names would be handed the tokens.
+        transport = httpx.AsyncHTTPTransport(limits=_LIMITS)
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT, transport=transport)
         self._known: dict[tuple[str, bytes], tuple[float, Any]] = {}
 
     async def close(self) -> None:
@@ -100,7 +103,7 @@ class Api:
         )
 
     async def get(self, path: str, params: Params | None = None) -> Any:
-        return (await self.send("GET", path, params=params)).json()
+        return self._told(await self.send("GET", path, params=params))
 
     async def get_known(self, path: str) -> Any:
         """As `get`, of what seldom changes: an answer is kept for some seconds."""
@@ -116,10 +119,17 @@ class Api:
         return await Api(self._client, None).get_known(path)
 
     async def post(self, path: str, json: Any = None, params: Params | None = None) -> Any:
-        return (await self.send("POST", path, json=json, params=params)).json()
+        return self._told(await self.send("POST", path, json=json, params=params))
 
     async def delete(self, path: str, params: Params | None = None) -> None:
         await self.send("DELETE", path, params=params)
+
+    def _told(self, response: httpx.Response) -> Any:
+        try:
+            return response.json()
+        except ValueError as error:
+            message = f"What answers at {self._client.url} is not the API (LLM_UI_API_URL)."
+            raise ApiError(502, "unknown", message) from error
 
     async def send(
         self,
@@ -159,21 +169,24 @@ class Api:
     ) -> AsyncIterator[httpx.Response]:
         """One request; the answer's body is yet to be read."""
         given = {name: value for name, value in (params or {}).items() if value not in (None, "")}
-        request = self._client.http.build_request(
-            method,
-            path,
-            params=given or None,
-            json=json,
-            content=content,
-            headers={**self._headers, **(headers or {})},
-            timeout=timeout or _TIMEOUT,
-        )
+        try:
+            request = self._client.http.build_request(
+                method,
+                path,
+                params=given or None,
+                json=json,
+                content=content,
+                headers={**self._headers, **(headers or {})},
+                timeout=timeout or _TIMEOUT,
+            )
+        except (httpx.InvalidURL, ValueError, RecursionError) as error:
+            raise _unsendable() from error
         try:
             response = await self._client.http.send(request, stream=True)
         except httpx.HTTPError as error:
             raise _unreachable(self._client.url) from error
         try:
-            if response.status_code >= 400:
+            if response.status_code >= 300:  # the API redirects nowhere
                 raise await _error(response)
             yield response
         except httpx.HTTPError as error:
@@ -192,6 +205,28 @@ def segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E")
 
 
+def identifier(text: str) -> str:
+    """The id of a row as a segment of a path.
+
+    Raises ApiError. What is no id names nothing, and is not asked for: the API has words in the place
+    of ids, such as `/results/export`, whose answer is as large as all there is.
+    """
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise ApiError(404, "not_found", f"There is nothing with the id {text[:64]!r}.") from None
+
+
+def _unsendable() -> ApiError:
+    """Of what no request can have: NaN, half a character, an address without an end."""
+    return ApiError(
+        422,
+        "invalid_request",
+        "This cannot be sent: a name or a filter is too long, or a number or a text is none that "
+        "JSON has.",
+    )
+
+
 def _unreachable(url: str) -> ApiError:
     return ApiError(
         0, "unreachable", f"The API at {url} does not answer. Is it running? (LLM_UI_API_URL)"
@@ -208,7 +243,13 @@ async def _error(response: httpx.Response) -> ApiError:
             code, message = told["error"].get("code"), told["error"]["message"]
             return ApiError(response.status_code, str(code), message, retry_after=retry_after)
         fields = tuple((e["field"], e["message"]) for e in told.get("errors", ()))
-        return ApiError(response.status_code, told["code"], told["detail"], fields, retry_after)
+        # The API's sentence speaks of the body's members: here people filled in a form.
+        words = (
+            "Some of what you entered cannot be sent."
+            if "`errors` names" in told["detail"]
+            else told["detail"]
+        )
+        return ApiError(response.status_code, told["code"], words, fields, retry_after)
     except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError):
         message = f"The API answered with status {response.status_code}."
         return ApiError(response.status_code, "unknown", message, (), retry_after)

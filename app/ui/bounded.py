@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from starlette.responses import StreamingResponse
-
 from app.ui.api import Api
+from app.ui.handed_on import HandedOn, parts_of
 
 # Of JSON: as objects it takes about ten times that in memory, for a moment.
 MAX_BYTES = 16_000_000
@@ -28,7 +26,7 @@ async def get_bounded(api: Api, path: str) -> Any:
     return await asyncio.to_thread(json.loads, body)
 
 
-async def hand_on(api: Api, path: str, file_name: str) -> StreamingResponse:
+async def hand_on(api: Api, path: str, file_name: str) -> HandedOn:
     """An answer as a file to download."""
     stack = AsyncExitStack()
     try:
@@ -37,10 +35,5 @@ async def hand_on(api: Api, path: str, file_name: str) -> StreamingResponse:
         await stack.aclose()
         raise
 
-    async def body() -> AsyncIterator[bytes]:
-        async with stack:
-            async for part in response.aiter_bytes():
-                yield part
-
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
-    return StreamingResponse(body(), media_type="application/json", headers=headers)
+    return HandedOn(parts_of(response), stack, headers, "application/json")

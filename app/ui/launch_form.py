@@ -31,7 +31,11 @@ MODEL = Field(
     "A Hugging Face id (owner/name), or a path below the place's model roots. The list is the "
     "operator's catalogue; any other is taken, too.",
 )
-PROFILE = Field("profile", "Place", "A profile: a cluster, or this machine.")
+PROFILE = Field(
+    "profile",
+    "Place",
+    "A profile: a cluster, or this machine. Default: the catalogue's choice, else the operator's.",
+)
 TIER = Field(
     "tier",
     "Size",
@@ -54,7 +58,7 @@ SECTIONS = (
             ),
             Field(
                 "served_name",
-                "Name of the model in requests",
+                "Model name in requests",
                 "Left open: the id without its owner, or the directory's name.",
             ),
             Field(
@@ -65,7 +69,7 @@ SECTIONS = (
             ),
             Field(
                 "idle_minutes",
-                "Idle time-out, minutes",
+                "Idle timeout, minutes",
                 "It is stopped after so long without a request; 0: never. Left open: the place's default.",
                 "number",
             ),
@@ -130,7 +134,7 @@ SECTIONS = (
             ),
             Field(
                 "start_minutes",
-                "Start time-out, minutes",
+                "Start timeout, minutes",
                 "Given up if the model is not ready so long after the job's start.",
                 "number",
             ),

@@ -30,7 +30,7 @@ from app.ui.pages import (
     system,
 )
 from app.ui.render import STATIC, fragment, page
-from app.ui.sending import fields_of, read_form
+from app.ui.sending import kept_fields
 from app.ui.session import SessionMiddleware, Sessions
 from app.ui.settings import UiSettings
 
@@ -120,9 +120,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     status = error.status or 502
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
     title = titles.get(error.status, "Refused" if 400 <= status < 500 else "Not available now")
-    # What was being sent is kept: it can be sent again.
-    fields = fields_of(await read_form(request)) if request.method == "POST" else []
-    return await error_page(request, status, title, error.message, fields)
+    return await error_page(request, status, title, error.message, await kept_fields(request))
 
 
 async def _on_too_large(request: Request, error: Exception) -> Response:

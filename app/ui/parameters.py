@@ -5,6 +5,7 @@ new one appears by itself; what each trades against what is told here.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ _TRADES: Mapping[str, tuple[str, str]] = {
         "Randomness",
         "Higher drops more of the unlikely words, the more so where one is sure.",
     ),
-    "seed": ("Randomness", "The same seed and request give the same text on one engine."),
+    "seed": ("Randomness", "The same seed and request repeat the same text."),
     "presence_penalty": ("Repetition", "Higher brings new topics; too high leaves the subject."),
     "frequency_penalty": ("Repetition", "Higher repeats words less; too high twists the grammar."),
     "repetition_penalty": ("Repetition", "Above 1 breaks loops; too high avoids needed words."),
@@ -42,10 +43,16 @@ _TRADES: Mapping[str, tuple[str, str]] = {
         "Structure",
         "Guarantees the form of the answer; slower, and a tight form can hurt what it says.",
     ),
-    "logprobs": ("More", "Stores so many likely tokens per place; larger results."),
+    "logprobs": ("More", "Stores this many likely tokens at each position; makes results larger."),
     "logit_bias": ("More", 'Pushes single token ids up or down; JSON such as {"42": -100}.'),
     "skip_special_tokens": ("More", "No shows the model's control tokens in the text."),
     "spaces_between_special_tokens": ("More", "Readable control tokens against exact text."),
+}
+_LABELS = {
+    "ignore_eos": "Ignore end of sequence",
+    "include_stop_str_in_output": "Include stop text in the answer",
+    "stop": "Stop texts",
+    "stop_token_ids": "Stop token ids",
 }
 _HIDDEN = frozenset({"n"})  # one result is one generation
 _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
@@ -63,20 +70,22 @@ class Parameter:
     minimum: float | None = None
     maximum: float | None = None
     is_above: bool = False  # the minimum itself is not allowed
+    default: Any = None  # what the service takes where nothing is entered; None: the engine's
 
     @property
     def label(self) -> str:
-        return self.name.replace("_", " ").capitalize()
+        return _LABELS.get(self.name) or self.name.replace("_", " ").capitalize()
 
     @property
     def bounds(self) -> str:
-        """As `0 to 1`; empty where there are none, or none that a person would meet."""
+        """As `From 0 to 1.`; empty where there are none, or none that a person would meet."""
         if self.minimum is None or self.maximum is None:
             return ""
         if max(abs(self.minimum), abs(self.maximum)) > 2**53:
             return ""
-        low = f"above {self.minimum:,g}" if self.is_above else f"{self.minimum:,g}"
-        return f"{low} to {self.maximum:,.10g}"
+        if self.is_above:
+            return f"Above {self.minimum:,g}, at most {self.maximum:,.10g}."
+        return f"From {self.minimum:,g} to {self.maximum:,.10g}."
 
 
 class FormError(ValueError):
@@ -132,6 +141,30 @@ def parse_parameters(
     return values
 
 
+def as_entered(
+    result: Mapping[str, Any],
+    parameters: Iterable[Parameter],
+    models: Iterable[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """A result's parameters without a `max_tokens` that is only what the default came to.
+
+    It is stored in any case. Entered again as it was, it would not shrink as a chat grows, and refuse
+    the chat's next message.
+    """
+    values = dict(result["parameters"])
+    default = next((one.default for one in parameters if one.name == "max_tokens"), None)
+    stored = values.get("max_tokens")
+    if stored is None or default is None:
+        return values
+    length = next(
+        (one["max_model_len"] for one in models if one["name"] == result["model_name"]), 0
+    )
+    filled = (result["usage"] or {}).get("prompt_tokens", 0) + stored
+    if stored == default or (stored < default and filled == length):
+        del values["max_tokens"]
+    return values
+
+
 def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
     """What `parse_parameters` would read these values from."""
     form: dict[str, str] = {}
@@ -150,6 +183,8 @@ def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
             form[prefix + name] = ("\n" if is_text else ", ").join(map(str, value))
         elif isinstance(value, Mapping):
             form[prefix + name] = json.dumps(value)
+        elif isinstance(value, float) and value.is_integer():
+            form[prefix + name] = str(int(value))  # 0 as it was entered, not 0.0
         elif value is not None:
             form[prefix + name] = str(value)
     return form
@@ -169,6 +204,7 @@ def _parameter(name: str, schema: Mapping[str, Any]) -> Parameter:
         above if above is not None else found.get("minimum"),
         below if below is not None else found.get("maximum"),
         above is not None,
+        schema.get("default"),
     )
 
 
@@ -233,7 +269,10 @@ def _integer(text: str) -> int:
 def _number(text: str) -> float:
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", text, re.IGNORECASE):
         raise ValueError("must be a number")
-    return float(text)
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("is too large")
+    return number
 
 
 def _json(text: str) -> Any:

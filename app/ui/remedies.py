@@ -6,7 +6,7 @@ The catalogue of codes is docs/errors.md; a code that is not here is shown with 
 from collections.abc import Mapping
 
 WORDS: Mapping[str, tuple[str, str]] = {
-    "cancelled": ("It was stopped.", "Send it again if you want the rest."),
+    "cancelled": ("It was stopped.", "Its text so far is kept. Send it again for a whole answer."),
     "deadline_exceeded": (
         "Its time was over before it was finished.",
         "Send it again with a longer deadline, or when the queue is shorter.",

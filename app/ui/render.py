@@ -89,13 +89,13 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes, in binary units."""
+    """Bytes, in decimal units: as files, disks and limits are told."""
     if value is None:
         return UNKNOWN
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
-        value /= 1024
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{value:,.1f}".removesuffix(".0") + f" {unit}"
+        value /= 1000
     raise AssertionError
 
 
@@ -106,9 +106,8 @@ def ago(value: str | datetime | None) -> Markup:
     time = to_time(value)
     distance = (datetime.now(UTC) - time).total_seconds()
     whole = abs(int(distance))
-    text = "just now" if whole < 2 else f"{whole} s " if whole < 60 else f"{seconds(whole)} "
-    if whole >= 2:
-        text += "ago" if distance > 0 else "from now"
+    text = f"{whole} s" if whole < 60 else seconds(whole)
+    text = "just now" if whole < 2 else f"{text} ago" if distance > 0 else f"in {text}"
     exact = time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(time.isoformat(), exact, text)
 

@@ -17,6 +17,14 @@ async def read_form(request: Request) -> FormData:
     return await request.form(max_files=0, max_part_size=_MAX_FIELD_BYTES)
 
 
+async def kept_fields(request: Request) -> list[tuple[str, str]]:
+    """The fields that were sent, to be sent again; none of an upload, which is not kept."""
+    is_upload = request.headers.get("content-type", "").startswith("multipart/")
+    if request.method != "POST" or is_upload:
+        return []
+    return fields_of(await read_form(request))
+
+
 def fields_of(form: FormData) -> list[tuple[str, str]]:
     """The fields of a form, without its files."""
     return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
@@ -32,5 +40,5 @@ def texts_of(form: FormData) -> dict[str, str]:
 def key_of(form_key: str, body: Mapping[str, Any]) -> str:
     """An idempotency key: the same form with the same entries is one result, however often sent."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    printable = "".join(one for one in form_key[:64] if one.isalnum())
+    printable = "".join(one for one in form_key[:64] if one.isascii() and one.isalnum())
     return f"page-{printable}-{digest[:32]}"

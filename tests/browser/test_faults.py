@@ -113,3 +113,91 @@ def test_hostile_addresses_are_answered_calmly(stack: Stack, path: str) -> None:
     assert "<script>" not in answer.text.replace('<script src="/static', "").replace(
         '<script type="module" src="/static', ""
     )
+
+
+WORDS = [
+    "/playground/export", "/playground?from=export", "/compare?ids=export", "/results/export/answer",
+    "/results/export/events", "/playground?from={id}/attempts", "/playground?from={id}/stream",
+    "/launches/profiles",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", WORDS)
+def test_what_is_no_id_is_not_asked_for(stack: Stack, path: str) -> None:
+    # The API would send all results, or a stream: the page's process would take them into memory.
+    sent = stack.api.post("/results/", json={"model": "scripted", "content": "{{chunks=2}}"}).json()
+    answer = httpx.get(stack.url + path.format(id=sent["id"]), headers={"X-Part": "1"})
+    assert answer.status_code == 404
+
+
+LONG = "x" * 70_000
+UNSENDABLE = [
+    ("/playground", {"prompt": "x", "deadline_seconds": "nan"}),
+    ("/playground", {"prompt": "x", "p.temperature": "1e999"}),
+    ("/playground", {"prompt": "x", "p.logit_bias": '{"1": NaN}'}),
+    ("/playground", {"prompt": "x", "p.logit_bias": '{"\\ud800": 1}'}),
+    ("/compare", {"prompt": "x", "1.model": "scripted", "1.more": '{"top_k": Infinity}'}),
+    ("/launches/new", {"do": "plan", "config": '{"a": NaN}'}),
+    ("/launches/new", {"do": "script", "engine.gpu_memory_utilization": "nan", "model": "x"}),
+    ("/models/load", {"name": LONG}),
+    ("/models/servers/remove", {"name": LONG}),
+    ("/history/cancel", {"model_name": LONG}),
+]
+
+
+@pytest.mark.parametrize(("path", "form"), UNSENDABLE)
+def test_what_cannot_be_sent_is_told(stack: Stack, path: str, form: dict[str, str]) -> None:
+    answer = httpx.post(stack.url + path, data={"model": "scripted"} | form)
+    assert answer.status_code == 422, answer.text
+    assert "Our fault" not in answer.text
+
+
+def test_odd_headers_are_no_fault_of_ours(stack: Stack) -> None:
+    odd = {b"Last-Event-ID": b"\xe9", b"Content-Type": b"multipart/form-data; boundary=\xe9"}
+    unknown = "01890000-0000-7000-8000-000000000000"
+    assert httpx.get(f"{stack.url}/results/{unknown}/events", headers=odd).status_code == 422
+    assert httpx.post(f"{stack.url}/bulk/files", content=b"x", headers=odd).status_code == 422
+    form = {"model": "scripted", "prompt": "x {{chunks=2}}", "key": "\u00e9"}
+    assert httpx.post(f"{stack.url}/playground", data=form).status_code == 303
+    # No address without a name: the API would answer with a redirect, which is no success.
+    assert httpx.post(f"{stack.url}/models/servers/remove", data={"name": ""}).status_code != 303
+
+
+async def test_tokens_go_to_no_proxy(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    settings = UiSettings.model_validate({"api_url": str(stack.api.base_url)})
+    async with serve_app(create_ui(settings)) as url, httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.get(f"{url}/playground")).status_code == 200
+
+
+async def test_what_answers_is_not_the_api(stack: Stack) -> None:
+    settings = UiSettings.model_validate({"api_url": f"{stack.url}/sign-in?x="})
+    async with serve_app(create_ui(settings)) as url, httpx.AsyncClient() as http:
+        answer = await http.get(f"{url}/playground")
+        assert answer.status_code == 502
+        assert "is not the API" in answer.text
+
+
+@pytest.mark.parametrize("place", ["playground", "history"])
+async def test_a_result_is_deleted_while_it_is_watched(
+    stack: Stack, page: Page, place: str
+) -> None:
+    body = {"model": "scripted", "content": "{{delay_ms=100 chunks=600}}"}
+    sent = stack.api.post("/results/", json=body).json()
+    await page.goto(f"/{place}/{sent['id']}")
+    await expect(page.locator(".live .output")).to_contain_text(" ")
+    stack.api.delete(f"/results/{sent['id']}?force=true").raise_for_status()
+    await expect(page.locator("#offline")).to_contain_text("not there any more", timeout=15_000)
+    await expect(page.locator(".live .badge")).to_have_text("deleted", timeout=15_000)
+
+
+async def test_what_is_marked_is_not_replaced(stack: Stack, page: Page) -> None:
+    body = {"model": "scripted", "content": "{{delay_ms=100 chunks=20}}"}
+    sent = stack.api.post("/results/", json=body).json()
+    await page.goto(f"/history/{sent['id']}")
+    help_text = page.get_by_text("Where the time went is told once it has ended.")
+    await help_text.select_text()
+    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=15_000)
+    assert await page.evaluate("getSelection().toString()")
+    await page.evaluate("getSelection().removeAllRanges()")
+    await expect(help_text).to_have_count(0)

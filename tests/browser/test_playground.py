@@ -48,7 +48,7 @@ async def test_stopping_keeps_the_text(stack: Stack, page: Page) -> None:
     await expect(page.locator(".live .output")).to_contain_text(" ")
     await page.click("button.danger")
     await expect(page.locator(".live .badge")).to_have_text("cancelled")
-    await expect(page.locator(".live .problem")).to_contain_text("It was stopped.")
+    await expect(page.locator(".live .note")).to_contain_text("It was stopped.")
     result = stack.api.get(f"/results/{page.url.rsplit('/', 1)[1]}").json()
     assert result["error"]["code"] == "cancelled"
     await expect(page.locator(".live .output")).not_to_be_empty()
@@ -74,6 +74,19 @@ async def test_a_chat_goes_on(stack: Stack, page: Page) -> None:
         {"role": "assistant", "content": first["result"]},
         {"role": "user", "content": "And then?"},
     ]
+    # What is refused is refused below the chat, which goes on where it was.
+    await send(page, "And now?", temperature="hot")
+    await expect(page.locator("[role=alert]")).to_contain_text("temperature: must be a number")
+    await expect(page.locator(".turn")).to_have_count(4)
+    assert await page.input_value("#prompt") == "And now?"
+
+
+async def test_a_default_stays_open(stack: Stack, page: Page) -> None:
+    await page.goto("/playground")
+    await send(page, "{{chunks=3}}")
+    await expect(page.locator(".live .badge")).to_have_text("completed")
+    assert await page.input_value("#p-max_tokens") == ""
+    assert await page.get_attribute("#p-max_tokens", "placeholder") == "default: 512"
 
 
 async def test_what_is_wrong_is_told_and_nothing_is_lost(stack: Stack, page: Page) -> None:

@@ -67,6 +67,20 @@ async def test_what_was_entered_outlives_the_sign_in(secured: Secured, page: Pag
     assert prompt == "{{chunks=3}} two\nlines & <more>"
 
 
+@pytest.mark.parametrize(
+    ("path", "before", "next_path"),
+    [("/bulk/files", "/bulk?after=x", "/bulk?after=x"), ("/bulk/jobs/x/cancel", "", "/")],
+)
+def test_what_cannot_be_sent_again_leads_back(
+    secured: Secured, path: str, before: str, next_path: str
+) -> None:
+    referer = {"Referer": secured.url + before if before else "https://evil.example/x"}
+    files = {"file": ("a.csv", b"prompt\n" + 1000 * b"x\n")} if "files" in path else None
+    answer = httpx.post(secured.url + path, files=files, headers=referer)
+    assert answer.status_code == 401
+    assert f'name="next" value="{next_path}"' in answer.text
+
+
 async def test_a_team_sees_its_own_alone(secured: Secured, page: Page, browser: Browser) -> None:
     await sign_in(page, secured, secured.token("yellow"), "/playground")
     await page.fill("#prompt", "{{chunks=3}} secret")

@@ -10,6 +10,7 @@ import yaml
 
 from app import __version__
 from app.settings import Settings
+from app.ui.settings import UiSettings
 from tests.conftest import ROOT
 
 FILES = sorted((ROOT / "kubernetes").glob("*.yaml"))
@@ -24,6 +25,7 @@ SECRETS = {
     "LLM_DATABASE_DB",
     "JWT_SECRET",
 }
+UI_SECRETS = {"LLM_UI_SECRET"}
 
 
 def name_of(value: dict[str, Any]) -> str:
@@ -81,7 +83,23 @@ def test_settings_are_known_and_secrets_in_the_secret() -> None:
     Settings.model_validate(dict.fromkeys(SECRETS, "x" * 64) | config["data"])
     assert not [value for value in OBJECTS if value["kind"] == "Secret"]
     text = (ROOT / "docs" / "kubernetes.md").read_text()
-    assert set(re.findall(r"--from-literal=(\w+)=", text)) == SECRETS
+    assert set(re.findall(r"--from-literal=(\w+)=", text)) == SECRETS | UI_SECRETS
+
+
+def test_the_page_is_told_of_the_api_alone() -> None:
+    known = {field.alias for field in UiSettings.model_fields.values()}
+    (pod,) = [pod for name, pod in pods() if name == "Deployment llm-ui"]
+    (container,) = pod["spec"]["containers"]
+    given = {one["name"]: one["value"] for one in container["env"]}
+    assert given.keys() | UI_SECRETS <= known
+    page = UiSettings.model_validate(given)
+    services = {one["metadata"]["name"]: one["spec"] for one in OBJECTS if one["kind"] == "Service"}
+    assert page.api_url.host
+    assert services[page.api_url.host]["ports"][0]["port"] == page.api_url.port
+    assert [one["secretRef"]["name"] for one in container["envFrom"]] == ["llm-ui"]
+    # The probe calls it by a name that it takes.
+    (header,) = container["readinessProbe"]["httpGet"]["httpHeaders"]
+    assert header["value"] in page.allowed_hosts
 
 
 def test_selectors_ports_and_volumes_meet() -> None:

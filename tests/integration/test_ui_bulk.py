@@ -163,3 +163,48 @@ async def test_what_is_not_there(settings: Settings) -> None:
     async with visit(settings) as visitor:
         for path in ("/bulk/jobs/batch_x", "/bulk/files/file-x", "/bulk/jobs/x/results.xml"):
             assert (await visitor.http.get(path)).status_code == 404, path
+
+
+async def test_a_file_of_the_api_that_is_too_large(settings: Settings) -> None:
+    async with visit(settings, max_upload_bytes=1_000) as visitor:
+        files = {"file": ("large.csv", b"prompt\n" + b"x\n" * 1_000)}
+        made = await visitor.api.post("/v1/files", data={"purpose": "batch"}, files=files)
+        shown = await visitor.http.get(f"/bulk/files/{made.json()['id']}")
+        assert shown.status_code == 422
+        assert "It is larger than 1,000 bytes." in shown.text
+
+
+async def test_rows_that_are_nested_too_deep(settings: Settings) -> None:
+    content = '{"prompt": "x"}\n{"prompt": ' + "[" * 500 + "]" * 500 + "}\n"
+    async with visit(settings) as visitor:
+        uploaded = await visitor.upload(content.encode(), "file.jsonl")
+        shown = await visitor.http.get(uploaded.headers["location"])
+        assert shown.status_code == 200
+        assert "(The row is nested too deep.)" in shown.text
+        sent = await visitor.http.post(
+            uploaded.headers["location"], data=MAPPING | {"template": "It is {prompt}."}
+        )
+        assert sent.status_code == 422
+        assert "1 of 2 lines cannot be sent." in sent.text
+
+
+async def test_metadata_that_names_what_is_not_there(settings: Settings) -> None:
+    async with visit(settings) as visitor:
+        sent = await visitor.send(b"prompt\none\n")
+        (batch,) = await visitor.batches()
+        await visitor.ended(sent.headers["location"])
+        unknown = " ".join(f"{number:032x}" for number in range(1, 16))
+        made = await visitor.api.post(
+            "/v1/batches",
+            json={
+                "input_file_id": batch["input_file_id"],
+                "endpoint": batch["endpoint"],
+                "completion_window": "24h",
+                "metadata": {f"bulk_parts_{place}": unknown for place in (1, 2)},
+            },
+        )
+        assert made.status_code == 200, made.text
+        path = f"/bulk/jobs/{made.json()['id']}"
+        assert "not there any more" in await visitor.ended(path)
+        assert "sending broke off" in (await visitor.http.get("/bulk")).text
+        assert (await visitor.http.get(f"{path}/results.jsonl")).status_code == 200

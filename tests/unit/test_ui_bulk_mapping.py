@@ -187,3 +187,16 @@ def test_guesses() -> None:
     }
     assert guess_form(["anything"]) == {"prompt": "anything"}
     assert guess_form(["a", "b"]) == {}
+
+
+def test_a_template_makes_no_endless_text() -> None:
+    row = Row(1, {"a": "x" * 1_000_000})
+    mapping = read_mapping({"template": "{a}" * 30_000}, ["a"])  # of 30 GB
+    with pytest.raises(RowError, match="The template makes more than 2,000,000 characters"):
+        to_line(row, mapping)
+
+
+def test_what_is_nested_too_deep_is_told() -> None:
+    row = Row(1, {"a": orjson.loads("[" * 500 + "]" * 500)})
+    with pytest.raises(RowError, match="nested too deep"):
+        to_line(row, read_mapping({"template": "It is {a}."}, ["a"]))

@@ -13,6 +13,7 @@ from app.schemas.batches import line_to_wire
 from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
+    LineTooLongError,
     PartAnswers,
     harmless,
     join,
@@ -177,3 +178,22 @@ async def test_jsonl() -> None:
     assert len(lines) == 2001
     assert (lines[0]["input"], lines[0]["output"]) == ({"a": "=1"}, "=x" * 20)
     assert (lines[-1]["output"], lines[-1]["status"], lines[-1]["error"]) == (None, "pending", None)
+
+
+@pytest.mark.asyncio
+async def test_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.ui.bulk.results.MAX_LINE", 100)
+    passed = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal passed
+        yield b"a\nb" + b"c" * 50
+        for _ in range(1000):
+            passed += 1
+            yield b"c" * 30
+
+    lines = split_lines(pieces())
+    assert await anext(lines) == b"a"
+    with pytest.raises(LineTooLongError):
+        await anext(lines)
+    assert passed == 2

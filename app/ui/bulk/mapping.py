@@ -16,6 +16,7 @@ from app.ui.bulk.table import Row
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MAX_ID = 512  # characters of a custom_id
 MAX_TEMPLATE = 100_000  # characters
+MAX_TEXT = 2_000_000  # characters that a template makes of a row
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _PROMPT_NAMES = (
     "prompt", "messages", "question", "input", "instruction", "text", "user", "content", "message",
@@ -103,11 +104,16 @@ class Template:
         return self.parts[0][1] if is_alone else None
 
     def fill(self, row: Row) -> str:
-        """The text for a row. Raises RowError for a column that the row has not."""
-        return "".join(
-            before if column is None else before + text_of(_value(row, column))
-            for before, column in self.parts
-        )
+        """The text for a row. Raises RowError for a column that the row has not, and too long a text."""
+        texts, length = [], 0
+        for before, column in self.parts:
+            text = before if column is None else before + text_of(_value(row, column))
+            texts.append(text)
+            length += len(text)
+            # Looked at before it is all put together: a template may name a long cell many times.
+            if length > MAX_TEXT:
+                raise RowError(f"The template makes more than {MAX_TEXT:,} characters of this row.")
+        return "".join(texts)
 
 
 def of_column(column: str) -> Template:
@@ -294,10 +300,18 @@ def guess_form(columns: Sequence[str]) -> dict[str, str]:
 
 
 def text_of(value: Any) -> str:
-    """A value as a prompt has it: a text as it is, nothing as nothing, else its JSON."""
+    """A value as a prompt has it: a text as it is, nothing as nothing, else its JSON.
+
+    Raises RowError.
+    """
     if isinstance(value, str):
         return value
-    return "" if value is None else orjson.dumps(value).decode()
+    if value is None:
+        return ""
+    try:
+        return orjson.dumps(value).decode()
+    except (TypeError, ValueError):  # it reads deeper nesting than it writes
+        raise RowError("The row is nested too deep.") from None
 
 
 def _value(row: Row, column: str) -> Any:

@@ -7,7 +7,7 @@ merged as they come, whatever their number.
 import csv
 import io
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ _ANSWER_COLUMNS = (
 # https://owasp.org/www-community/attacks/CSV_Injection, with the wide forms of its signs.
 _FORMULA = re.compile("^[ \u00a0]*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+MAX_LINE = 64_000_000  # bytes; an answer with the logprobs of all its tokens has some millions
 _CHUNK = 65_536  # bytes that are sent at once
 
 
@@ -63,15 +64,23 @@ class PartAnswers:
     otherwise: Answer = Answer()  # of a line that neither file has
 
 
+class LineTooLongError(ValueError):
+    """A line has more than MAX_LINE bytes."""
+
+
 async def split_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a file that comes in pieces."""
-    rest = b""
+    """The lines of a file that comes in pieces. Raises LineTooLongError."""
+    rest = bytearray()  # grows in place: a long line is not copied with each piece
     async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line
+        first, *others = piece.split(b"\n")
+        rest += first
+        for line in others:
+            yield bytes(rest)
+            rest[:] = line
+        if len(rest) > MAX_LINE:
+            raise LineTooLongError(f"a line has more than {MAX_LINE:,} bytes")
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 def read_answer(line: bytes) -> tuple[int, Answer]:
@@ -169,7 +178,7 @@ async def _answers(parts: Sequence[PartAnswers]) -> AsyncIterator[Answer]:
             yield await output.take(number) or await errors.take(number) or part.otherwise
 
 
-async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncIterator[bytes]:
+async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, None]:
     """JSON lines, in pieces."""
     buffer = bytearray()
     async for row in rows:
@@ -197,7 +206,9 @@ async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncIterator[bytes]:
         yield bytes(buffer)
 
 
-async def to_csv(rows: AsyncIterable[AnsweredRow], columns: Sequence[str]) -> AsyncIterator[bytes]:
+async def to_csv(
+    rows: AsyncIterable[AnsweredRow], columns: Sequence[str]
+) -> AsyncGenerator[bytes, None]:
     """A table for spreadsheets: the file's columns, then the answer's; no cell is a formula."""
     buffer = io.StringIO()
     writer = csv.writer(buffer)  # RFC 4180: commas, CRLF

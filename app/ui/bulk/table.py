@@ -100,8 +100,14 @@ def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
 
 def add_columns(columns: list[str], row: Row) -> None:
     """Add the names of a row's members, as far as columns may be many and their names long."""
+    if len(columns) == MAX_COLUMNS:
+        return
+    # As sets: rows of hundreds of members would be compared with hundreds of names each.
+    new = row.values.keys() - set(columns)
+    if not new:
+        return
     for name in row.values:
-        if name not in columns and len(columns) < MAX_COLUMNS and len(name) <= MAX_NAME:
+        if name in new and len(columns) < MAX_COLUMNS and len(name) <= MAX_NAME:
             columns.append(name)
 
 

@@ -7,7 +7,7 @@ process keeps nothing.
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from app.ui.bulk.mapping import (
     PARAMETERS,
     RESPONSE,
     MappingError,
+    RowError,
     check_line,
     guess_form,
     read_mapping,
@@ -38,7 +39,7 @@ from app.ui.bulk.sending import AlreadySentError, Sending
 from app.ui.bulk.table import DELIMITERS, Table, read_table
 from app.ui.bulk.text import SourceError
 from app.ui.guard import BodyTooLargeError
-from app.ui.pages.bulk_jobs import read_part
+from app.ui.pages.bulk_jobs import read_parts
 from app.ui.render import page
 
 UPLOADS = "/bulk/files"  # takes larger bodies than other forms
@@ -143,7 +144,7 @@ async def _index(
         problem=problem,
         fields=(),
         note=note,
-        jobs=[await _whole(api, job) for job in jobs],
+        jobs=await _whole(api, jobs),
         is_first=after is None,
         next_page=_next_page(listed),
         max_bytes=request.app.state.settings.max_upload_bytes,
@@ -151,13 +152,25 @@ async def _index(
     )
 
 
-async def _whole(api: Api, job: Job) -> Job:
-    """The job with those of its parts that were on another page of the list."""
-    known = {part.id: part for part in job.parts}
-    ids = job.last.earlier_ids
-    if not set(ids) - set(known):
-        return job
-    return Job([known.get(one) or await read_part(api, one) for one in ids] + [job.last])
+async def _whole(api: Api, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs with those of their parts that were on another page of the list.
+
+    One page ends within one job; batches of programs may have any metadata, and be as many as they
+    like: no more are read than one job may have.
+    """
+    whole, left = [], MAX_PARTS
+    for job in jobs:
+        known = {part.id: part for part in job.parts}
+        ids = job.last.earlier_ids
+        missing = [one for one in ids if one not in known]
+        if missing and len(missing) <= left:
+            left -= len(missing)
+            known |= {part.id: part for part in await read_parts(api, missing)}
+        if missing:
+            found = [known[one] for one in ids if one in known]
+            job = Job([*found, job.last], is_whole=len(found) == len(ids))
+        whole.append(job)
+    return whole
 
 
 def _next_page(listed: Mapping[str, Any]) -> str | None:
@@ -278,7 +291,7 @@ async def _preview(
         status,
         source=source,
         rows=[
-            (row.line, [text_of(row.values.get(column)) for column in source.found.columns])
+            (row.line, [_shown(row.values.get(column)) for column in source.found.columns])
             for row in source.table.sample
         ],
         delimiters=DELIMITERS,
@@ -295,11 +308,21 @@ async def _preview(
     )
 
 
+def _shown(value: Any) -> str:
+    try:
+        return text_of(value)
+    except RowError as error:
+        return f"({error})"
+
+
 @contextlib.asynccontextmanager
 async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
     """The uploaded file, read once. Raises ApiError, with what is wrong with it in words."""
     api, file_id = api_of(request), request.path_params["file_id"]
     told = await api.get(f"/v1/files/{segment(file_id)}")
+    most = request.app.state.settings.max_upload_bytes
+    if told["bytes"] > most:  # a program's upload, which the API takes
+        raise UnreadableError(told["filename"], f"It is larger than {most:,} bytes. Split it.")
     with tempfile.TemporaryFile(prefix="bulk-") as file:
         async with api.stream(
             "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +11,7 @@ from urllib.parse import quote
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
@@ -19,6 +19,7 @@ from app.ui.bulk.jobs import Job, Part
 from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
+    LineTooLongError,
     PartAnswers,
     join,
     read_answer,
@@ -28,9 +29,12 @@ from app.ui.bulk.results import (
     without_rows,
 )
 from app.ui.bulk.sending import delete_all
+from app.ui.handed_on import HandedOn
 from app.ui.render import fragment, page
 
 _TOLD_FAILURES = 100
+
+_Lines = AsyncGenerator[bytes, None]
 
 
 async def job(request: Request) -> Response:
@@ -76,6 +80,8 @@ async def results(request: Request) -> Response:
         raise HTTPException(404)
     found = await _job(request)
     rows = _answered(api_of(request), found)
+    held = AsyncExitStack()
+    held.push_async_callback(rows.aclose)
     if kind == "csv":
         columns = await _columns(api_of(request), found)
         content, media_type = to_csv(rows, columns), "text/csv; charset=utf-8"
@@ -83,19 +89,34 @@ async def results(request: Request) -> Response:
         content, media_type = to_jsonl(rows), "application/jsonl"
     filename = quote(f"{PurePath(found.name).stem}-results.{kind}")
     headers = {"Content-Disposition": f"attachment; filename*=utf-8''{filename}"}
-    return StreamingResponse(content, headers=headers, media_type=media_type)
+    return HandedOn(content, held, headers, media_type)
 
 
 async def _job(request: Request) -> Job:
     api = api_of(request)
     last = await read_part(api, request.path_params["job_id"])
-    earlier = await asyncio.gather(*(read_part(api, one) for one in last.earlier_ids))
-    return Job([*earlier, last], is_whole=last.is_last)
+    earlier = await read_parts(api, last.earlier_ids)
+    return Job([*earlier, last], is_whole=last.is_last and len(earlier) == len(last.earlier_ids))
 
 
 async def read_part(api: Api, batch_id: str) -> Part:
     """A batch. Raises ApiError."""
     return Part(await api.get(f"/v1/batches/{segment(batch_id)}"))
+
+
+async def read_parts(api: Api, ids: Sequence[str]) -> list[Part]:
+    """Batches, without those that are not there: metadata may name anything. Raises ApiError."""
+
+    async def read(batch_id: str) -> list[Part]:
+        try:
+            return [await read_part(api, batch_id)]
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return []
+
+    found = await asyncio.gather(*(read(one) for one in ids))
+    return [part for parts in found for part in parts]
 
 
 async def _job_context(request: Request) -> dict[str, Any]:
@@ -155,24 +176,32 @@ async def _columns(api: Api, found: Job) -> Sequence[str]:
     return ["custom_id"]
 
 
-async def _answered(api: Api, found: Job) -> AsyncIterator[AnsweredRow]:
+async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
     for part in found.parts:
-        answers = PartAnswers(
-            part.lines,
-            _lines_of(api, part.batch["output_file_id"]),
-            _lines_of(api, part.batch["error_file_id"]),
-            _otherwise(part),
-        )
-        kept = await _kept_rows(api, part)
-        rows = without_rows([answers]) if kept is None else join(kept, [answers])
-        async for row in rows:
-            yield row
+        async with AsyncExitStack() as held:  # the files of a part, until its end or the reader's
+
+            def lines_of(file_id: str | None, held: AsyncExitStack = held) -> _Lines | None:
+                if file_id is None:
+                    return None
+                lines = _file_lines(api, file_id)
+                held.push_async_callback(lines.aclose)
+                return lines
+
+            answers = PartAnswers(
+                part.lines,
+                lines_of(part.batch["output_file_id"]),
+                lines_of(part.batch["error_file_id"]),
+                _otherwise(part),
+            )
+            kept = await _kept_rows(lines_of(part.rows_file_id))
+            rows = without_rows([answers]) if kept is None else join(kept, [answers])
+            async for row in rows:
+                yield row
 
 
-async def _kept_rows(api: Api, part: Part) -> AsyncIterator[bytes] | None:
+async def _kept_rows(lines: _Lines | None) -> _Lines | None:
     """The rows that a part was made of, if they are still there."""
-    if part.rows_file_id is not None:
-        lines = _file_lines(api, part.rows_file_id)
+    if lines is not None:
         with _ignoring_missing():
             await anext(lines)  # the names of the columns
             return lines
@@ -188,16 +217,17 @@ def _otherwise(part: Part) -> Answer:
     return Answer(status="failed", error_code=f"batch_{part.state}", error_message=message)
 
 
-def _lines_of(api: Api, file_id: str | None) -> AsyncIterator[bytes] | None:
-    return None if file_id is None else _file_lines(api, file_id)
-
-
-async def _file_lines(api: Api, file_id: str) -> AsyncGenerator[bytes, None]:
+async def _file_lines(api: Api, file_id: str) -> _Lines:
     async with api.stream(
         "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
     ) as response:
-        async for line in split_lines(response.aiter_bytes()):
-            yield line
+        try:
+            async for line in split_lines(response.aiter_bytes()):
+                yield line
+        except LineTooLongError as error:
+            raise ApiError(
+                422, "too_large", f"The file {file_id} cannot be shown: {error}."
+            ) from error
 
 
 routes = [

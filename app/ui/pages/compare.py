@@ -10,8 +10,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, segment
-from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
+from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.parameters import (
+    FormError,
+    Parameter,
+    as_entered,
+    flat,
+    parse_parameters,
+    read_parameters,
+    to_form,
+)
 from app.ui.render import page
 from app.ui.results import to_view
 from app.ui.sending import key_of, read_form, texts_of
@@ -25,13 +33,15 @@ async def show(request: Request) -> Response:
     """The form; with `?ids=`, those results as they come and the form they were sent with."""
     api = api_of(request)
     ids = [one for one in request.query_params.get("ids", "").split(",") if one][: len(PLACES)]
-    results = await asyncio.gather(*(api.get(f"/results/{segment(one)}") for one in ids))
+    results = await asyncio.gather(*(api.get(f"/results/{identifier(one)}") for one in ids))
     results = [one for one in results if one["kind"] == "generation"]
     form: dict[str, str] = {}
     view = "plain"
     if results:
         context = await api.get(f"/contexts/{segment(results[0]['context_id'])}")
-        form = _form_of(results, context)
+        parameters, models = await asyncio.gather(read_parameters(api), api.get("/models/"))
+        entered = [as_entered(one, flat(parameters), models) for one in results]
+        form = _form_of(results, context, entered)
         view = "rendered" if context["messages"] else "plain"
     views = await asyncio.gather(*(to_view(one, view) for one in results))
     return await _page(request, form, results=views)
@@ -94,7 +104,7 @@ async def _bodies(api: Api, texts: Mapping[str, str]) -> list[dict[str, Any]]:
         try:
             parameters = _parameters(texts, place, shown)
         except FormError as error:
-            wrong += [(f"{place}: {name}", message) for name, message in error.fields]
+            wrong += [(f"Answer {place}, {name}", message) for name, message in error.fields]
             continue
         body: dict[str, Any] = {"model": texts[f"{place}.model"], **source}
         if parameters:
@@ -123,17 +133,19 @@ def _parameters(texts: Mapping[str, str], place: int, shown: Iterable[Parameter]
     return values
 
 
-def _form_of(results: list[dict[str, Any]], context: Mapping[str, Any]) -> dict[str, str]:
-    """The form that these results were sent with."""
+def _form_of(
+    results: list[dict[str, Any]], context: Mapping[str, Any], entered: list[dict[str, Any]]
+) -> dict[str, str]:
+    """The form that these results were sent with, of the parameters that were `entered`."""
     messages = context["messages"]
     form = {
         "mode": "chat" if messages else "text",
         "prompt": messages[-1]["content"] if messages else context["content"] or "",
     }
-    for place, result in zip(PLACES, results, strict=False):
+    for place, result, values in zip(PLACES, results, entered, strict=False):
         form[f"{place}.model"] = result["model_name"]
-        shown = {k: v for k, v in result["parameters"].items() if k in _SHOWN}
-        others = {k: v for k, v in result["parameters"].items() if k not in _SHOWN}
+        shown = {k: v for k, v in values.items() if k in _SHOWN}
+        others = {k: v for k, v in values.items() if k not in _SHOWN}
         form |= to_form(shown, f"{place}.p.")
         if others:
             form[f"{place}.more"] = json.dumps(others)

@@ -91,7 +91,7 @@ async def _page(
         (error.status or 502) if error else 200,
         values=dict.fromkeys(_SERVER_FIELDS, "") | values,
         problem=error.message if error else None,
-        fields=[one for one in error.fields if one[1] not in error.message] if error else (),
+        fields=error.fields if error else (),
         **fleet,
     )
 

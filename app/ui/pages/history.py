@@ -1,15 +1,16 @@
 """The history: all results that were ever sent, by words and filters, page by page."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of
+from app.ui.handed_on import HandedOn, parts_of
 from app.ui.history_filters import (
     address,
     newer,
@@ -53,17 +54,8 @@ async def export(request: Request) -> Response:
         await stack.aclose()
         raise
 
-    async def body() -> AsyncIterator[bytes]:
-        # Where the API breaks off, so does this: the browser then tells that the file is not whole.
-        async with stack:
-            async for part in response.aiter_bytes():
-                yield part
-
-    return StreamingResponse(
-        body(),
-        media_type="application/x-ndjson",
-        headers={"Content-Disposition": response.headers["content-disposition"]},
-    )
+    headers = {"Content-Disposition": response.headers["content-disposition"]}
+    return HandedOn(parts_of(response), stack, headers, "application/x-ndjson")
 
 
 async def cancel(request: Request) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui import launch_form
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import Api, ApiError, api_of, identifier, segment
 from app.ui.render import fragment, page, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
@@ -163,7 +163,7 @@ async def _new_page(request: Request, shown: _Form) -> Response:
         values=shown.values,
         problem=shown.problem,
         # One that the problem says already is marked at its field only.
-        fields=[one for one in shown.fields if one[1] not in shown.problem],
+        fields=shown.fields,
         wrong=dict(shown.fields),
         profiles=profiles,
         profile=profile,
@@ -236,7 +236,7 @@ async def one_part(request: Request) -> Response:
 async def act(request: Request) -> Response:
     """Stop it, or forget it."""
     launch_id, action = request.path_params["launch_id"], request.path_params["action"]
-    path = f"/launches/{segment(launch_id)}"
+    path = f"/launches/{identifier(launch_id)}"
     if action == "stop":
         await api_of(request).post(f"{path}/stop")
         return RedirectResponse(path, 303)
@@ -248,7 +248,7 @@ async def act(request: Request) -> Response:
 
 async def _one(request: Request) -> dict[str, Any]:
     api = api_of(request)
-    path = f"/launches/{segment(request.path_params['launch_id'])}"
+    path = f"/launches/{identifier(request.path_params['launch_id'])}"
     launch, me = await asyncio.gather(api.get(path), api.me())
     log = (await api.get(f"{path}/log"))["log"] if me.is_operator else None
     return {
@@ -266,8 +266,8 @@ async def _one(request: Request) -> dict[str, Any]:
 def _steps(launch: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(what happened, when, how long after what came before it)."""
     names = (
-        ("created_at", "asked for"), ("submitted_at", "job submitted"), ("started_at", "job started"),
-        ("healthy_at", "model ready"), ("stopping_at", "stopping"), ("ended_at", "ended"),
+        ("created_at", "Asked for"), ("submitted_at", "Job submitted"), ("started_at", "Job started"),
+        ("healthy_at", "Model ready"), ("stopping_at", "Stopping"), ("ended_at", "Ended"),
     )  # fmt: skip
     happened = sorted((to_time(launch[name]), words) for name, words in names if launch[name])
     steps, before = [], None

@@ -1,14 +1,15 @@
 """One result wherever it is shown: its events, its answer once it has ended, and stopping it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
 import httpx
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import ApiError, api_of, segment
+from app.ui.api import ApiError, api_of, identifier, segment
+from app.ui.handed_on import HandedOn
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
 from app.ui.sending import read_form
@@ -20,7 +21,6 @@ _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 async def events(request: Request) -> Response:
     """The result's events, handed on as the API sends them, with the visitor's token."""
-    path = f"/results/{segment(request.path_params['result_id'])}/stream"
     headers = {
         name: value
         for name in ("last-event-id",)
@@ -29,6 +29,7 @@ async def events(request: Request) -> Response:
     params = {"after": request.query_params.get("after")}
     stack = AsyncExitStack()
     try:
+        path = f"/results/{identifier(request.path_params['result_id'])}/stream"
         response = await stack.enter_async_context(
             api_of(request).stream("GET", path, params=params, headers=headers, timeout=_TIMEOUT)
         )
@@ -39,24 +40,23 @@ async def events(request: Request) -> Response:
         await stack.aclose()
         return Response(status_code=response.status_code)
 
-    async def body() -> AsyncIterator[bytes]:
-        async with stack:
-            try:
-                async for part in response.aiter_raw():
-                    yield part
-            except httpx.HTTPError:
-                return  # the browser comes again, with the id of the last event
+    async def body() -> AsyncGenerator[bytes, None]:
+        try:
+            async for part in response.aiter_raw():
+                yield part
+        except httpx.HTTPError:
+            return  # the browser comes again, with the id of the last event
 
-    return StreamingResponse(body(), media_type="text/event-stream")
+    return HandedOn(body(), stack, media_type="text/event-stream")
 
 
 async def answer(request: Request) -> Response:
     """A terminal result, as a part of a page."""
-    result_id = request.path_params["result_id"]
+    result_id = identifier(request.path_params["result_id"])
     if "x-part" not in request.headers:
-        return RedirectResponse(f"/history/{segment(result_id)}", 303)
+        return RedirectResponse(f"/history/{result_id}", 303)
     api = api_of(request)
-    result = await api.get(f"/results/{segment(result_id)}")
+    result = await api.get(f"/results/{result_id}")
     view = request.query_params.get("view") or await view_of(request, result["context_id"])
     response = fragment(request, "_answer.html", result=await to_view(result, view))
     response.headers["X-State"] = state_of(result)
@@ -75,7 +75,7 @@ async def view_of(request: Request, context_id: str) -> str:
 async def cancel(request: Request) -> Response:
     """Stop a result; back to where it was stopped."""
     form = await read_form(request)
-    result_id = segment(request.path_params["result_id"])
+    result_id = identifier(request.path_params["result_id"])
     await api_of(request).post(f"/results/{result_id}/cancel")
     return RedirectResponse(safe_path(str(form.get("back") or f"/history/{result_id}")), 303)
 

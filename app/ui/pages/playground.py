@@ -1,6 +1,7 @@
 """The playground: one prompt to one model, with every parameter, and the answer as it comes."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -9,8 +10,16 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui import snippets
-from app.ui.api import Api, ApiError, api_of, segment
-from app.ui.parameters import FormError, Parameter, flat, parse_parameters, read_parameters, to_form
+from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.parameters import (
+    FormError,
+    Parameter,
+    as_entered,
+    flat,
+    parse_parameters,
+    read_parameters,
+    to_form,
+)
 from app.ui.render import page
 from app.ui.results import to_view
 from app.ui.sending import key_of, read_form, texts_of
@@ -23,15 +32,17 @@ async def show(request: Request) -> Response:
     api = api_of(request)
     form = {"model": request.query_params.get("model", "")}
     if source := request.query_params.get("from"):
-        result = await api.get(f"/results/{segment(source)}")
-        form = _form_of(result, await _context(api, result), is_next=False)
+        result = await api.get(f"/results/{identifier(source)}")
+        form = _form_of(
+            result, await _context(api, result), await _entered(api, result), is_next=False
+        )
     return await _page(request, form)
 
 
 async def show_result(request: Request) -> Response:
     """A result as it comes, with the form filled for the next one."""
     api = api_of(request)
-    result = await api.get(f"/results/{segment(request.path_params['result_id'])}")
+    result = await api.get(f"/results/{identifier(request.path_params['result_id'])}")
     if result["kind"] != "generation":
         return RedirectResponse(f"/history/{segment(result['id'])}", 303)
     context = await _context(api, result)
@@ -39,7 +50,7 @@ async def show_result(request: Request) -> Response:
     needs_token = (await api.me()).is_authenticated
     return await _page(
         request,
-        _form_of(result, context, is_next=True),
+        _form_of(result, context, await _entered(api, result), is_next=True),
         result=await to_view(result, "rendered" if context["messages"] else "plain"),
         turns=_parts(context)[1],
         snippets=_snippets(url, result, context, needs_token=needs_token),
@@ -56,13 +67,27 @@ async def send(request: Request) -> Response:
         headers = {"Idempotency-Key": key_of(texts.get("key", ""), body)}
         response = await api.send("POST", "/results/", json=body, headers=headers)
     except FormError as error:
-        return await _page(request, texts, 422, problem=str(error), fields=error.fields)
+        return await _refused(request, texts, 422, str(error), error.fields)
     except ApiError as error:
         if error.status == 401:
             raise
-        status = error.status or 502
-        return await _page(request, texts, status, problem=error.message, fields=error.fields)
+        return await _refused(request, texts, error.status or 502, error.message, error.fields)
     return RedirectResponse(f"/playground/{response.json()['id']}", 303)
+
+
+async def _refused(
+    request: Request,
+    texts: Mapping[str, str],
+    status: int,
+    problem: str,
+    fields: Sequence[tuple[str, str]],
+) -> Response:
+    """The form as it was entered, below its chat if there is one, and what is wrong with it."""
+    try:
+        turns = await _conversation(api_of(request), texts.get("after", ""))
+    except (ApiError, FormError):
+        turns = []
+    return await _page(request, texts, status, problem=problem, fields=fields, turns=turns)
 
 
 async def _page(
@@ -109,16 +134,29 @@ async def _body(api: Api, texts: Mapping[str, str], parameters: list[Parameter])
     else:
         body["content"] = prompt
     values = parse_parameters(parameters, texts)
+    if texts.get("after") and "messages" in body:
+        await _reopen(api, texts["after"], values)
     if values:
         body["parameters"] = values
     return body | _options(texts)
+
+
+async def _reopen(api: Api, after: str, values: dict[str, Any]) -> None:
+    """Drop a `max_tokens` that was entered by the page only: what was left for the answer before.
+
+    While that one was pending, nobody knew the length of its prompt.
+    """
+    before = await api.get(f"/results/{segment(after)}")
+    is_same = values.get("max_tokens") == before["parameters"].get("max_tokens")
+    if is_same and "max_tokens" not in await _entered(api, before):
+        values.pop("max_tokens", None)
 
 
 async def _conversation(api: Api, after: str) -> list[dict[str, str]]:
     """The chat up to and with that result's answer, without its system message. Raises FormError."""
     if not after:
         return []
-    result = await api.get(f"/results/{segment(after)}")
+    result = await api.get(f"/results/{identifier(after)}")
     if result["state"] == "pending":
         raise FormError(
             [("prompt", "wait for the answer, or stop it: the next message follows it")]
@@ -136,6 +174,7 @@ def _options(texts: Mapping[str, str]) -> dict[str, Any]:
         if text := texts.get(name, "").strip():
             try:
                 options[name] = kind(text)
+                json.dumps(options[name], allow_nan=False)
             except ValueError:
                 wrong.append((name, "must be a number"))
     if wrong:
@@ -146,10 +185,17 @@ def _options(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _form_of(
-    result: Mapping[str, Any], context: Mapping[str, Any], *, is_next: bool
+    result: Mapping[str, Any],
+    context: Mapping[str, Any],
+    entered: Mapping[str, Any],
+    *,
+    is_next: bool,
 ) -> dict[str, str]:
-    """The form that a result was sent with; `is_next`: for what comes after it in its chat."""
-    form = {"model": result["model_name"], **to_form(result["parameters"])}
+    """The form that a result was sent with, of the parameters that were `entered`.
+
+    `is_next`: for what comes after it in its chat.
+    """
+    form = {"model": result["model_name"], **to_form(entered)}
     if not context["messages"]:
         return {**form, "mode": "text", "prompt": context["content"] or ""}
     system, messages = _parts(context)
@@ -157,6 +203,12 @@ def _form_of(
     if is_next:
         return {**form, "after": result["id"]}
     return {**form, "prompt": messages[-1]["content"] if messages else ""}
+
+
+async def _entered(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a result as they were entered."""
+    parameters = flat(await read_parameters(api))
+    return as_entered(result, parameters, await api.get("/models/"))
 
 
 async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:

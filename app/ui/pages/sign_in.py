@@ -1,6 +1,7 @@
 """Signing in with a token, and out. A form that met the end of a sign-in is sent after the next."""
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -8,7 +9,7 @@ from starlette.routing import Route
 
 from app.ui.api import Api, ApiError
 from app.ui.render import fragment
-from app.ui.sending import fields_of, read_form
+from app.ui.sending import fields_of, kept_fields, read_form
 from app.ui.session import TokenTooLongError, safe_path
 
 _RESUME = "resume."  # before the names of the fields that wait
@@ -69,10 +70,19 @@ async def ask(request: Request) -> Response:
     if request.method == "GET":
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return _form(request, 401, next_path=path, problem=problem)
-    resumed = [(_RESUME + name, value) for name, value in fields_of(await read_form(request))]
+    resumed = [(_RESUME + name, value) for name, value in await kept_fields(request)]
     if resumed and problem:
         problem += " What you entered is kept: it is sent after you have signed in."
-    return _form(request, 401, next_path=request.url.path, problem=problem, resumed=resumed)
+    path = request.url.path if resumed else _page_before(request)
+    return _form(request, 401, next_path=path, problem=problem, resumed=resumed)
+
+
+def _page_before(request: Request) -> str:
+    """Where a form without fields, or an upload, stood: its own address cannot be gone to."""
+    before = urlsplit(request.headers.get("referer", ""))
+    if before.netloc != request.headers.get("host"):
+        return "/"
+    return safe_path(before.path + (f"?{before.query}" if before.query else ""))
 
 
 def _form(

@@ -1,6 +1,6 @@
 // Parts of a page that are fetched anew while it is visible: `data-refresh` is their address,
 // `data-every` the seconds between. A part without the attribute in its new form has come to its end.
-import { prepare, showOffline } from "./parts.js";
+import { endOf, prepare, showOffline } from "./parts.js";
 
 export function refreshParts(root) {
   for (const part of root.querySelectorAll("[data-refresh]")) keep(part);
@@ -14,11 +14,12 @@ function keep(part) {
     if (!part.isConnected) return;
     if (document.hidden) { document.addEventListener("visibilitychange", look, { once: true }); return; }
     // Whoever is in the middle of it is not disturbed.
-    if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) { again(); return; }
+    if (isInUse(part)) { again(); return; }
     try {
       const headers = { "X-Part": "1" };
       const response = await fetch(part.dataset.refresh, { headers });
-      if (response.status === 401) { showOffline("Your sign-in has ended: reload the page to sign in again."); return; }
+      const end = endOf(response.status);
+      if (end) { showOffline(end); return; }
       if (!response.ok) throw new Error(response.statusText);
       const text = await response.text();
       showOffline("");
@@ -31,6 +32,13 @@ function keep(part) {
     again();
   };
   again();
+}
+
+// Whether somebody types in it, or has marked text of it to copy it.
+function isInUse(part) {
+  const marked = getSelection();
+  if (!marked.isCollapsed && marked.containsNode(part, true)) return true;
+  return part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
 }
 
 // What is scrolled, open and focused stays so, by id.

@@ -3,7 +3,7 @@
 //
 // A browser has six connections to a host, for all its tabs: a page that nobody sees holds none, and
 // takes up its streams where it left them.
-import { prepare, showOffline } from "./parts.js";
+import { endOf, prepare, showOffline } from "./parts.js";
 
 const RETRY_MS = 2000;
 // A browser lays out a block anew for each text that is added to it: long ones are left alone.
@@ -31,6 +31,8 @@ class LiveText {
   }
 
   reset() {
+    if (this.frame !== undefined) cancelAnimationFrame(this.frame); // it would draw what is gone
+    this.frame = undefined;
     this.points = 0;
     this.waiting = "";
     this.tokens = null;
@@ -132,6 +134,7 @@ class LiveText {
     this.pause();
     if (this.frame !== undefined) { cancelAnimationFrame(this.frame); this.draw(); }
     const response = await fetch(this.element.dataset.answer, { headers: { "X-Part": "1" } }).catch(() => null);
+    if (response && this.isOver(response.status)) return;
     if (!response?.ok) { setTimeout(() => this.end(), RETRY_MS); return; }
     const answer = this.element.querySelector(".answer");
     const isFocused = answer.contains(document.activeElement);
@@ -144,13 +147,25 @@ class LiveText {
     this.element.dispatchEvent(new CustomEvent("answered", { bubbles: true }));
   }
 
-  // EventSource goes on by itself after a break, with the last id; after a refusal it gives up.
-  lost() {
+  // EventSource goes on by itself after a break, with the last id; after a refusal, of which it does
+  // not tell the reason, it gives up.
+  async lost() {
     showOffline("The connection is lost. The result goes on, and so does this page once it is back.");
-    if (this.source.readyState === EventSource.CLOSED) {
-      this.pause();
-      this.retry = setTimeout(() => this.open(), RETRY_MS);
-    }
+    if (this.source?.readyState !== EventSource.CLOSED) return;
+    this.pause();
+    const response = await fetch(this.element.dataset.answer, { headers: { "X-Part": "1" } }).catch(() => null);
+    if (response && this.isOver(response.status)) return;
+    this.retry = setTimeout(() => { if (!document.hidden) this.open(); }, RETRY_MS);
+  }
+
+  // Deleted meanwhile, or the sign-in is over.
+  isOver(status) {
+    const end = endOf(status);
+    if (!end) return false;
+    this.hasEnded = true;
+    showOffline(end);
+    if (status === 404) { this.state.textContent = "deleted"; this.state.className = "badge"; }
+    return true;
   }
 
   found() { showOffline(""); }

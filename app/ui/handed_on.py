@@ -1,0 +1,37 @@
+"""Answers of the API that are handed on as they come, and end with their reader."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+
+import httpx
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+
+class HandedOn(StreamingResponse):
+    """Sends what `body` yields; `held` is closed at the end, however that comes.
+
+    A generator that has not begun does not run its `finally`: a browser that leaves before the first
+    byte would leave the connection to the API open, and whatever the API does for it, for good.
+    """
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes, None],
+        held: AsyncExitStack | None = None,
+        headers: Mapping[str, str] | None = None,
+        media_type: str | None = None,
+    ) -> None:
+        super().__init__(body, headers=headers, media_type=media_type)
+        self._body = body
+        self._held = held or AsyncExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held, aclosing(self._body):
+            await super().__call__(scope, receive, send)
+
+
+async def parts_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Its body as it comes. Where the API breaks off, so does this: the browser is told."""
+    async for part in response.aiter_bytes():
+        yield part

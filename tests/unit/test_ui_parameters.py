@@ -1,0 +1,50 @@
+"""The parameters of a result as its form shows them again."""
+
+from typing import Any
+
+import pytest
+
+from app.ui.parameters import Parameter, as_entered, to_form
+
+PARAMETERS = [
+    Parameter("max_tokens", "integer", "Length", "", "", 1, 1_000_000, default=512),
+    Parameter("temperature", "number", "Randomness", "", "", 0, 100),
+    Parameter("top_p", "number", "Randomness", "", "", 0, 1, is_above=True),
+]
+MODELS: list[dict[str, Any]] = [{"name": "demo", "max_model_len": 1024}, {"name": "other", "max_model_len": None}]
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "prompt_tokens", "is_shown"),
+    [
+        ("demo", 512, 10, False),  # the default
+        ("demo", 159, 865, False),  # the default, and the model's length left no more
+        ("demo", 159, 864, True),
+        ("demo", 600, 424, True),  # more than the default: somebody entered it
+        ("demo", 100, None, True),  # nothing is known of the prompt
+        ("other", 100, 10, True),
+        ("gone", 100, 10, True),
+    ],
+)
+def test_a_default_is_not_entered_again(
+    model: str, stored: int, prompt_tokens: int | None, is_shown: bool
+) -> None:
+    result: dict[str, Any] = {
+        "model_name": model,
+        "parameters": {"max_tokens": stored, "temperature": 0.5},
+        "usage": None if prompt_tokens is None else {"prompt_tokens": prompt_tokens},
+    }
+    entered = as_entered(result, PARAMETERS, MODELS)
+    assert entered == ({"max_tokens": stored} if is_shown else {}) | {"temperature": 0.5}
+    assert "max_tokens" in result["parameters"]  # the result itself stays as it is
+
+
+def test_numbers_are_shown_as_they_are_entered() -> None:
+    form = to_form({"temperature": 0.0, "top_p": 0.25, "max_tokens": 7})
+    assert form == {"p.temperature": "0", "p.top_p": "0.25", "p.max_tokens": "7"}
+
+
+def test_bounds_are_sentences() -> None:
+    assert [one.bounds for one in PARAMETERS] == [
+        "From 1 to 1,000,000.", "From 0 to 100.", "Above 0, at most 1."
+    ]  # fmt: skip
