@@ -84,15 +84,16 @@ class ChunkWriter:
             return
         self._is_idle.clear()
         try:
-            with telemetry.FLUSH.time():
-                await self._append(chunks, list(told))
+            await self._append(chunks, list(told))
         finally:
             self._is_idle.set()
+        ended = time.time()
+        telemetry.FLUSH.observe(max(0.0, ended - began))
         if tracing.active is not None:
             written = {chunk.result_id for chunk in chunks}
             _note(
                 (one for one in attempts if one.claim.trace and one.claim.id in written),
-                *(began, time.time()),
+                *(began, ended),
             )
 
     async def _append(self, chunks: list[Chunk], told: list[UUID]) -> None:

@@ -100,7 +100,8 @@ SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as, p
   completion_tokens, started_at, first_token_at, finished_at,
   CASE jsonb_typeof(parameters -> 'max_tokens')
     WHEN 'number' THEN (parameters ->> 'max_tokens')::float8 END AS max_tokens,
-  finished_at >= now() - make_interval(days => $3) AS is_counted
+  finished_at >= now() - make_interval(days => $3) AS is_counted,
+  finished_at >= now() - interval '1 minute' AS is_recent
 FROM results WHERE id = ANY (ARRAY(SELECT result_id FROM marked))
 """
 
@@ -247,7 +248,10 @@ class Digest:
     async def walk(self) -> bool:
         """Digest what is due of some hundred older results; whether there are more, at once."""
 
+        ended: list[asyncpg.Record] = []
+
         async def work(connection: Connection) -> bool:
+            ended.clear()
             async with connection.transaction():
                 if not await connection.fetchval(_LOCK):
                     return False
@@ -255,14 +259,18 @@ class Digest:
                 if digested_from is None:
                     return False
                 rows = await connection.fetch(_WALK, self._most, digested_from)
-                done = await self._digest_first(connection, rows, "", [])
+                done = await self._digest_first(connection, rows, "", ended)
                 if done:
                     await connection.execute(_STEP, rows[done - 1]["id"])
                 else:
                     await connection.execute(_BEGIN_ANEW)
             return bool(done)
 
-        return await self._database.run(work)
+        is_more = await self._database.run(work)
+        for row in ended:
+            if row["is_recent"]:  # it ended while we looked elsewhere; the others did so long ago
+                _measure(row)
+        return is_more
 
     async def _digest_first(
         self,

@@ -9,18 +9,19 @@ models or teams the rest is `other`: a flood of names is no flood of series.
 """
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
 )
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 OTHER = "other"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,9 +37,66 @@ _SHORT_SECONDS = (
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 
+# The library's own metrics take a lock and many calls for each observation: three times as long as
+# these. A process observes on one thread, that of its loop; a scrape on another may see an observation
+# half, which the next one sees whole.
+
+
+class Counter:
+    """What only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add to it."""
+        self.value += amount
+
+
+class Gauge(Counter):
+    """What goes up and down."""
+
+    __slots__ = ()
+
+    def dec(self) -> None:
+        """Take one away."""
+        self.value -= 1.0
+
+    def set(self, value: float) -> None:
+        """Know what it is."""
+        self.value = value
+
+
+class Histogram:
+    """How many observations were how large; a bucket holds what is not above its bound."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Each bound and how many are not above it, as Prometheus has them."""
+        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        total = 0
+        found = []
+        for name, count in zip(names, self.counts, strict=True):
+            total += count
+            found.append((name, float(total)))
+        return found
+
+
 C = TypeVar("C", Counter, Gauge, Histogram)
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # the time of birth of each series: half as many lines again
 _registry = CollectorRegistry(auto_describe=False)
 ProcessCollector(registry=_registry)  # CPU time, memory, open files
 _names: dict[str, set[str]] = {label: set() for label in _MOST_NAMES}
@@ -57,14 +115,17 @@ def _bounded(label: str, name: str) -> str:
     return name
 
 
-class Series(Generic[C]):
-    """The series of one metric, by the values of its labels."""
+class Series(Collector, Generic[C]):
+    """One metric: its series by the values of its labels."""
 
-    def __init__(self, metric: C, *labels: str) -> None:
-        self.metric: C = metric
-        self._labels = labels
+    def __init__(self, name: str, text: str, make: Callable[[], C], labels: Sequence[str]) -> None:
         self.label = labels[0] if labels else ""
+        self._name, self._text, self._labels = name, text, labels
+        self._make: Callable[[], C] = make
         self._series: dict[tuple[str, ...], C] = {}
+        if not labels:
+            self._series[()] = make()  # it is nothing yet, which is worth telling
+        _registry.register(self)
 
     def of(self, *values: str) -> C:
         """The series of these values, or of what stands for them."""
@@ -73,24 +134,45 @@ class Series(Generic[C]):
 
     def _add(self, values: tuple[str, ...]) -> C:
         bounded = tuple(_bounded(*one) for one in zip(self._labels, values, strict=True))
-        if len(self._series) >= _MOST_SERIES:
+        if bounded not in self._series and len(self._series) >= _MOST_SERIES:
             bounded = (OTHER,) * len(values)
-        found: C = self.metric.labels(*bounded)
-        if bounded == values:  # else the names that are remembered would be without number
-            self._series[values] = found
-        return found
+        return self._series.setdefault(bounded, self._make())
+
+    def clear(self) -> None:
+        """Forget all series."""
+        self._series.clear()
+
+    def collect(self) -> Iterator[Metric]:
+        """What the library writes out."""
+        items = list(self._series.items())
+        if not items:
+            return
+        one = items[0][1]
+        if isinstance(one, Histogram):
+            histogram = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+            for values, found in items:
+                assert isinstance(found, Histogram)
+                histogram.add_metric(values, found.buckets(), found.sum)
+            yield histogram
+            return
+        kind = {Gauge: GaugeMetricFamily, Counter: CounterMetricFamily}[type(one)]
+        numbers = kind(self._name, self._text, labels=self._labels)
+        for values, found in items:
+            assert not isinstance(found, Histogram)
+            numbers.add_metric(values, found.value)
+        yield numbers
 
 
 def _counter(name: str, text: str, *labels: str) -> Series[Counter]:
-    return Series(Counter(name, text, labels, registry=_registry), *labels)
+    return Series(name, text, Counter, labels)
 
 
 def _gauge(name: str, text: str, *labels: str) -> Series[Gauge]:
-    return Series(Gauge(name, text, labels, registry=_registry), *labels)
+    return Series(name, text, Gauge, labels)
 
 
-def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Series[Histogram]:
-    return Series(Histogram(name, text, labels, buckets=buckets, registry=_registry), *labels)
+def _histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Series[Histogram]:
+    return Series(name, text, lambda: Histogram(buckets), labels)
 
 
 # --- Requests ------------------------------------------------------------------------------------
@@ -100,11 +182,10 @@ SUBMISSIONS = _counter(
 )
 REFUSALS = _counter("llm_refusals_total", "Requests refused, by error code.", "code")
 REQUESTS = _counter("llm_http_requests_total", "HTTP requests answered, by status.", "status")
-OPEN_REQUESTS = Gauge(
+OPEN_REQUESTS = _gauge(
     "llm_http_requests_in_flight",
     "HTTP requests being answered: long-polls and streams among them.",
-    registry=_registry,
-)
+).of()
 
 # --- Results that ended: counted once each, a second or so after their end ------------------------
 
@@ -163,18 +244,11 @@ TRITON_ERRORS = _counter(
     "model",
     "kind",
 )
-RESCUES = Counter(
-    "llm_lease_rescues_total", "Results freed of workers that were lost.", registry=_registry
-)
-FENCES = Counter(
-    "llm_lease_fences_total", "Times that a worker stopped itself.", registry=_registry
-)
-FLUSH = Histogram(
-    "llm_flush_seconds",
-    "Writes of the text of running results.",
-    buckets=_SHORT_SECONDS,
-    registry=_registry,
-)
+RESCUES = _counter("llm_lease_rescues_total", "Results freed of workers that were lost.").of()
+FENCES = _counter("llm_lease_fences_total", "Times that a worker stopped itself.").of()
+FLUSH = _histogram(
+    "llm_flush_seconds", "Writes of the text of running results.", _SHORT_SECONDS
+).of()
 WEBHOOKS = _counter(
     "llm_webhook_calls_total",
     "Calls of webhooks: delivered, to be retried, or given up.",
@@ -188,15 +262,12 @@ for _outcome in ("delivered", "to_be_retried", "given_up"):
 BATCH_SIZE = _histogram(
     "llm_group_commit_batch_size", "Items that shared one statement, by lane.", _ITEMS, "lane"
 )
-POOL_WAIT = Histogram(
+POOL_WAIT = _histogram(
     "llm_database_pool_wait_seconds",
     "Waits for a connection of the process's pool.",
-    buckets=_SHORT_SECONDS,
-    registry=_registry,
-)
-DATABASE_UP = Gauge(
-    "llm_database_up", "Whether the database answered the last look.", registry=_registry
-)
+    _SHORT_SECONDS,
+).of()
+DATABASE_UP = _gauge("llm_database_up", "Whether the database answered the last look.").of()
 
 # --- The whole service, as its database tells: every API process tells the same -------------------
 
@@ -209,13 +280,13 @@ MODEL_READY = _gauge("llm_model_ready", "Whether some server has the model ready
 
 def show(series: Series[Gauge], values: Mapping[str, float]) -> None:
     """Set a gauge by its one label; what is not named is no more."""
-    series.metric.clear()
     shown: dict[str, float] = {}
     for value, number in values.items():
         name = _bounded(series.label, value)
         shown[name] = shown.get(name, 0.0) + number
+    series.clear()
     for value, number in shown.items():
-        series.metric.labels(value).set(number)
+        series.of(value).set(number)
 
 
 # text-generation-inference's names for the same, for its dashboards. Its server has one model; here

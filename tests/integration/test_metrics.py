@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import asyncpg
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from app import telemetry
+from app.digest import Digest
 from app.embedded import processes
 from app.metrics_server import MetricsServer
 from app.settings import Settings
@@ -97,6 +99,25 @@ async def test_a_result_is_counted_from_its_acceptance_to_its_end(service: Servi
         assert value(after, theirs, **model) == value(after, ours, **model), theirs
     assert growth("tgi_request_success", **model) == 1
     assert growth("tgi_request_failure", err=code, **model) == 1
+
+
+async def test_a_result_that_the_walk_meets_first_is_counted_once(
+    api: Service, connection: asyncpg.Connection
+) -> None:
+    """What ended between the look for due ones and the walk; what ended long ago is history."""
+    digest = Digest(api.services.database, api.services.depth, api.services.settings)
+    new, old = [(await send(api, "x"))["id"] for _ in range(2)]
+    await api.client.post("/results/cancel", params={"model_name": "scripted"})
+    await connection.execute(
+        "UPDATE results SET finished_at = now() - interval '1 hour' WHERE id = $1", old
+    )
+    before = value(await scrape(api), "llm_results_total")
+    while await digest.walk():
+        pass
+    assert value(await scrape(api), "llm_results_total") == before + 1
+    await digest.digest()
+    assert value(await scrape(api), "llm_results_total") == before + 1
+    assert new != old
 
 
 async def test_what_waits_is_told_with_its_age(api: Service) -> None:
