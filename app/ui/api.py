@@ -15,6 +15,8 @@ from starlette.requests import Request
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 # Of requests whose bodies are files: the API stores each part before it takes the next.
 FILE_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
+# A server answers a load once the model is there: minutes for one of many gigabytes.
+LOAD_TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 # Streams hold a connection each, for as long as their reader stays.
 # An idle connection is left before the API closes it (uvicorn: after 5 s), lest a request meets its end.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=50, keepalive_expiry=2.0)
@@ -184,13 +186,13 @@ class Api:
         try:
             response = await self._client.http.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise _unreachable(self._client.url) from error
+            raise _unreachable(self._client.url, error) from error
         try:
             if response.status_code >= 300:  # the API redirects nowhere
                 raise await _error(response)
             yield response
         except httpx.HTTPError as error:
-            raise _unreachable(self._client.url) from error
+            raise _unreachable(self._client.url, error) from error
         finally:
             await response.aclose()
 
@@ -227,10 +229,21 @@ def _unsendable() -> ApiError:
     )
 
 
-def _unreachable(url: str) -> ApiError:
+def _unreachable(url: str, error: httpx.HTTPError) -> ApiError:
+    if isinstance(error, httpx.ReadTimeout):
+        message = (
+            f"The API at {url} has not answered in time. What was asked may be done all the same: "
+            "look before you ask again."
+        )
+        return ApiError(0, "unreachable", message)
     return ApiError(
         0, "unreachable", f"The API at {url} does not answer. Is it running? (LLM_UI_API_URL)"
     )
+
+
+def _plain(message: str) -> str:
+    """What Pydantic says of a value, in this page's words."""
+    return message.replace("Input should be", "must be", 1)
 
 
 async def _error(response: httpx.Response) -> ApiError:
@@ -242,7 +255,7 @@ async def _error(response: httpx.Response) -> ApiError:
         if isinstance(told.get("error"), dict):  # OpenAI's shape
             code, message = told["error"].get("code"), told["error"]["message"]
             return ApiError(response.status_code, str(code), message, retry_after=retry_after)
-        fields = tuple((e["field"], e["message"]) for e in told.get("errors", ()))
+        fields = tuple((e["field"], _plain(e["message"])) for e in told.get("errors", ()))
         # The API's sentence speaks of the body's members: here people filled in a form.
         words = (
             "Some of what you entered cannot be sent."

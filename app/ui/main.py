@@ -131,7 +131,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {404: "There is no such page.", 405: "This page takes no such request."}
     message = words.get(error.status_code, error.detail)
-    return await error_page(request, error.status_code, "Not found", message)
+    title = "Not found" if error.status_code == 404 else "Refused"
+    return await error_page(request, error.status_code, title, message)
 
 
 async def _on_unexpected(request: Request, _: Exception) -> Response:

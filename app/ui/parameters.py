@@ -35,7 +35,10 @@ _TRADES: Mapping[str, tuple[str, str]] = {
     "presence_penalty": ("Repetition", "Higher brings new topics; too high leaves the subject."),
     "frequency_penalty": ("Repetition", "Higher repeats words less; too high twists the grammar."),
     "repetition_penalty": ("Repetition", "Above 1 breaks loops; too high avoids needed words."),
-    "stop": ("Stopping", "Ends early at one of these texts, one a line; saves time."),
+    "stop": (
+        "Stopping",
+        'Ends early at one of these texts, one a line (or a JSON list: ["\\n\\n"]); saves time.',
+    ),
     "stop_token_ids": ("Stopping", "Ends at one of these token ids, separated by commas."),
     "bad_words": ("Stopping", "Never says these words, one a line; the text may bend around them."),
     "include_stop_str_in_output": ("Stopping", "Keeps the stop text at the end of the answer."),
@@ -173,14 +176,14 @@ def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
             structure, content = next((k, v) for k, v in value.items() if v is not None)
             form[f"{prefix}{name}.kind"] = structure
             if structure == "choice":
-                form[prefix + name] = "\n".join(content)
+                form[prefix + name] = _of_lines(content)
             elif structure != "json_object":
                 form[prefix + name] = content if isinstance(content, str) else json.dumps(content)
         elif isinstance(value, bool):
             form[prefix + name] = str(value).lower()
         elif isinstance(value, list):
             is_text = any(isinstance(one, str) for one in value)
-            form[prefix + name] = ("\n" if is_text else ", ").join(map(str, value))
+            form[prefix + name] = _of_lines(value) if is_text else ", ".join(map(str, value))
         elif isinstance(value, Mapping):
             form[prefix + name] = json.dumps(value)
         elif isinstance(value, float) and value.is_integer():
@@ -237,7 +240,7 @@ def _parse(parameter: Parameter, text: str, structure: str) -> Any:
         case "boolean":
             return text == "true"
         case "lines":
-            return [line for line in text.split("\n") if line]
+            return _lines(text)
         case "integers":
             return [_integer(part) for part in re.split(r"[,\s]+", text.strip(", "))]
         case _:
@@ -256,8 +259,28 @@ def _parse_structure(structure: str, text: str) -> dict[str, Any] | None:
     if structure == "json":
         return {structure: _json(text)}
     if structure == "choice":
-        return {structure: [line for line in text.split("\n") if line]}
+        return {structure: _lines(text)}
     return {structure: text}
+
+
+def _lines(text: str) -> list[str]:
+    """Texts, one a line; those that have line ends themselves come as a JSON list."""
+    if text.strip().startswith("["):
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            values = None
+        if isinstance(values, list) and all(isinstance(one, str) for one in values):
+            return values
+    return [line for line in text.split("\n") if line]
+
+
+def _of_lines(values: list[str]) -> str:
+    """What `_lines` reads these texts from."""
+    text = "\n".join(values)
+    return (
+        text if text.strip() and _lines(text) == values else json.dumps(values, ensure_ascii=False)
+    )
 
 
 def _integer(text: str) -> int:

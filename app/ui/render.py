@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
@@ -99,6 +99,22 @@ def size(value: float | None) -> str:
     raise AssertionError
 
 
+def quoted(text: str) -> Markup:
+    """A sentence of the API: what it has in backticks is code, everything is escaped."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one is left over
+        return escape(text)
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part
+        for place, part in enumerate(parts)
+    )
+
+
+def capitalize_first(text: str) -> str:
+    """A phrase as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def ago(value: str | datetime | None) -> Markup:
     """A time as its distance from now, with the time itself for who wants it."""
     if value is None:
@@ -144,6 +160,8 @@ def _environment() -> Environment:
         "size": size,
         "ago": ago,
         "at": at,
+        "capitalize_first": capitalize_first,
+        "quoted": quoted,
     }
     environment.globals |= {"asset": asset, "sections": SECTIONS}
     return environment

@@ -1,17 +1,23 @@
-"""The parameters of a result as its form shows them again."""
+"""Parameters as entries of a form, and back."""
 
 from typing import Any
 
 import pytest
 
-from app.ui.parameters import Parameter, as_entered, to_form
+from app.ui.parameters import FormError, Parameter, as_entered, parse_parameters, to_form
 
 PARAMETERS = [
     Parameter("max_tokens", "integer", "Length", "", "", 1, 1_000_000, default=512),
     Parameter("temperature", "number", "Randomness", "", "", 0, 100),
     Parameter("top_p", "number", "Randomness", "", "", 0, 1, is_above=True),
 ]
-MODELS: list[dict[str, Any]] = [{"name": "demo", "max_model_len": 1024}, {"name": "other", "max_model_len": None}]
+MODELS: list[dict[str, Any]] = [
+    {"name": "demo", "max_model_len": 1024},
+    {"name": "other", "max_model_len": None},
+]
+STOP = Parameter("stop", "lines", "Stopping", "", "")
+CHOICE = Parameter("structured_outputs", "structure", "Structure", "", "")
+NUMBER = Parameter("temperature", "number", "Randomness", "", "")
 
 
 @pytest.mark.parametrize(
@@ -48,3 +54,18 @@ def test_bounds_are_sentences() -> None:
     assert [one.bounds for one in PARAMETERS] == [
         "From 1 to 1,000,000.", "From 0 to 100.", "Above 0, at most 1."
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "texts", [["END", "two words "], ["\n\n", "x"], ["[INST]"], ['["a"]'], ["a\nb"], [" "]]
+)
+def test_texts_come_back_as_they_were(texts: list[str]) -> None:
+    assert parse_parameters([STOP], to_form({"stop": texts})) == {"stop": texts}
+    choice = {"structured_outputs": {"choice": texts}}
+    assert parse_parameters([CHOICE], to_form(choice)) == choice
+
+
+def test_a_number_beyond_all_numbers_is_told() -> None:
+    with pytest.raises(FormError) as refused:
+        parse_parameters([NUMBER], {"p.temperature": "1e999"})
+    assert refused.value.fields == [("temperature", "is too large")]

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import LOAD_TIMEOUT, Api, ApiError, api_of, segment
 from app.ui.charts import sparkline
 from app.ui.history_rows import Row, series, steps, total
 from app.ui.render import fragment, number, page
@@ -34,7 +34,8 @@ async def load(request: Request) -> Response:
     form, action = await read_form(request), _action(request, "load", "unload")
     name = str(form.get("name", ""))
     try:
-        await api_of(request).post(f"/models/{segment(name)}/{action}")
+        path = f"/models/{segment(name)}/{action}"
+        await api_of(request).send("POST", path, timeout=LOAD_TIMEOUT)
     except ApiError as error:
         return await _refused(request, error, {})
     return RedirectResponse("/models", 303)

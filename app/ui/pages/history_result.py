@@ -248,7 +248,8 @@ def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
     words = explain(error["code"], error["message"])[0] if error else None
     seconds = None
     if attempt["started_at"] and attempt["ended_at"]:
-        seconds = (to_time(attempt["ended_at"]) - to_time(attempt["started_at"])).total_seconds()
+        took = to_time(attempt["ended_at"]) - to_time(attempt["started_at"])
+        seconds = max(0.0, took.total_seconds())  # two machines' clocks may differ
     return {**attempt, "words": words, "seconds": seconds}
 
 

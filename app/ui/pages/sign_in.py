@@ -34,8 +34,10 @@ async def submit(request: Request) -> Response:
     try:
         await Api(request.app.state.client, token).get("/me")
     except ApiError as error:
-        known = "The API does not take this token: " if error.status == 401 else ""
-        return again(error.status or 502, known + error.message)
+        if error.status != 401:
+            return again(error.status or 502, error.message)
+        words = "The API does not take this token: it may be cut off, expired or revoked."
+        return again(401, f"{words} ({error.message.rstrip('.')})")
     response = (
         fragment(
             request,

@@ -54,7 +54,9 @@ function guardForms() {
     if (form.dataset.sent) { event.preventDefault(); return; }
     if (form.method === "post") {
       form.dataset.sent = "1";
-      setTimeout(() => { delete form.dataset.sent; }, 5000);
+      // What takes long says so until its answer is there.
+      if (form.dataset.doing && event.submitter) event.submitter.textContent = form.dataset.doing;
+      else setTimeout(() => { delete form.dataset.sent; }, 5000);
     }
   });
   addEventListener("pageshow", () => {
@@ -65,7 +67,7 @@ function guardForms() {
   });
   // Ctrl+Enter in a prompt sends it.
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.matches("textarea")) {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.matches("textarea#prompt")) {
       event.target.form?.requestSubmit();
     }
   });

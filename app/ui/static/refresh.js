@@ -15,6 +15,7 @@ function keep(part) {
     if (document.hidden) { document.addEventListener("visibilitychange", look, { once: true }); return; }
     // Whoever is in the middle of it is not disturbed.
     if (isInUse(part)) { again(); return; }
+    if (part.querySelector("form[data-doing][data-sent]")) { again(); return; }
     try {
       const headers = { "X-Part": "1" };
       const response = await fetch(part.dataset.refresh, { headers });
