@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from uuid import UUID
 
 import orjson
 
+from app import logs, telemetry, tracing
 from app.chunk_writer import ChunkWriter
 from app.database import Connection, is_passing
 from app.errors import INTERNAL_ERROR
@@ -100,6 +102,8 @@ class Attempts:
         self.writer.on_text(attempt)
 
     def _enter(self, attempt: Attempt) -> None:
+        if attempt.claim.trace is not None:
+            self._trace_queue(attempt.claim)
         self.running[attempt.claim.id] = attempt
         self._hub.attach(attempt)
 
@@ -122,7 +126,9 @@ class Attempts:
             return await attempt.run()
         except Exception:
             logger.exception(
-                "attempt of result %s broke", attempt.claim.id, extra=self._extra("attempt_broke")
+                "attempt of result %s broke",
+                attempt.claim.id,
+                extra=self._extra("attempt_broke", attempt.claim),
             )
             return AttemptEnd(
                 attempt.claim.id, attempt.claim.attempt, Outcome.FAILED, failure=INTERNAL_ERROR
@@ -130,23 +136,84 @@ class Attempts:
 
     async def _conclude(self, attempt: Attempt, end: AttemptEnd | None) -> None:
         """Commit the end, unless it is not ours to write, and make room for others."""
-        claim = attempt.claim
+        claim, ended_at = attempt.claim, time.time()
         self._generated[claim.model_name] += attempt.completion_tokens
         try:
             if end is not None:
+                telemetry.ATTEMPTS.of(claim.model_name, end.outcome).inc()
                 self._judge_model(attempt, end)
                 if end.outcome in (Outcome.COMPLETED, Outcome.FAILED):
                     self._throughput.count(claim.model_name)
                 await self.writer.until_idle()
                 if not await self._write_end(end):
                     logger.info(
-                        "result %s was decided elsewhere", claim.id, extra=self._extra("not_ours")
+                        "result %s was decided elsewhere",
+                        claim.id,
+                        extra=self._extra("not_ours", claim),
                     )
+                elif logger.isEnabledFor(logging.DEBUG) or logs.shows_content():
+                    self._tell(claim, end)
         finally:
+            if claim.trace is not None:
+                self._trace_end(attempt, end, ended_at)
             if self.running.get(claim.id) is attempt:
                 del self.running[claim.id]
             self._hub.detach(attempt)
             self._on_end(claim)
+
+    def _trace_queue(self, claim: Claim) -> None:
+        if tracing.active is not None and claim.trace is not None:
+            created = (claim.id.int >> 80) / 1000  # as in `ids`
+            tracing.active.record(
+                "queue", claim.trace, created, time.time(), self._attributes(claim)
+            )
+
+    def _trace_end(self, attempt: Attempt, end: AttemptEnd | None, ended_at: float) -> None:
+        claim = attempt.claim
+        if tracing.active is None or claim.trace is None:
+            return
+        attributes = self._attributes(claim)
+        if attempt.flushes is not None:
+            # One span for all: a long answer is written a thousand times.
+            flushes = {
+                "llm.flushes": attempt.flushes.count,
+                "llm.slowest_flush_seconds": attempt.flushes.slowest,
+            }
+            first, last = attempt.flushes.first, attempt.flushes.last
+            tracing.active.record("flush", claim.trace, first, last, attributes | flushes)
+        if end is not None:
+            told: dict[str, str | int | float | bool] = {
+                "llm.outcome": str(end.outcome),
+                "gen_ai.usage.input_tokens": end.prompt_tokens or 0,
+                "gen_ai.usage.output_tokens": end.completion_tokens or 0,
+            }
+            if end.failure is not None:
+                told["error.type"] = str(end.failure.code)
+            tracing.active.record(
+                *("finish", claim.trace, ended_at, time.time(), attributes | told),
+                is_error=end.failure is not None,
+            )
+
+    def _attributes(self, claim: Claim) -> dict[str, str | int | float | bool]:
+        return {
+            "llm.result_id": str(claim.id),
+            "llm.attempt": claim.attempt,
+            "llm.team_id": claim.team_id,
+            "llm.worker_id": str(self._worker_id),
+            "gen_ai.request.model": claim.model_name,
+        }
+
+    def _tell(self, claim: Claim, end: AttemptEnd) -> None:
+        code = end.failure.code if end.failure else None
+        extra = self._extra("ended", claim) | {"outcome": end.outcome, "code": code}
+        if logs.shows_content():
+            extra |= {"prompt": logs.cut(claim.prompt), "output": logs.cut(end.output)}
+        logger.log(
+            logging.INFO if logs.shows_content() else logging.DEBUG,
+            "attempt of a result ended: %s",
+            code or end.outcome,
+            extra=extra,
+        )
 
     async def _write_end(self, end: AttemptEnd) -> bool:
         """Commit the end; one that PostgreSQL refuses is written without what the model said."""
@@ -158,7 +225,7 @@ class Attempts:
             logger.exception(
                 "the end of result %s was refused",
                 end.result_id,
-                extra=self._extra("end_refused"),
+                extra=self._extra("end_refused") | {"result_id": str(end.result_id)},
             )
         bare = AttemptEnd(end.result_id, end.attempt, Outcome.FAILED, failure=INTERNAL_ERROR)
         return await self._ending.submit(bare)
@@ -262,8 +329,15 @@ class Attempts:
             self._hub.detach(attempt)
         self.running.clear()
 
-    def _extra(self, action: str) -> dict[str, str]:
-        return {"action": action, "worker_id": str(self._worker_id)}
+    def _extra(self, action: str, claim: Claim | None = None) -> dict[str, object]:
+        extra: dict[str, object] = {"action": action, "worker_id": str(self._worker_id)}
+        if claim is not None:
+            extra |= {
+                "result_id": str(claim.id),
+                "attempt": claim.attempt,
+                "team_id": claim.team_id,
+            }
+        return extra
 
 
 async def _wait_for_all(

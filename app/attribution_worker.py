@@ -9,13 +9,16 @@ from pathlib import Path
 
 from app.attribution_backend import AttributionBackend
 from app.database import Database
+from app.exposition import OwnExposition
 from app.job_queue import JobQueue
 from app.listener import Listener
 from app.maintenance import Maintenance
+from app.metrics_server import MetricsServer
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
 from app.team_limits import TeamLimits
+from app.tracing import tracing
 from app.worker import Worker
 
 
@@ -24,7 +27,10 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
 
     `file` declares the index. Raises AttributionFailedError when the index cannot be opened.
     """
-    async with Database(settings, "llm attribution") as database:
+    async with (
+        tracing(settings.otlp_endpoint, "llm-attribution"),
+        Database(settings, "llm attribution") as database,
+    ):
         limits = TeamLimits(database, settings)
         queue = JobQueue(database, settings, limits)
         listener = Listener(database)
@@ -45,16 +51,16 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
         if opening.cancelled():
             return
         opening.result()
-        tasks = [
-            asyncio.create_task(work, name=name)
-            for name, work in {
-                "worker": worker.run(),
-                "engines": backend.run(),
-                "listener": listener.run(),
-                "limits": limits.run(),
-                "maintenance": Maintenance(queue, settings).run(),
-            }.items()
-        ]
+        parts = {
+            "worker": worker.run(),
+            "engines": backend.run(),
+            "listener": listener.run(),
+            "limits": limits.run(),
+            "maintenance": Maintenance(queue, settings).run(),
+        }
+        if settings.metrics_port is not None:
+            parts["metrics"] = MetricsServer(settings, OwnExposition()).run()
+        tasks = [asyncio.create_task(work, name=name) for name, work in parts.items()]
         running = tasks[0]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

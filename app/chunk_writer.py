@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
+from app import telemetry, tracing
 from app.errors import DatabaseUnavailableError
 from app.job_queue import Chunk, JobQueue
-from app.runner import Attempt
+from app.runner import Attempt, Flushes
 from app.waiting import is_set_by
 from app.watched import Watched
 
@@ -77,6 +79,7 @@ class ChunkWriter:
     async def _write(self, ids: Iterable[UUID], told: set[UUID]) -> None:
         attempts = [self._running[identifier] for identifier in ids if identifier in self._running]
         chunks = [chunk for attempt in attempts if (chunk := attempt.take_chunk())]
+        began = time.time()
         if not chunks and not told:
             return
         self._is_idle.clear()
@@ -84,6 +87,14 @@ class ChunkWriter:
             await self._append(chunks, list(told))
         finally:
             self._is_idle.set()
+        ended = time.time()
+        telemetry.FLUSH.observe(max(0.0, ended - began))
+        if tracing.active is not None:
+            written = {chunk.result_id for chunk in chunks}
+            _note(
+                (one for one in attempts if one.claim.trace and one.claim.id in written),
+                *(began, ended),
+            )
 
     async def _append(self, chunks: list[Chunk], told: list[UUID]) -> None:
         while True:
@@ -92,3 +103,10 @@ class ChunkWriter:
             except DatabaseUnavailableError as error:
                 extra = {"action": "flush_waits", "worker_id": str(self._worker_id)}
                 logger.info("flush waits: %s", error, extra=extra)
+
+
+def _note(attempts: Iterable[Attempt], began: float, ended: float) -> None:
+    for attempt in attempts:
+        if attempt.flushes is None:
+            attempt.flushes = Flushes(began, ended)
+        attempt.flushes.add(began, ended)

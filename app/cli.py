@@ -14,16 +14,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app import cli_index, cli_plan, cli_token
+from app import cli_doctor, cli_index, cli_plan, cli_token, logs
 from app.cli_launch import add_launch_commands
 from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
+from app.errors import SchemaMismatchError
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.launches.profiles import ProfileError, read_profiles
-from app.settings import Settings
+from app.settings import LogSettings, Settings
 
 logger = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 3.0  # at the database, before anything is started
 _ROOT = Path(__file__).resolve().parent.parent
 _DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
 _EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
@@ -35,13 +37,9 @@ where Triton is not on 127.0.0.1:8001."""
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit status."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # It tells each request's URL, and a webhook's may hold a token.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
+        logs.configure(LogSettings())
         return run(options)
     except ValidationError as error:
         for problem in error.errors():
@@ -126,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_token.add_to(commands)
     cli_index.add_to(commands)
     cli_plan.add_to(commands)
+    cli_doctor.add_to(commands)
     return parser
 
 
@@ -160,6 +159,9 @@ def _serve(options: argparse.Namespace) -> int:
     for line in exposure.notes:
         logger.info("%s", line)
 
+    if not _schema_fits(settings):
+        return 2
+
     from app.main import create_app
     from app.server import serve
 
@@ -180,7 +182,10 @@ def _worker(options: argparse.Namespace) -> int:
     import uvloop
 
     if options.kind == "generation":
-        uvloop.run(_run_worker(_settings()))
+        settings = _settings()
+        if not _schema_fits(settings):
+            return 2
+        uvloop.run(_run_worker(settings))
         return 0
 
     from app.attribution_worker import run_attribution_worker
@@ -193,6 +198,8 @@ def _worker(options: argparse.Namespace) -> int:
     if settings.indexes_file is None:
         sys.stderr.write("worker --kind attribution needs INDEXES_FILE (see docs/infini_gram.md)\n")
         return 2
+    if not _schema_fits(settings):
+        return 2
     work = run_attribution_worker(settings, settings.indexes_file, options.index, options.engines)
     try:
         uvloop.run(work)
@@ -203,6 +210,34 @@ def _worker(options: argparse.Namespace) -> int:
         sys.stderr.write(f"index {options.index} could not be opened in time\n")
         return 2
     return 0
+
+
+def _schema_fits(settings: Settings) -> bool:
+    """Whether the database's schema is this version's; if not, why not is on stderr.
+
+    While the database is away nobody knows: the process starts, and looks again (`services`).
+    """
+    import asyncpg
+
+    from app import schema_version
+    from app.database import Database, is_passing
+
+    async def look() -> None:
+        async with asyncio.timeout(_LOOK_SECONDS), Database(settings, "llm start") as database:
+            await schema_version.require(database)
+
+    try:
+        asyncio.run(look())
+    except SchemaMismatchError as error:
+        sys.stderr.write(f"{error.detail}\n")
+        return False
+    except Exception as error:
+        if isinstance(error, asyncpg.PostgresError) and not is_passing(error):
+            sys.stderr.write(f"The database refused: {error} (see LLM_DATABASE_*)\n")
+            return False
+        if not is_passing(error):
+            raise
+    return True
 
 
 def _settings() -> Settings:
@@ -220,9 +255,13 @@ async def _run_worker(settings: Settings) -> None:
     from app.generation import TritonBackend
     from app.routes.openai_batches import ENDPOINTS
     from app.services import background, open_services
+    from app.tracing import tracing
     from app.worker import Worker
 
-    async with open_services(settings, "worker") as services:
+    async with (
+        tracing(settings.otlp_endpoint, "llm-worker"),
+        open_services(settings, "worker") as services,
+    ):
         worker = Worker(
             services.database,
             services.queue,

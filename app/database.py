@@ -6,11 +6,13 @@ Hot and cold statements alike go through asyncpg; SQLAlchemy serves Alembic alon
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import asyncpg
 
+from app import telemetry
 from app.errors import DatabaseFullError, DatabaseUnavailableError
 from app.settings import Settings
 
@@ -124,7 +126,9 @@ class Database:
     async def connection(self) -> AsyncIterator[Connection]:
         """Borrow a connection; one whose statement was cut short is closed, never reused."""
         assert self._pool is not None, "Database is used inside `async with`"
+        began = time.perf_counter()
         connection = await self._pool.acquire(timeout=self._timeout)
+        telemetry.POOL_WAIT.observe(time.perf_counter() - began)
         try:
             yield connection
         except (TimeoutError, asyncio.CancelledError):

@@ -21,7 +21,7 @@ from typing import Any
 import asyncpg
 import orjson
 
-from app import histogram
+from app import histogram, telemetry
 from app.database import Connection, Database, is_passing
 from app.queue_depth import QueueDepth
 from app.result_search import TEAM_MARK
@@ -98,7 +98,10 @@ WITH held AS MATERIALIZED (
 )
 SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as, prompt_tokens,
   completion_tokens, started_at, first_token_at, finished_at,
-  finished_at >= now() - make_interval(days => $3) AS is_counted
+  CASE jsonb_typeof(parameters -> 'max_tokens')
+    WHEN 'number' THEN (parameters ->> 'max_tokens')::float8 END AS max_tokens,
+  finished_at >= now() - make_interval(days => $3) AS is_counted,
+  finished_at >= now() - interval '1 minute' AS is_recent
 FROM results WHERE id = ANY (ARRAY(SELECT result_id FROM marked))
 """
 
@@ -222,7 +225,10 @@ class Digest:
     async def digest(self) -> bool:
         """Digest a batch of what ended; whether there may be more."""
 
+        ended: list[asyncpg.Record] = []
+
         async def work(connection: Connection) -> tuple[int, bool]:
+            ended.clear()
             async with connection.transaction():
                 if not await connection.fetchval(_LOCK):
                     return self._place, False
@@ -230,17 +236,22 @@ class Digest:
                 gone = [row["place"] for row in rows if row["is_gone"]]
                 if gone:
                     await connection.execute(_DISMISS, gone)
-                done = await self._digest_first(connection, rows, "SKIP LOCKED")
+                done = await self._digest_first(connection, rows, "SKIP LOCKED", ended)
             is_more = len(rows) == self._most or done < len(rows)
             return rows[done - 1]["place"] if done else self._place, is_more
 
         self._place, is_more = await self._database.run(work)
+        for row in ended:
+            _measure(row)
         return is_more
 
     async def walk(self) -> bool:
         """Digest what is due of some hundred older results; whether there are more, at once."""
 
+        ended: list[asyncpg.Record] = []
+
         async def work(connection: Connection) -> bool:
+            ended.clear()
             async with connection.transaction():
                 if not await connection.fetchval(_LOCK):
                     return False
@@ -248,25 +259,36 @@ class Digest:
                 if digested_from is None:
                     return False
                 rows = await connection.fetch(_WALK, self._most, digested_from)
-                done = await self._digest_first(connection, rows, "")
+                done = await self._digest_first(connection, rows, "", ended)
                 if done:
                     await connection.execute(_STEP, rows[done - 1]["id"])
                 else:
                     await connection.execute(_BEGIN_ANEW)
             return bool(done)
 
-        return await self._database.run(work)
+        is_more = await self._database.run(work)
+        for row in ended:
+            if row["is_recent"]:  # it ended while we looked elsewhere; the others did so long ago
+                _measure(row)
+        return is_more
 
     async def _digest_first(
-        self, connection: Connection, rows: Sequence[asyncpg.Record], wait: str
+        self,
+        connection: Connection,
+        rows: Sequence[asyncpg.Record],
+        wait: str,
+        ended: list[asyncpg.Record],
     ) -> int:
-        """Digest those that are due of as many rows as go together; how many rows these are."""
+        """Digest those that are due of as many rows as go together; how many rows these are.
+
+        What was not digested before is added to `ended`.
+        """
         count, characters = _count_together(rows), _CHARACTERS
         while count:
             due = [row for row in rows[:count] if row["is_due"]]
             try:
                 async with connection.transaction():
-                    await self._digest(connection, due, characters, wait)
+                    ended += await self._digest(connection, due, characters, wait)
             except asyncpg.ProgramLimitExceededError:
                 if count > 1:
                     count //= 2
@@ -280,9 +302,9 @@ class Digest:
 
     async def _digest(
         self, connection: Connection, due: Sequence[asyncpg.Record], characters: int, wait: str
-    ) -> None:
+    ) -> Sequence[asyncpg.Record]:
         if not due:
-            return
+            return []
         rows = await connection.fetch(
             _DIGEST.format(wait=wait),
             [row["id"] for row in due],
@@ -298,6 +320,7 @@ class Digest:
                 totals.setdefault(key, _Totals()).add(row)
         if totals:
             await connection.execute(_COUNT, orjson.dumps(list(_to_rows(totals))).decode())
+        return rows
 
     async def _begin_minute(self) -> None:
         """Once a minute, and in one process: sample the queues, and forget what is too old."""
@@ -321,6 +344,35 @@ class Digest:
 
         while await self._database.run(work) == f"DELETE {_MOST_DELETED}":
             pass
+
+
+def _measure(row: asyncpg.Record) -> None:
+    """Have this process's metrics count one result that ended."""
+    model = row["model_name"]
+    created = (row["id"].int >> 80) / 1000
+    ended = row["finished_at"].timestamp()
+    telemetry.RESULTS.of(model, row["ended_as"]).inc()
+    telemetry.RESULT_SECONDS.of(model).observe(max(0.0, ended - created))
+    for tokens, total, each in (
+        (row["prompt_tokens"], telemetry.PROMPT_TOKENS, telemetry.RESULT_PROMPT_TOKENS),
+        (row["completion_tokens"], telemetry.COMPLETION_TOKENS, telemetry.RESULT_COMPLETION_TOKENS),
+    ):
+        if tokens:
+            total.of(row["team_id"], model).inc(tokens)
+            each.of(model).observe(tokens)
+    if row["max_tokens"] is not None:
+        telemetry.RESULT_MAX_TOKENS.of(model).observe(row["max_tokens"])
+    if row["started_at"] is None:
+        return
+    started = row["started_at"].timestamp()
+    telemetry.QUEUE_WAIT.of(model).observe(max(0.0, started - created))
+    telemetry.INFERENCE.of(model).observe(max(0.0, ended - started))
+    if row["first_token_at"] is not None:
+        first = row["first_token_at"].timestamp()
+        telemetry.FIRST_TOKEN.of(model).observe(max(0.0, first - created))
+        if (row["completion_tokens"] or 0) > 1:
+            spent = max(0.0, ended - first)
+            telemetry.INTER_TOKEN.of(model).observe(spent / (row["completion_tokens"] - 1))
 
 
 def _count_together(rows: Sequence[asyncpg.Record]) -> int:

@@ -194,6 +194,10 @@ class DatabaseFullError(DatabaseUnavailableError):
     code, title = "database_full", "The database's disk is full"
 
 
+class SchemaMismatchError(ServiceError):
+    status, code, title = 503, "schema_mismatch", "The database's schema does not fit"
+
+
 class TritonUnavailableError(ServiceError):
     status, code, title = 503, "triton_unavailable", "Triton is away"
 

@@ -1,9 +1,11 @@
 """Generation on Triton: the attempt reads one stream; the backend knows which server takes it."""
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from app import telemetry, tracing
 from app.errors import Failure, FailureCode
 from app.fleet import Fleet, Server
 from app.job_queue import AttemptEnd, Claim, Outcome
@@ -20,6 +22,7 @@ from app.triton_client import (
     StreamLostError,
 )
 
+_UNTRACED = contextlib.nullcontext()
 _PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
 
 
@@ -47,21 +50,35 @@ class Generation(Attempt):
         while (server := self._backend.choose(claim.model_name, tried)) is not None:
             self.server, self.place = server, _place(server, claim.model_name)
             try:
-                with server.occupied(claim.model_name):
+                with server.occupied(claim.model_name), self._traced(server) as traceparent:
                     await server.client.run(
-                        claim.model_name, claim.prompt, claim.parameters, self._hear
+                        claim.model_name, claim.prompt, claim.parameters, self._hear, traceparent
                     )
             except ModelDeadError:
                 raise  # others hang there: who asked has to stop them
             except NotTakenError as error:
                 if self.has_answered:  # it was taken: another's words must not follow its own
                     raise StreamLostError(str(error)) from error
+                _count(error, claim.model_name)
                 refusal = error
                 tried.add(server.name)
                 self._backend.doubt(self.place)
             else:
                 return
         raise refusal
+
+    def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
+        """The span of a stream, if it is traced; the context that Triton is told."""
+        claim = self.claim
+        if claim.trace is None or tracing.active is None:
+            return _UNTRACED
+        attributes: tracing.Attributes = {
+            "gen_ai.request.model": claim.model_name,
+            "server.address": server.address.grpc,
+            "llm.result_id": str(claim.id),
+            "llm.attempt": claim.attempt,
+        }
+        return tracing.active.calling("triton", claim.trace, attributes)
 
     def _hear(self, delta: Delta) -> None:
         self.heard_at = asyncio.get_running_loop().time()
@@ -83,6 +100,8 @@ class Generation(Attempt):
 
     def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
         """What an error of the stream means for the attempt."""
+        if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
+            _count(error, self.claim.model_name)  # what a server did not take is counted by then
         if isinstance(error, RefusedError):
             return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         if isinstance(error, ModelFailedError):
@@ -193,6 +212,20 @@ def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
     models.sort(key=lambda name: server.running[name])
     share, rest = divmod(free, len(models))
     return {name: share + (place < rest) for place, name in enumerate(models)}
+
+
+_KINDS = (
+    (ModelDeadError, "dead"),
+    (NotTakenError, "not_taken"),
+    (StreamLostError, "lost"),
+    (RefusedError, "refused"),
+    (ModelFailedError, "failed"),
+)
+
+
+def _count(error: GenerationError, model: str) -> None:
+    kind = next((name for family, name in _KINDS if isinstance(error, family)), telemetry.OTHER)
+    telemetry.TRITON_ERRORS.of(model, kind).inc()
 
 
 def _triton_lost(reason: object) -> Failure:

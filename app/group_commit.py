@@ -7,9 +7,11 @@ under way: no timer, so a lone caller waits for nobody. The same lane groups rea
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from app import telemetry
 from app.database import Connection, Database, Retry, is_passing
 
 T = TypeVar("T")
@@ -59,6 +61,7 @@ class Lane(Generic[T, R]):
         self._retry_seconds = retry_seconds
         self._waiting: deque[_Group[T, R]] = deque()
         self._runner: asyncio.Task[None] | None = None
+        self._sizes = telemetry.BATCH_SIZE.of(statement.__name__.strip("_"))
 
     async def submit(self, item: T) -> R:
         """Have one item committed with whatever else is waiting; its answer."""
@@ -69,7 +72,10 @@ class Lane(Generic[T, R]):
         group: _Group[T, R] = _Group(items)
         self._waiting.append(group)
         if self._runner is None:
-            self._runner = asyncio.create_task(self._run(), name=f"lane {self._statement.__name__}")
+            # In a context of its own: it works for all, not for the request that comes first.
+            self._runner = asyncio.create_task(
+                self._run(), name=f"lane {self._statement.__name__}", context=Context()
+            )
         return await group.answer
 
     async def close(self) -> None:
@@ -104,6 +110,7 @@ class Lane(Generic[T, R]):
 
     async def _commit(self, batch: list[_Group[T, R]], *, resent: bool) -> None:
         items = [item for group in batch for item in group.items]
+        self._sizes.observe(len(items))
         retry = Retry(self._retry_seconds)
         while True:
             try:

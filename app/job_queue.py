@@ -5,8 +5,9 @@ a race becomes a row count of zero: somebody else decided, stop, write nothing. 
 database's clock. `docs/state_machine.md` draws the transitions.
 """
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import compress
 from typing import Any, Literal, Protocol
@@ -15,7 +16,7 @@ from uuid import UUID
 import orjson
 from asyncpg import Record
 
-from app import job_queue_sql as sql
+from app import job_queue_sql as sql, log_context, telemetry, tracing
 from app.database import Connection, Database
 from app.errors import Failure
 from app.group_commit import Lane
@@ -24,6 +25,8 @@ from app.job_queue_sql import MAX_BATCH, SUSPECT_DEATHS
 from app.listener import join_ids
 from app.settings import Settings
 from app.team_limits import Limits, RunningLimits, TeamLimits
+
+logger = logging.getLogger(__name__)
 
 _MAX_ENQUEUE = 1000
 
@@ -73,6 +76,7 @@ class NewResult:
     retain_seconds: float | None = None  # it is kept no longer, from its end on
     tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
     limits: Limits = NO_LIMITS  # of its team and model
+    trace: str | None = None  # the context of its request's trace (`traceparent`)
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,6 +91,8 @@ class Claim:
     seconds_left: float
     is_suspect: bool
     has_attribution: bool = False  # one is to follow its completion
+    team_id: str = ""
+    trace: str | None = None
 
 
 class Outcome(StrEnum):
@@ -185,7 +191,18 @@ class JobQueue:
 
         Returns only after the commit: an id may be told from then on.
         """
-        return list(await self._enqueues.submit_all(results))
+        if tracing.active is not None:
+            trace = log_context.trace()
+            results = [replace(result, trace=trace) for result in results]
+        stored = list(await self._enqueues.submit_all(results))
+        is_telling = logger.isEnabledFor(logging.DEBUG)
+        for result, is_stored in zip(results, stored, strict=True):
+            if is_stored:
+                telemetry.SUBMISSIONS.of(result.model_name).inc()
+                if is_telling:
+                    extra = {"action": "accepted", "result_id": str(result.id)}
+                    logger.debug("accepted for %s", result.model_name, extra=extra)
+        return stored
 
     async def _enqueue(
         self, connection: Connection, results: Sequence[NewResult], resent: bool
@@ -462,6 +479,7 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.source_id for result in results],
         [result.attribution for result in results],
         [result.retain_seconds for result in results],
+        [result.trace for result in results],
     ]
 
 
@@ -500,6 +518,8 @@ def _to_first_claim(result: NewResult, prompt: str | None = None) -> Claim:
         seconds_left=result.deadline_seconds,
         is_suspect=False,
         has_attribution=result.attribution is not None,
+        team_id=result.team_id,
+        trace=result.trace,
     )
 
 
@@ -558,4 +578,6 @@ def _to_claim(row: Any) -> Claim:
         seconds_left=row["seconds_left"],
         is_suspect=row["engine_deaths"] >= SUSPECT_DEATHS,
         has_attribution=row["attribution"] is not None,
+        team_id=row["team_id"],
+        trace=row["trace"],
     )

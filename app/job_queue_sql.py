@@ -113,10 +113,11 @@ WITH {keys} context_input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
     $18::text[], $19::text[], $20::float8[], $21::bool[], $22::text[], $23::bool[], $24::text[],
-    $25::uuid[], $26::text[], $27::float8[], $28::bool[])
+    $25::uuid[], $26::text[], $27::float8[], $28::text[], $29::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
          deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect, step,
-         has_new_context, request, store, kind, source_id, attribution, retain_seconds, may_start)
+         has_new_context, request, store, kind, source_id, attribution, retain_seconds, trace,
+         may_start)
 ), new_contexts AS (
   INSERT INTO contexts (id, team_id, content, messages, metadata)
   SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
@@ -145,12 +146,12 @@ WITH {keys} context_input AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
                        webhook_url, on_disconnect, request, store, kind, source_id, attribution,
-                       retain_seconds, fair_key, worker_id, attempt, started_at)
+                       retain_seconds, trace, fair_key, worker_id, attempt, started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
          i.on_disconnect, i.request::jsonb, i.store, i.kind, i.source_id, i.attribution::jsonb,
-         i.retain_seconds, f.first_key + i.step * (row_number() OVER (
+         i.retain_seconds, i.trace, f.first_key + i.step * (row_number() OVER (
            PARTITION BY i.team_id, i.model_name, i.priority ORDER BY i.id) - 1),
          idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
@@ -187,7 +188,7 @@ ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
 _CLAIMED = """
 RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
           extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths,
-          r.attribution
+          r.attribution, r.team_id, r.trace
 """
 
 _START_PICKED = f"""

@@ -19,6 +19,7 @@ from app import __version__, refusals, tenstorrent_errors, tgi_errors, wire
 from app.access import needed_scope
 from app.auth import Authentication
 from app.batch_feeder import Feeder
+from app.correlation import Correlation
 from app.door import Door
 from app.errors import ServiceError
 from app.generation import TritonBackend
@@ -68,6 +69,7 @@ from app.schemas.tenstorrent import InferenceRequest
 from app.schemas.tgi import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.services import background, open_services
 from app.settings import Settings
+from app.tracing import tracing
 from app.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -149,7 +151,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services(settings, "api") as services, services.indexes:
+        async with (
+            tracing(settings.otlp_endpoint, "llm-api"),
+            open_services(settings, "api") as services,
+            services.indexes,
+        ):
             app.state.services = services
             services.hub.subscribe(services.listener)
             services.authenticator.subscribe(services.listener)
@@ -204,6 +210,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
     app.add_middleware(Authentication, is_on=settings.is_authenticated)
+    app.add_middleware(Correlation)
     app.add_exception_handler(ServiceError, refusals.on_service_error)
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)
     app.add_exception_handler(HTTPException, refusals.on_http_error)

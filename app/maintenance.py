@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 
+from app import telemetry
 from app.database import is_passing
 from app.erasure import Erasure
 from app.files import FileStore
@@ -57,6 +58,7 @@ class Maintenance:
         if now - self._connected_since >= self._lease:
             rescued = await self._queue.rescue(self._lease)
             if rescued:
+                telemetry.RESCUES.inc(rescued)
                 logger.warning(
                     "%d results of lost workers were freed", rescued, extra={"action": "rescued"}
                 )

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import openai_errors, tenstorrent_errors, tgi_errors
+from app import openai_errors, telemetry, tenstorrent_errors, tgi_errors
 from app.errors import (
     HttpError,
     InternalError,
@@ -33,6 +33,7 @@ _SHAPES: dict[str, Shape] = {
 
 def refusal(path: str, error: ServiceError) -> Response:
     """An error as the clients of this path read it."""
+    telemetry.REFUSALS.of(error.code).inc()
     return _SHAPES.get(dialect_of(path), problem_response)(error)
 
 
@@ -75,7 +76,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_unexpected_error(request: Request, _error: Exception) -> Response:
     """Render a bug of ours without its details; the server logs the traceback."""
-    return refusal(
+    answer = refusal(
         request.scope["path"],
         InternalError("Something unexpected happened; the service's log has the details."),
     )
+    answer.headers["X-Request-Id"] = request.scope.get("request_id", "")  # to find them by
+    return answer

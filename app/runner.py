@@ -6,6 +6,7 @@ What does the work is a backend: Triton (`generation`), or an index (`attributio
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
@@ -31,6 +32,22 @@ class StopReason(Enum):
     NOT_OURS = auto()  # another worker may own it: stop and write nothing
 
 
+@dataclass(slots=True)
+class Flushes:
+    """The writes of an attempt's text while it ran: times in seconds since 1970."""
+
+    first: float
+    last: float
+    count: int = 0
+    slowest: float = 0.0  # seconds
+
+    def add(self, began: float, ended: float) -> None:
+        """One more."""
+        self.count += 1
+        self.last = ended
+        self.slowest = max(self.slowest, ended - began)
+
+
 class Attempt(ABC):
     """One attempt in progress.
 
@@ -52,6 +69,7 @@ class Attempt(ABC):
         self.asked_at = asyncio.get_running_loop().time()
         self.heard_at = self.asked_at  # of the last response, or the start
         self.has_answered = False
+        self.flushes: Flushes | None = None  # counted where it is traced
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
         self._tokens_kept = 0

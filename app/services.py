@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from app import schema_version
 from app.admission import Admission
 from app.auth import Authenticator
 from app.batches import BatchStore, BatchWork
@@ -13,6 +14,7 @@ from app.contexts import ContextStore
 from app.database import Database
 from app.digest import Digest
 from app.erasure import Erasure
+from app.exposition import Exposition
 from app.files import FileStore
 from app.fleet import Fleet
 from app.history import HistoryStore
@@ -25,9 +27,11 @@ from app.launches.profiles import Profile, read_profiles
 from app.launches.store import LaunchStore
 from app.listener import Listener
 from app.maintenance import Maintenance, remove_expired
+from app.metrics_server import MetricsServer
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 from app.queue_position import QueuePositions
+from app.readiness import Readiness
 from app.result_export import ResultExport
 from app.results import ResultStore
 from app.retention import Retention
@@ -76,6 +80,8 @@ class Services:
     launches: LaunchStore
     history: HistoryStore
     system: SystemStore
+    exposition: Exposition
+    readiness: Readiness
 
 
 @contextlib.asynccontextmanager
@@ -97,6 +103,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         limits.subscribe(listener)
         fleet.subscribe(listener)
         tokens = TokenStore(database, settings)
+        registry = ModelRegistry(database, fleet, settings)
         yield Services(
             settings=settings,
             database=database,
@@ -106,7 +113,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             contexts=ContextStore(database, queue, settings),
             results=results,
             export=ResultExport(database),
-            registry=ModelRegistry(database, fleet, settings),
+            registry=registry,
             depth=depth,
             limits=limits,
             admission=Admission(database, depth, limits, settings),
@@ -131,6 +138,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             launches=LaunchStore(database),
             history=history,
             system=SystemStore(database, depth, history),
+            exposition=Exposition(fleet, registry, depth),
+            readiness=Readiness(database, registry, depth),
         )
 
 
@@ -150,6 +159,7 @@ async def background(
     digest what ended, delete what is over, and follow launches.
     """
     work = {
+        "schema": schema_version.guard(services.database),
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "limits": services.limits.run(),
@@ -173,6 +183,10 @@ async def background(
             work["launches"] = Follower(
                 services.database, services.listener, services.settings, services.profiles
             ).run()
+    if services.settings.metrics_port is not None:
+        work["metrics"] = MetricsServer(
+            services.settings, services.exposition, services.readiness
+        ).run()
     tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:
         yield tasks

@@ -33,6 +33,32 @@ _T = TypeVar("_T")
 _Optional = Annotated[_T | None, BeforeValidator(_none_if_empty)]
 
 
+class LogSettings(BaseSettings):
+    """How every command logs; read before all other settings, so that their faults are logged so."""
+
+    model_config = SettingsConfigDict(env_prefix="", populate_by_name=True, extra="ignore")
+
+    # --- Log ------------------------------------------------------------------------------------
+    format: Literal["text", "json"] = Field(
+        "text",
+        alias="LLM_LOG_FORMAT",
+        description="`text`: lines for people. `json`: an object a line, with the ids of request, "
+        "result, worker, attempt and team as members.",
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info",
+        alias="LLM_LOG_LEVEL",
+        description="The least that is logged. `debug` tells each request and each result, without "
+        "their texts.",
+    )
+    content: bool = Field(
+        False,
+        alias="LLM_LOG_CONTENT",
+        description="Log the prompt and the answer of each result too (10,000 characters of each), and "
+        "what errors quote of them. For development: the log then holds what your users say.",
+    )
+
+
 class Settings(BaseSettings):
     """The service's settings, read from the environment; names and units as in `docs/settings.md`."""
 
@@ -377,6 +403,28 @@ class Settings(BaseSettings):
         ge=1,
         le=100_000,
         description="Most requests of one batch that are queued or running at the same time.",
+    )
+
+    # --- Observability --------------------------------------------------------------------------
+    metrics_port: _Optional[Annotated[int, Field(ge=1, le=65535)]] = Field(
+        None,
+        alias="LLM_METRICS_PORT",
+        description="Port on which this process tells its metrics without a token (`GET /metrics`, "
+        "and `/health/ready`); a worker has no other. One for each process of a host. Unset: none. "
+        "The API has `/metrics` on its own port too, for tokens with the scope `operate`.",
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        alias="LLM_METRICS_HOST",
+        description="Address of that port. Metrics tell how much each team uses: bind another one "
+        "only where a network policy keeps strangers away.",
+    )
+    otlp_endpoint: _Optional[Annotated[str, Field(pattern=r"^https?://")]] = Field(
+        None,
+        alias="OTEL_EXPORTER_OTLP_ENDPOINT",
+        description="Collector that traces are sent to, by OTLP over HTTP (`http://127.0.0.1:4318`). "
+        "OpenTelemetry's other variables hold as well: `OTEL_EXPORTER_OTLP_HEADERS`, "
+        "`OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`. Unset: no traces.",
     )
 
     # --- Webhooks -------------------------------------------------------------------------------

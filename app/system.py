@@ -35,33 +35,6 @@ FROM workers ORDER BY dead_at IS NULL DESC, lease_expires_at DESC LIMIT {_WORKER
 """
 
 
-def _first(condition: str) -> str:
-    return f"""(SELECT r.model_name, r.team_id, r.priority, r.id FROM results r
-      WHERE r.state = 'pending' AND r.worker_id IS NULL AND {condition}
-      ORDER BY r.model_name, r.team_id, r.priority DESC, r.fair_key, r.id LIMIT 1)"""
-
-
-# The head of each team and priority is its oldest result: one probe of an index for each, instead of
-# a look at all that waits.
-_OLDEST = f"""
-WITH RECURSIVE heads AS (
-  {_first("true")}
-  UNION ALL
-  SELECT n.* FROM heads h CROSS JOIN LATERAL (
-    {_first("r.model_name = h.model_name AND r.team_id = h.team_id AND r.priority < h.priority")}
-    UNION ALL
-    {_first("r.model_name = h.model_name AND r.team_id > h.team_id")}
-    UNION ALL
-    {_first("r.model_name > h.model_name")}
-    LIMIT 1
-  ) n
-)
-SELECT model_name, extract(epoch FROM now() - to_timestamp(
-    ('x' || left(replace(min(id::text), '-', ''), 12))::bit(48)::bigint / 1000.0))::float8 AS seconds
-FROM (SELECT * FROM heads LIMIT 10000) h GROUP BY model_name
-"""
-
-
 @dataclass(slots=True, frozen=True)
 class SystemState:
     """What an operator is told, as of one moment."""
@@ -103,14 +76,13 @@ class SystemStore:
         fetch = self._database.fetch
         window = await self._history.window(minutes)
         (database,) = await fetch(_DATABASE)
-        oldest = await fetch(_OLDEST)
         parts: dict[str, Any] = dict(database.items())
         return SystemState(
             **parts,
             tables=await fetch(_TABLES),
             workers=await fetch(_ALL_WORKERS),
             queues=await self._depth.by_model(),
-            oldest_seconds={row["model_name"]: max(0.0, row["seconds"]) for row in oldest},
+            oldest_seconds=await self._depth.oldest_seconds(),
             window=window,
             queue_history=await self._history.queues(window),
             history=await self._history.points(window, None),

@@ -88,6 +88,8 @@ results = Table(
     Column("source_id", UUID),
     # The attribution that follows once this one has completed: its id, queue and parameters.
     Column("attribution", JSONB),
+    # The context of its request's trace (W3C's `traceparent`); NULL while traces are off.
+    Column("trace", Text),
     Column("context_id", UUID, ForeignKey("contexts.id", ondelete="CASCADE"), nullable=False),
     # --- the request ---
     Column("model_name", String, nullable=False),

@@ -238,6 +238,7 @@ class TritonClient:
         prompt: str,
         parameters: dict[str, Any],
         on_delta: Callable[[Delta], None],
+        traceparent: str | None = None,
     ) -> None:
         """Have a model generate, and call `on_delta` with each response until the last token.
 
@@ -245,7 +246,10 @@ class TritonClient:
         the attempt counts.
         """
         request_id = uuid4().hex
-        call = self._infer(build_request(model, prompt, parameters, request_id))
+        # Triton reads it where it traces (--trace-config mode=opentelemetry).
+        metadata = None if traceparent is None else (("traceparent", traceparent),)
+        request = build_request(model, prompt, parameters, request_id)
+        call = self._infer(request, metadata=metadata)
         told = asyncio.get_running_loop().create_future()
         # gRPC cancels a call at once when the task that reads it is cancelled: that is not ours.
         reading = asyncio.create_task(_read(call, on_delta, told))

@@ -18,6 +18,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
+from app import telemetry
 from app.database import is_passing
 from app.errors import DatabaseUnavailableError, NotFoundError
 from app.listener import WEBHOOKS, Listener
@@ -48,6 +49,7 @@ _SHORTEST_PAUSE = 0.05
 _DATABASE_PAUSE = 1.0
 _STOP_SECONDS = 5.0  # calls under way when the process stops may end; what is cut is due again
 
+_OUTCOMES = {"delivered": "delivered", "failed": "given_up", "pending": "to_be_retried"}
 _BROKE = "webhook of result %s broke"
 _BUG = Answer("a bug in the service; its worker's log has the details")
 
@@ -153,6 +155,7 @@ class Deliverer:
         }
         verdict = self._judge(due, answer, orjson.dumps(entry).decode())
         await self._outbox.conclude(verdict)
+        telemetry.WEBHOOKS.of(_OUTCOMES[verdict.state]).inc()
         if verdict.state == "pending":
             self._wake.set()  # it may be due before what the last look saw
 
@@ -195,4 +198,4 @@ def event_body(row: asyncpg.Record, *, model_ready: bool) -> bytes:
 
 
 def _extra(action: str, due: Due) -> dict[str, str]:
-    return {"action": action, "result_id": str(due.result_id)}
+    return {"action": action, "result_id": str(due.result_id), "team_id": due.team_id}

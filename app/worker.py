@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
+from app import telemetry
 from app.attempts import Attempts, cancel_all
 from app.database import Database, is_passing
 from app.errors import DatabaseUnavailableError
@@ -90,6 +91,7 @@ class Worker:
                 task.result()  # a dead side task ends this life, and unless fenced the process
             await self._finish_within_grace(side_tasks)
         except FencedError as error:
+            telemetry.FENCES.inc()
             logger.warning(
                 "fenced: %s; %d streams stopped",
                 error,

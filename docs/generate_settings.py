@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from app.settings import Settings
+from app.settings import LogSettings, Settings
 from app.ui.settings import UiSettings
 
 _INTRODUCTION = """# Settings
@@ -33,7 +33,7 @@ _FIELD = re.compile(r"^    (\w+): ")
 def render() -> str:
     """The document's text."""
     parts = [_INTRODUCTION]
-    for settings in (Settings, UiSettings):
+    for settings in (Settings, LogSettings, UiSettings):
         for section, names in _sections(settings):
             parts.append(
                 f"\n## {section}\n\n| name | default | bounds | meaning |\n|---|---|---|---|\n"

@@ -53,6 +53,14 @@ class UpOptions:
     triton_venv: Path = _REPOSITORY / ".venv-triton"
 
 
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """Of the web page, and of the worker's metrics: as a setting has it."""
+
+    ui: int
+    metrics: str
+
+
 async def up(options: UpOptions) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; the process's exit status."""
     stopping = _stop_on_signals()
@@ -74,14 +82,17 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
     _check_indexes_file()
     processes.become_reaper()
     supervisor = Supervisor(progress)
-    ui_port = preflight.choose_ui_port(options.port, options.ui_port)
+    ports = _Ports(
+        ui=preflight.choose_ui_port(options.port, options.ui_port),
+        metrics=os.environ.get("LLM_METRICS_PORT") or str(processes.free_port()),
+    )
     stop = asyncio.create_task(stopping.wait())
-    start = asyncio.create_task(_start(options, ui_port, supervisor, progress))
+    start = asyncio.create_task(_start(options, ports, supervisor, progress))
     try:
         await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             models, indexes = start.result()
-            progress.line(_ready_text(options, ui_port, models, indexes, time.monotonic() - begun))
+            progress.line(_ready_text(options, ports, models, indexes, time.monotonic() - begun))
             keep = asyncio.create_task(supervisor.wait())
             await asyncio.wait({keep, stop}, return_when=asyncio.FIRST_COMPLETED)
             if keep.done():
@@ -94,7 +105,7 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
 
 
 async def _start(
-    options: UpOptions, ui_port: int, supervisor: Supervisor, progress: Progress
+    options: UpOptions, ports: _Ports, supervisor: Supervisor, progress: Progress
 ) -> tuple[list[str], list[str]]:
     """Start all parts, the model beside the API and the worker; the names of models and indexes."""
     data = options.data.absolute()
@@ -120,12 +131,18 @@ async def _start(
         api = ServicePart(
             "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
         )
-        worker = ServicePart("Worker", "worker", environment, logs / "worker.log", grace=grace)
+        worker = ServicePart(
+            "Worker",
+            "worker",
+            {**environment, "LLM_METRICS_PORT": ports.metrics},
+            logs / "worker.log",
+            grace=grace,
+        )
         names = _declared(environment)
         await _together(
             supervisor.start(api),
             supervisor.start(worker),
-            supervisor.start(_web_page(options, ui_port, logs)),
+            supervisor.start(_web_page(options, ports.ui, logs)),
             *(
                 _start_if_possible(
                     supervisor, _attribution(name, environment, logs, grace), progress
@@ -274,6 +291,7 @@ def _environment(options: UpOptions, parts: Mapping[str, str]) -> dict[str, str]
         **parts,
         "LLM_HOST": HOST,
         "LLM_PORT": str(options.port),
+        "LLM_METRICS_PORT": "",  # one process can have it: the worker
     }
 
 
@@ -297,15 +315,16 @@ def _url(options: UpOptions) -> str:
 
 
 def _ready_text(
-    options: UpOptions, ui_port: int, models: list[str], indexes: list[str], seconds: float
+    options: UpOptions, ports: _Ports, models: list[str], indexes: list[str], seconds: float
 ) -> str:
     url = _url(options)
     body = f'{{"model": "{models[0]}", "content": "def ", "parameters": {{"max_tokens": 40}}}}'
     lines = [
         f"\nReady in {seconds:.1f} s. Model: {', '.join(models)}",
-        f"  Page   http://{HOST}:{ui_port}",
+        f"  Page   http://{HOST}:{ports.ui}",
         f"  API    {url}",
         f"  Docs   {url}/docs",
+        f"  Metrics  {url}/metrics   worker: http://{HOST}:{ports.metrics}/metrics",
         f"  Data   {options.data}   Logs  {options.data / 'logs'}",
         f"  CLI    . {shlex.quote(str(options.data / SETTINGS_FILE))} && .venv/bin/python -m app --help",
         f"  Try    {_curl(f'{url}/results/', body, '-H', 'Prefer: wait=30')}",

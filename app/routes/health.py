@@ -1,8 +1,10 @@
-"""/health: whether the process runs, and whether it is of use."""
+"""/health: whether the process runs, and whether it is of use. /metrics: how it does."""
 
 from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
+from app import telemetry
 from app.routes.common import ServicesOf
 from app.wire import json_response
 
@@ -21,9 +23,14 @@ async def read_liveness() -> Response:
 @router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
 async def read_readiness(services: ServicesOf) -> Response:
-    """200 when results are accepted; else 503. Triton's state is told, but is not needed."""
-    await services.database.fetch("SELECT 1")
-    error = services.registry.triton_error
-    return json_response(
-        {"database": "ok", "triton": error or "ok", "models_ready": services.registry.ready()}
-    )
+    """200 when results are accepted, else 503; either tells each part, and `to_do` what to change.
+
+    Results are accepted while Triton or all workers are away: they wait.
+    """
+    return json_response(await services.readiness.report())
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def read_metrics(services: ServicesOf) -> Response:
+    """Prometheus metrics of this process, and of the queues. Needs the scope `operate`."""
+    return Response(await services.exposition.text(), media_type=telemetry.CONTENT_TYPE)

@@ -111,6 +111,7 @@ async def test_the_document_tells_what_each_operation_needs(closed: Service) -> 
         "get /launches/{launch_id}/log",
         "get /servers",
         "get /system",
+        "get /metrics",
         "post /servers",
         "get /servers/{name}",
         "delete /servers/{name}",

@@ -215,6 +215,22 @@ def test_a_way_back_does_not_forget_what_is_to_be_erased_or_was(
     assert asyncio.run(rows(empty, "SELECT version_num FROM alembic_version")) == ["0005"]
 
 
+def test_the_context_of_a_trace_comes_and_goes(empty: Settings) -> None:
+    """Revision 0013, up and down with rows in the table."""
+    migrate(empty, "0011")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0013")
+    assert asyncio.run(rows(empty, "SELECT trace FROM results")) == [None] * 3
+    asyncio.run(rows(empty, "UPDATE results SET trace = '00-a-b-01'"))
+    migrate(empty, "0011", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty)
+
+
 def migrating(settings: Settings) -> subprocess.Popen[bytes]:
     """A process of its own that migrates."""
     environment = os.environ | {

@@ -198,6 +198,7 @@ class BrokenTriton(TritonClient):
         prompt: str,
         parameters: dict[str, Any],
         on_delta: Callable[[Delta], None],
+        traceparent: str | None = None,
     ) -> None:
         if prompt == "break":
             raise RuntimeError("a bug of ours")

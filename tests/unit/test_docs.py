@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from app.errors import FailureCode, ServiceError
-from app.settings import Settings
+from app.settings import LogSettings, Settings
 from app.ui.settings import UiSettings
 from docs.generate_settings import render
 
@@ -51,7 +51,7 @@ def test_the_statuses_in_the_table_are_the_codes_own() -> None:
 
 
 def test_settings_named_anywhere_exist() -> None:
-    settings = (Settings, UiSettings)
+    settings = (Settings, LogSettings, UiSettings)
     known = {field.alias for one in settings for field in one.model_fields.values()}
     for document in [*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / "app").rglob("*.py")]:
         for name in re.findall(r"\b(?:LLM|TRITON)_[A-Z_]+[A-Z]\b", document.read_text()):

@@ -124,7 +124,7 @@ class Client(TritonClient):
 
     def __init__(self, call: Call) -> None:
         super().__init__("localhost:1")
-        self._infer = lambda _: call
+        self._infer = lambda _, metadata: call
 
 
 async def test_the_last_token_is_the_end_and_the_call_is_left_to_end_by_itself() -> None:

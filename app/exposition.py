@@ -1,0 +1,85 @@
+"""What /metrics answers: the process's own counts, and what the database tells about all of it.
+
+However many scrape, the text is made at most once a second, and the database is asked as seldom as
+`queue_depth` does it.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+
+from app import telemetry
+from app.database import is_passing
+from app.fleet import Fleet
+from app.model_registry import ModelRegistry
+from app.queue_depth import QueueDepth
+
+logger = logging.getLogger(__name__)
+
+_FRESH_SECONDS = 1.0
+_PATIENCE = (
+    3.0  # seconds for the database: a scrape that ends without an answer tells nothing at all
+)
+
+
+class OwnExposition:
+    """The metrics of a process that knows nothing of the others."""
+
+    async def text(self) -> bytes:
+        """All that it counted."""
+        return telemetry.render()
+
+
+class Exposition:
+    """The metrics of one process as text."""
+
+    def __init__(self, fleet: Fleet, registry: ModelRegistry, depth: QueueDepth) -> None:
+        self._fleet = fleet
+        self._registry = registry
+        self._depth = depth
+        self._making = asyncio.Lock()
+        self._text = b""
+        self._expires = 0.0
+
+    async def text(self) -> bytes:
+        """All metrics, no older than a second."""
+        async with self._making:
+            if time.monotonic() >= self._expires:
+                await self._look()
+                # Beside the loop: with many models it takes many milliseconds.
+                self._text = await asyncio.to_thread(telemetry.render)
+                self._expires = time.monotonic() + _FRESH_SECONDS
+            return self._text
+
+    async def _look(self) -> None:
+        """Set the gauges. While the database is away its own are missing, which alerts can tell."""
+        running = Counter[str]()
+        for server in self._fleet.servers:
+            running.update(server.running)
+        telemetry.show(telemetry.IN_FLIGHT, running)
+        models = self._registry.all()
+        telemetry.show(telemetry.MODEL_READY, {model.name: float(model.ready) for model in models})
+        queued: dict[str, float] = {}
+        at_work: dict[str, float] = {}
+        oldest: dict[str, float] = {}
+        workers: dict[str, int] = {}
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                loads = await self._depth.by_model()
+                oldest = await self._depth.oldest_seconds()
+                workers = await self._depth.workers()
+        except Exception as error:
+            if not is_passing(error):
+                logger.exception("the queues are not measured", extra={"action": "not_measured"})
+            telemetry.DATABASE_UP.set(0)
+        else:
+            telemetry.DATABASE_UP.set(1)
+            names = {model.name for model in models} | loads.keys()
+            queued = {name: loads[name].queued if name in loads else 0 for name in names}
+            at_work = {name: loads[name].running if name in loads else 0 for name in names}
+            oldest = dict.fromkeys(names, 0.0) | oldest
+        telemetry.show(telemetry.QUEUE_DEPTH, queued)
+        telemetry.show(telemetry.RUNNING, at_work)
+        telemetry.show(telemetry.WORKERS, workers)
+        telemetry.show(telemetry.QUEUE_OLDEST, oldest)
