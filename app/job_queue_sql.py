@@ -131,7 +131,7 @@ WITH {keys} context_input AS (
   FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
         FROM input) f
 ), me AS (
-  SELECT id FROM workers WHERE id = $29::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $30::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
@@ -178,7 +178,7 @@ _IS_REFUSED = (
     "i.id IN (SELECT id FROM refused) OR coalesce(i.group_id IN (SELECT id FROM refused), false)"
 )
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(30, _has_sources("i.is_rendered")),
+    take_keys_sql(31, _has_sources("i.is_rendered")),
     f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})",
     f"NOT ({_IS_REFUSED})",
 )
