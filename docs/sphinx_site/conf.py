@@ -16,7 +16,7 @@ from docs.sphinx_site.api_reference import render  # noqa: E402 - found by the l
 project = "LLM API Service"
 root_doc = "README"
 extensions = ["myst_parser"]
-exclude_patterns = ["_build", "images", "sphinx_site"]
+exclude_patterns = ["_build", "sphinx_site"]
 myst_heading_anchors = 4
 # The catalogue of errors has its codes as headings of the third level below a table.
 suppress_warnings = ["myst.header"]
