@@ -9,7 +9,6 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
 import orjson
 from pydantic import ValidationError
 
@@ -118,6 +117,8 @@ def describe(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     if _shows_content:
         return str(error)
+    import asyncpg  # here: commands that need no database stay small
+
     if isinstance(error, asyncpg.PostgresError):  # its details quote rows
         told = str(error.args[0]) if error.args else ""
         return f"{told.partition(':')[0]} (SQLSTATE {error.sqlstate})"

@@ -66,7 +66,9 @@ def test_values_out_of_bounds_are_refused(
 
 def test_every_alias_is_upper_case_and_ours_or_the_originals() -> None:
     assert all(name.isupper() for name in ALIASES)
-    assert all(name.startswith(("LLM_", "TRITON_", "JWT_", "INDEXES_")) for name in ALIASES)
+    assert all(
+        name.startswith(("LLM_", "TRITON_", "JWT_", "INDEXES_", "OTEL_")) for name in ALIASES
+    )
 
 
 def test_every_default_is_within_its_own_bounds() -> None:
