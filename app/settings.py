@@ -4,10 +4,11 @@ Settings are built in `cli` and handed down; nothing reads the environment at im
 `docs/settings.md` is generated from this file.
 """
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_TEAM = "default"
@@ -123,6 +124,12 @@ class Settings(BaseSettings):
         description="Comma-separated names accepted in the Host and Origin headers (a guard "
         "against DNS rebinding). While authentication is on and this is not set, any Host is "
         "accepted, and an Origin that is the Host.",
+    )
+    trusted_proxies: _Names = Field(
+        default=["127.0.0.1", "::1"],
+        alias="LLM_TRUSTED_PROXIES",
+        description="Comma-separated addresses and networks whose `X-Forwarded-For` and "
+        "`X-Forwarded-Proto` are believed: the reverse proxy's, and the web page's, which hands on its visitors'.",
     )
     max_body_bytes: int = Field(
         2_000_000,
@@ -451,6 +458,14 @@ class Settings(BaseSettings):
         ge=0,
         description="How long from then on, once it was asked for again.",
     )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if address:
+                ipaddress.ip_network(address)  # its error says what is wrong
+        return [address for address in addresses if address]
 
     @model_validator(mode="after")
     def _check_triton(self) -> Self:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError
+from app.ui.api import Api, ApiError, visitor_of
 from app.ui.render import fragment
 from app.ui.sending import fields_of, kept_fields, read_form
 from app.ui.session import TokenTooLongError, safe_path
@@ -32,7 +32,7 @@ async def submit(request: Request) -> Response:
     if not token.isascii() or not token.isprintable() or not token:
         return again(422, "Give a token.")
     try:
-        await Api(request.app.state.client, token).get("/me")
+        await Api(request.app.state.client, token, visitor_of(request)).get("/me")
     except ApiError as error:
         known = "The API does not take this token: " if error.status == 401 else ""
         return again(error.status or 502, known + error.message)
