@@ -214,6 +214,15 @@ class Settings(BaseSettings):
         None, alias="LLM_JWT_AUDIENCE", description="The `aud` of tokens by LLM_JWKS: our name."
     )
 
+    failed_attempts_per_minute: int = Field(
+        20,
+        alias="LLM_FAILED_ATTEMPTS_PER_MINUTE",
+        ge=0,
+        le=100_000,
+        description="Wrong tokens that one address may try at one API process per minute; further ones "
+        "are answered 429. 0: no limit.",
+    )
+
     # --- Results --------------------------------------------------------------------------------
     default_max_tokens: int = Field(
         512,

@@ -35,7 +35,10 @@ async def submit(request: Request) -> Response:
         await Api(request.app.state.client, token, visitor_of(request)).get("/me")
     except ApiError as error:
         known = "The API does not take this token: " if error.status == 401 else ""
-        return again(error.status or 502, known + error.message)
+        response = again(error.status or 502, known + error.message)
+        if error.retry_after:
+            response.headers["retry-after"] = error.retry_after
+        return response
     response = (
         fragment(
             request,
