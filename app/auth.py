@@ -7,6 +7,7 @@ arrives, and after ten seconds where it does not.
 
 import asyncio
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from app.errors import (
     InvalidTokenError,
     NotFoundError,
     ServiceError,
+    TooManyFailedAttemptsError,
     UnauthenticatedError,
 )
+from app.failed_attempts import FailedAttempts
 from app.jwt_verifier import MAX_TOKEN_BYTES, JwtVerifier
 from app.listener import TOKENS, Listener
 from app.principal import ANYONE, NOBODY, Principal
@@ -175,9 +178,10 @@ class Authentication:
     The routes find who is asking in `scope["principal"]`.
     """
 
-    def __init__(self, app: ASGIApp, *, is_on: bool) -> None:
+    def __init__(self, app: ASGIApp, *, is_on: bool, failed_attempts_per_minute: int) -> None:
         self._app = app
         self._is_on = is_on
+        self._failed = FailedAttempts(failed_attempts_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -196,10 +200,28 @@ class Authentication:
         if needed is None:
             return NOBODY
         authenticator: Authenticator = scope["app"].state.services.authenticator
-        principal = await authenticator.authenticate(scope["headers"])
+        try:
+            principal = await authenticator.authenticate(scope["headers"])
+        except InvalidTokenError:
+            self._count_failure(scope)
+            raise
         if needed not in principal.scopes:
             raise ForbiddenError(f"This needs a token with the scope `{needed}`.")
         return principal
+
+    def _count_failure(self, scope: Scope) -> None:
+        """Raises TooManyFailedAttemptsError: a token is judged all the same, so a good one passes."""
+        sent = b"".join(value for name, value in scope["headers"] if name == b"authorization")
+        wait = self._failed.count(
+            scope["client"][0] if scope.get("client") else "",
+            hashlib.sha256(sent).digest(),
+            asyncio.get_running_loop().time(),
+        )
+        if wait is not None:
+            raise TooManyFailedAttemptsError(
+                "Your address has tried too many wrong tokens. Try again after the time in Retry-After.",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
 
 
 def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

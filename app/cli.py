@@ -166,7 +166,7 @@ def _serve(options: argparse.Namespace) -> int:
     from app.server import serve
 
     app = create_app(settings, with_worker=options.with_worker)
-    return serve(app, settings.host, settings.port)
+    return serve(app, settings.host, settings.port, settings.trusted_proxies)
 
 
 def _ui(_: argparse.Namespace) -> int:
@@ -175,7 +175,7 @@ def _ui(_: argparse.Namespace) -> int:
     from app.ui.settings import UiSettings
 
     settings = UiSettings()
-    return serve(create_ui(settings), settings.host, settings.port)
+    return serve(create_ui(settings), settings.host, settings.port, settings.trusted_proxies)
 
 
 def _worker(options: argparse.Namespace) -> int:

@@ -305,6 +305,12 @@ class InvalidTokenError(ServiceError):
         super().__init__(detail, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
 
 
+class TooManyFailedAttemptsError(ServiceError):
+    """Also of a wrong token, to one whose address has tried many: `detail` tells no more of it."""
+
+    status, code, title = 429, "too_many_failed_attempts", "Too many wrong tokens"
+
+
 class ForbiddenError(ServiceError):
     status, code, title = 403, "forbidden", "The token may not do this"
 

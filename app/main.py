@@ -209,7 +209,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
-    app.add_middleware(Authentication, is_on=settings.is_authenticated)
+    app.add_middleware(
+        Authentication,
+        is_on=settings.is_authenticated,
+        failed_attempts_per_minute=settings.failed_attempts_per_minute,
+    )
     app.add_middleware(Correlation)
     app.add_exception_handler(ServiceError, refusals.on_service_error)
     app.add_exception_handler(RequestValidationError, refusals.on_validation_error)

@@ -12,8 +12,11 @@ from app import garbage
 _GRACE_SECONDS = 5
 
 
-def serve(app: Starlette, host: str, port: int) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status."""
+def serve(app: Starlette, host: str, port: int, trusted_proxies: list[str]) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status.
+
+    Of `trusted_proxies` (addresses, networks) it is believed whom they speak for, and over which scheme.
+    """
     server = _Server(
         app,
         uvicorn.Config(
@@ -26,6 +29,7 @@ def serve(app: Starlette, host: str, port: int) -> int:
             access_log=False,
             server_header=False,
             log_config=None,
+            forwarded_allow_ips=trusted_proxies,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         ),
     )

@@ -4,10 +4,11 @@ Settings are built in `cli` and handed down; nothing reads the environment at im
 `docs/settings.md` is generated from this file.
 """
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_TEAM = "default"
@@ -153,6 +154,12 @@ class Settings(BaseSettings):
         "against DNS rebinding). While authentication is on and this is not set, any Host is "
         "accepted, and an Origin that is the Host.",
     )
+    trusted_proxies: _Names = Field(
+        default=["127.0.0.1", "::1"],
+        alias="LLM_TRUSTED_PROXIES",
+        description="Comma-separated addresses and networks whose `X-Forwarded-For` and "
+        "`X-Forwarded-Proto` are believed: the reverse proxy's, and the web page's, which hands on its visitors'.",
+    )
     max_body_bytes: int = Field(
         2_000_000,
         alias="LLM_MAX_BODY_BYTES",
@@ -234,6 +241,15 @@ class Settings(BaseSettings):
     )
     jwt_audience: _Optional[str] = Field(
         None, alias="LLM_JWT_AUDIENCE", description="The `aud` of tokens by LLM_JWKS: our name."
+    )
+
+    failed_attempts_per_minute: int = Field(
+        20,
+        alias="LLM_FAILED_ATTEMPTS_PER_MINUTE",
+        ge=0,
+        le=100_000,
+        description="Wrong tokens that one address may try at one API process per minute; further ones "
+        "are answered 429. 0: no limit.",
     )
 
     # --- Results --------------------------------------------------------------------------------
@@ -529,6 +545,14 @@ class Settings(BaseSettings):
         ge=0,
         description="How long from then on, once it was asked for again.",
     )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if address:
+                ipaddress.ip_network(address)  # its error says what is wrong
+        return [address for address in addresses if address]
 
     @model_validator(mode="after")
     def _check_triton(self) -> Self:

@@ -34,6 +34,8 @@ def respond(error: ServiceError) -> Response:
 
 
 def _to_error(error: ServiceError) -> tuple[int, str]:
+    if error.code == "too_many_failed_attempts":
+        return error.status, error.detail
     if error.status == 429 or error.code in _OVERLOADED:
         return 503, "Service overloaded, try again later."
     if error.code == "invalid_token":  # a bearer token was given, but no valid one

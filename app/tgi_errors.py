@@ -41,7 +41,9 @@ def to_error(error: ServiceError) -> tuple[int, dict[str, str]]:
         return _error(500, "incomplete_generation_stream", error.detail)
     if error.code in _OVERLOADED:
         return _error(429, "overloaded", "Model is overloaded")
-    if error.status == 429:  # a limit of the team: only it can wait for it
+    if (
+        error.status == 429 and error.code != "too_many_failed_attempts"
+    ):  # a limit of the team: only it can wait for it
         return _error(429, "overloaded", f"Model is overloaded: {error.detail}")
     if error.status == 422:
         if [wrong.field for wrong in error.errors] == ["messages"]:

@@ -89,9 +89,12 @@ class Client:
 class Api:
     """The API with the token of one visitor (None: without). All methods raise `ApiError`."""
 
-    def __init__(self, client: Client, token: str | None) -> None:
+    def __init__(self, client: Client, token: str | None, visitor: str | None = None) -> None:
+        """`visitor` is his address: failed sign-ins are counted by it, not by the page's."""
         self._client = client
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if visitor:
+            self._headers["X-Forwarded-For"] = visitor
         self._owner = hashlib.sha256((token or "").encode()).digest()
 
     async def me(self) -> Me:
@@ -199,7 +202,12 @@ class Api:
 
 def api_of(request: Request) -> Api:
     """The API with the token of this request's visitor."""
-    return Api(request.app.state.client, request.state.token)
+    return Api(request.app.state.client, request.state.token, visitor_of(request))
+
+
+def visitor_of(request: Request) -> str | None:
+    """The visitor's address, as far as it is known."""
+    return request.client.host if request.client else None
 
 
 def segment(text: str) -> str:

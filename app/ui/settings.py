@@ -1,5 +1,6 @@
 """The settings of the web page, read from the environment; `docs/settings.md` is made of them."""
 
+import ipaddress
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, HttpUrl, SecretStr, field_validator
@@ -41,6 +42,12 @@ class UiSettings(BaseSettings):
         description="Comma-separated names by which browsers may call the web page (a guard against "
         "DNS rebinding); `*` allows any.",
     )
+    trusted_proxies: Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)] = Field(
+        default=["127.0.0.1", "::1"],
+        alias="LLM_TRUSTED_PROXIES",
+        description="Comma-separated addresses and networks whose `X-Forwarded-For` and "
+        "`X-Forwarded-Proto` are believed: the reverse proxy's.",
+    )
     secret: SecretStr | None = Field(
         None,
         alias="LLM_UI_SECRET",
@@ -76,6 +83,14 @@ class UiSettings(BaseSettings):
         description="Permit the web page on an address that is not loopback although the API asks for "
         "no token.",
     )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if address:
+                ipaddress.ip_network(address)  # its error says what is wrong
+        return [address for address in addresses if address]
 
     @field_validator("secret")
     @classmethod

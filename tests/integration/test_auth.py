@@ -22,6 +22,8 @@ from app.auth import Authenticator
 from app.errors import InvalidTokenError, NotFoundError
 from app.settings import Settings
 from app.token_store import TokenStore
+from app.ui.main import create_ui
+from app.ui.settings import UiSettings
 from tests.conftest import Service, run_service
 from tests.integration.support import UNKNOWN_ID, assert_problem, assert_refusal, serve, until
 from tests.unit.test_exposure import STRONG
@@ -504,7 +506,7 @@ async def test_guesses_push_out_no_good_answer(
     key = await closed.services.tokens.create("red")
     assert await status(closed, key.text, "/nothing") == 404
     answers = await asyncio.gather(*(status(closed, new_key().text) for _ in range(100)))
-    assert set(answers) == {401}
+    assert set(answers) <= {401, 429}
     assert len(closed.services.authenticator._bad._answers) == 10
     async with connection.transaction():
         await connection.execute("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE")
@@ -570,3 +572,70 @@ async def test_times_that_are_times_are_good(closed: Service) -> None:
         {"exp": now + 60.5}, {"exp": 2**53}, {"exp": int(now) + 60, "nbf": 0, "iat": 0.5},
     ):  # fmt: skip
         assert await status(closed, sign(CLAIMS | claims)) == 200
+
+
+# --- wrong tokens -----------------------------------------------------------------------------------
+
+
+async def test_who_tries_many_tokens_is_told_to_wait_and_good_ones_pass(closed: Service) -> None:
+    most = Settings.model_fields["failed_attempts_per_minute"].default
+    expired = new_key().text
+    assert await status(closed, expired) == 401
+    answers = [await status(closed, new_key().text) for _ in range(3 * most)]
+    assert answers[: most - 1] == [401] * (most - 1)
+    assert 429 in answers
+    key, jwt = await closed.services.tokens.create("red"), sign(CLAIMS)
+    for _ in range(most):
+        guess = await closed.client.get("/results/", headers=bearer(new_key().text))
+        if guess.status_code == 429:  # else one try had come back meanwhile
+            assert_problem(guess, 429, "too_many_failed_attempts")
+            assert int(guess.headers["retry-after"]) >= 1
+        # Never seen before, from the same address:
+        assert (await status(closed, key.text), await status(closed, jwt)) == (200, 200)
+        # A program that repeats one old token has failed once.
+        assert await status(closed, expired) == 401
+    other = httpx.ASGITransport(app=closed.app, client=("203.0.113.9", 1))
+    async with httpx.AsyncClient(transport=other, base_url="http://localhost") as client:
+        guess = await client.get("/results/", headers=bearer(new_key().text))
+        assert guess.status_code == 401
+
+
+async def test_dialects_tell_of_too_many_tokens(guarded: Settings) -> None:
+    few = guarded.model_copy(update={"failed_attempts_per_minute": 1})
+    async with run_service(few, with_worker=False) as service:
+        assert await status(service, new_key().text) == 401
+
+        for path in ("/v1/chat/completions", "/generate", "/inference", "/results/"):
+
+            async def told(path: str = path) -> httpx.Response | None:
+                answer = await service.client.post(path, json={}, headers=bearer(new_key().text))
+                return answer if answer.status_code == 429 else None
+
+            answer = await until(told)
+            assert_refusal(path, answer, 429, "too_many_failed_attempts")
+            assert answer.headers["retry-after"]
+
+
+async def test_the_page_is_not_blamed_for_its_visitors(guarded: Settings) -> None:
+    few = guarded.model_copy(update={"failed_attempts_per_minute": 2})
+    async with serve(few) as service, contextlib.AsyncExitStack() as stack:
+        page = create_ui(UiSettings.model_validate({"api_url": str(service.client.base_url)}))
+        await stack.enter_async_context(page.router.lifespan_context(page))
+        guesser, neighbour = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(
+                    transport=httpx.ASGITransport(page, client=(address, 1)),
+                    base_url="http://localhost",
+                )
+            )
+            for address in ("203.0.113.7", "203.0.113.8")
+        ]
+
+        async def is_slowed() -> bool:
+            answer = await guesser.post("/sign-in", data={"token": new_key().text})
+            return answer.status_code == 429 and "retry-after" in answer.headers
+
+        await until(is_slowed)
+        form = {"token": new_key().text}
+        assert (await neighbour.post("/sign-in", data=form)).status_code == 401
+        assert (await guesser.post("/sign-in", data={"token": sign(CLAIMS)})).status_code == 303

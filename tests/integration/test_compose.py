@@ -1,5 +1,6 @@
 """docker-compose.yml: valid, closed to the outside, without root, pinned, and in step with Settings."""
 
+import ipaddress
 import re
 import shutil
 import subprocess
@@ -17,13 +18,18 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 # A version with at least two numbers ("18.4-bookworm", "26.09-vllm-python-py3"), or a digest.
 PINNED = re.compile(r"^\S+(:\d+\.\d+\S*|@sha256:[0-9a-f]{64})$")
-EVERY_PROFILE = ["--profile", "cpu", "--profile", "gpu"]
+EVERY_PROFILE = ["--profile", "cpu", "--profile", "gpu", "--profile", "proxy"]
 
 
 def environment(name: str) -> dict[str, str]:
     """The variables of an env file."""
     lines = (ROOT / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def interpolate(text: str) -> str:
+    """What compose reads where no variable is set: `${NAME:-default}` is the default."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
 def dockerfiles() -> list[Path]:
@@ -59,13 +65,18 @@ def test_compose_accepts_the_file() -> None:
         assert checked.returncode == 0, checked.stderr
 
 
-def test_only_api_and_page_are_published_and_on_loopback_only() -> None:
-    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+def test_only_api_page_and_proxy_are_published_and_on_loopback_only() -> None:
+    published = {
+        name: [interpolate(port) for port in service["ports"]]
+        for name, service in SERVICES.items()
+        if "ports" in service
+    }
     port = environment(".env.api.dev")["LLM_PORT"]
     page = UiSettings.model_fields["port"].default
     assert published == {
         "api": [f"127.0.0.1:{port}:{port}"],
         "ui": [f"127.0.0.1:{page}:{page}"],
+        "proxy": ["127.0.0.1:80:8080", "127.0.0.1:443:8443", "127.0.0.1:9443:9443"],
     }
     assert not any("network_mode" in service for service in SERVICES.values())
 
@@ -132,12 +143,28 @@ def test_the_page_is_told_of_the_api_alone(monkeypatch: pytest.MonkeyPatch) -> N
     aliases = {field.alias for field in UiSettings.model_fields.values()}
     assert service["environment"].keys() <= aliases
     for name, value in service["environment"].items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, interpolate(value))
     page, given = UiSettings(), environment(".env.api.dev")
     assert page.api_url.host == "api"
     assert page.api_url.host in given["LLM_ALLOWED_HOSTS"].split(",")
     assert str(page.api_url.port) == given["LLM_PORT"]
     assert page.shown_api_url == f"http://127.0.0.1:{given['LLM_PORT']}"
+
+
+def test_the_proxy_and_the_page_alone_may_say_for_whom_they_speak() -> None:
+    address = {
+        name: service["networks"]["front"]["ipv4_address"]
+        for name, service in SERVICES.items()
+        if "front" in service.get("networks", {})
+    }
+    assert address.keys() == {"api", "ui", "proxy"}
+    subnet = ipaddress.ip_network(COMPOSE["networks"]["front"]["ipam"]["config"][0]["subnet"])
+    assert all(ipaddress.ip_address(one) in subnet for one in address.values())
+    trusted = {
+        name: set(SERVICES[name]["environment"]["LLM_TRUSTED_PROXIES"].split(","))
+        for name in ("api", "ui")
+    }
+    assert trusted == {"api": {address["proxy"], address["ui"]}, "ui": {address["proxy"]}}
 
 
 def test_the_environment_may_name_more_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,7 +252,7 @@ async def test_the_calls_of_the_readme(one: Service, tmp_path: Path) -> None:
     calls = [
         block for block in blocks if "curl" in block and not any(name in block for name in others)
     ]
-    assert len(calls) == 6
+    assert len(calls) == 7
     program = "\n".join(calls).replace("http://127.0.0.1:8887", "$API").replace("demo", "scripted")
     api = str(one.client.base_url).rstrip("/")
     async with running("/bin/sh", "-euc", program, api=api, home=tmp_path) as process:

@@ -154,7 +154,7 @@ async def test_a_batch_of_the_api_is_a_job_too(settings: Settings) -> None:
         body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
         batch_id = (await visitor.api.post("/v1/batches", json=body)).json()["id"]
         path = f"/bulk/jobs/{batch_id}"
-        assert "1 of 1 lines done" in await visitor.ended(path)
+        assert "1 of 1 line done" in await visitor.ended(path)
         table = (await visitor.http.get(f"{path}/results.csv")).text
         assert re.search(r"\r\n1,'=a,'=1 \+2,completed,,scripted,", table), table
 
