@@ -6,7 +6,8 @@ WORKDIR /build
 RUN python -m venv /venv
 COPY requirements.txt .
 RUN /venv/bin/pip install --no-cache-dir --disable-pip-version-check \
-        --no-deps --require-hashes --only-binary :all: --requirement requirements.txt
+        --no-deps --require-hashes --only-binary :all: --requirement requirements.txt && \
+    /venv/bin/python -m pip uninstall --yes --quiet pip setuptools
 
 FROM python:3.11.15-slim-bookworm
 ENV PATH=/venv/bin:$PATH \
