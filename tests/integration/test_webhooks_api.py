@@ -375,10 +375,11 @@ async def start_worker(settings: Settings) -> asyncio.subprocess.Process:
     names = {name: field.alias for name, field in Settings.model_fields.items()}
     values = settings.model_dump() | {
         "database_password": settings.database_password.get_secret_value(),
-        "allowed_hosts": ",".join(settings.allowed_hosts),
     }
     environment = {
-        str(names[name]): str(value) for name, value in values.items() if value is not None
+        str(names[name]): ",".join(value) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+        if value is not None
     }
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "app", "worker", cwd=ROOT, env=os.environ | environment,
