@@ -59,7 +59,7 @@ lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, and th
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	@# 3: a known line has moved, and the baseline was brought up to date.
-	.venv/bin/detect-secrets-hook --no-verify --baseline .secrets.baseline $$(git ls-files) || [ $$? -eq 3 ]
+	$(venv_python) -m detect_secrets.pre_commit_hook --no-verify --baseline .secrets.baseline $$(git ls-files) || [ $$? -eq 3 ]
 	.venv/bin/codespell app docs kubernetes bench .ci Makefile $(wildcard *.md)
 
 .PHONY: audit
