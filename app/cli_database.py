@@ -22,8 +22,7 @@ def with_database(name: str, work: Callable[[Database, Settings], Awaitable[int 
     try:
         return asyncio.run(run())
     except DatabaseUnavailableError:
-        host, port = settings.database_address()
-        reason = f"PostgreSQL at {host}:{port} (LLM_DATABASE_URL) does not answer."
+        reason = f"PostgreSQL at {settings.database_host} (LLM_DATABASE_URL) does not answer."
     except ServiceError as error:
         reason = error.detail
     except asyncpg.UndefinedTableError:

@@ -14,13 +14,13 @@ import asyncpg
 
 from app import telemetry
 from app.errors import DatabaseFullError, DatabaseUnavailableError
+from app.primary import Primary
 from app.settings import Settings
 
 T = TypeVar("T")
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
-_CONNECT_TIMEOUT = 5.0  # seconds
-_CLOSE_TIMEOUT = 5.0
+_CLOSE_TIMEOUT = 5.0  # seconds
 _FIRST_PAUSE = 0.05  # seconds between tries against a database that is away
 _LONGEST_PAUSE = 1.0
 # Room does not come back in a moment: who can be told, is told soon. A table that is being extended by
@@ -53,7 +53,17 @@ _PASSING = (
     asyncpg.SerializationError,
     # The statement was undone, and reads go on; it succeeds once somebody has made room.
     asyncpg.DiskFullError,
+    # The server was the primary when we connected, or a name led to a standby: another one is, or
+    # will be.
+    asyncpg.ReadOnlySQLTransactionError,
 )
+
+
+# A record in the log, which nobody reads: its commit waits for all that stand before it.
+_AWAIT_STANDBY = """
+SELECT pg_logical_emit_message(true, 'llm', '')
+WHERE current_setting('synchronous_standby_names') <> ''
+"""
 
 
 def is_passing(error: BaseException) -> bool:
@@ -69,11 +79,13 @@ class Database:
         self._settings = settings
         self._name = application_name
         self._timeout = settings.database_timeout_seconds
+        self._primary = Primary(settings.database_addresses())
         self._pool: asyncpg.Pool | None = None
 
     async def __aenter__(self) -> "Database":
         self._pool = await asyncpg.create_pool(
             **self._connect_arguments(),
+            connect=self._primary.connect,
             min_size=0,  # the service starts, and says so, while the database is away
             max_size=self._settings.database_pool_size,
             max_inactive_connection_lifetime=300,
@@ -93,15 +105,11 @@ class Database:
             self._pool.terminate()
 
     def _connect_arguments(self) -> dict[str, Any]:
-        host, port = self._settings.database_address()
         milliseconds = str(int(self._timeout * 1000))
         return {
-            "host": host,
-            "port": port,
             "user": self._settings.database_user,
             "password": self._settings.database_password.get_secret_value(),
             "database": self._settings.database_name,
-            "timeout": _CONNECT_TIMEOUT,
             "server_settings": {
                 "application_name": self._name,
                 "jit": "off",
@@ -117,10 +125,14 @@ class Database:
 
     async def connect(self) -> asyncpg.Connection:
         """A connection of its own, outside the pool: for the listener and the heartbeat."""
-        connection: asyncpg.Connection = await asyncpg.connect(
+        return await self._primary.connect(
             **self._connect_arguments(), command_timeout=self._timeout
         )
-        return connection
+
+    def check(self, connection: asyncpg.Connection) -> None:
+        """Raise ConnectionResetError if the server no longer takes writes, and another may."""
+        if self._primary.has_left(connection):
+            raise ConnectionResetError("the server has become read-only")
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -132,13 +144,21 @@ class Database:
         try:
             yield connection
         except (TimeoutError, asyncio.CancelledError):
+            # Without asking the server to cancel: one that waits for its standby would then show
+            # what the standby lacks.
             connection.terminate()
+            raise
+        except asyncpg.ReadOnlySQLTransactionError:
+            connection.terminate()
+            await self.renew()
             raise
         finally:
             await self._pool.release(connection)
 
     async def renew(self) -> None:
-        """Have every borrower get a new connection: the present ones may have gone silent."""
+        """Have every borrower get a new connection: the present ones lead to a silent server, or
+        to one that takes no writes.
+        """
         assert self._pool is not None, "Database is used inside `async with`"
         await self._pool.expire_connections()
 
@@ -169,6 +189,15 @@ async def lock_team(connection: Connection, what: str, team_id: str) -> None:
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtext($1), hashtext($2))", what, team_id
     )
+
+
+async def await_standby(connection: Connection) -> None:
+    """Return when whatever is committed by now is where commits have to be before they are told.
+
+    A server that comes up again shows all that it had committed itself, also what its synchronous
+    standby lacks. Who finds there what it had sent before, and tells it, waits here first.
+    """
+    await connection.execute(_AWAIT_STANDBY)
 
 
 class Retry:

@@ -20,10 +20,12 @@ import orjson
 from pydantic import ValidationError
 
 from app import schema_version
+from app.addresses import is_loopback
 from app.attributions import QUEUES
 from app.database import Database
 from app.errors import ServiceError
-from app.exposure import is_loopback, judge
+from app.exposure import judge
+from app.primary import NoPrimaryError
 from app.settings import Settings, split_list
 from app.triton_client import IndexEntry, TritonClient
 
@@ -182,8 +184,7 @@ def _space(part: str, path: Path) -> Finding:
 async def _connected(
     settings: Settings,
 ) -> AsyncIterator[tuple[asyncpg.Connection | None, Finding | None]]:
-    host, port = settings.database_address()
-    place = f"{host}:{port}"
+    place = ", ".join(f"{host}:{port}" for host, port in settings.database_addresses())
     try:
         connection = await Database(settings, "llm doctor").connect()
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -208,6 +209,10 @@ def _remedy(error: BaseException) -> str:
         return "Correct LLM_DATABASE_ADMIN_USER and LLM_DATABASE_PASSWORD, or pg_hba.conf."
     if isinstance(error, asyncpg.TooManyConnectionsError):
         return "Raise max_connections, or lower LLM_DATABASE_POOL_SIZE."
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return "It is a standby: name the primary server, or all of them."
+    if isinstance(error, NoPrimaryError):
+        return "Start the primary server, or promote a standby."
     return "Start PostgreSQL, or correct LLM_DATABASE_URL."
 
 
@@ -218,6 +223,8 @@ SELECT current_setting('server_version_num')::int AS version,
   current_setting('default_transaction_read_only') AS read_only,
   current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
   current_setting('synchronous_commit') AS synchronous_commit,
+  current_setting('synchronous_standby_names') AS standby_names,
+  (SELECT count(*) FROM pg_stat_replication)::int AS standbys,
   current_setting('autovacuum') AS autovacuum, current_setting('track_counts') AS track_counts,
   current_setting('max_connections')::int AS max_connections,
   current_setting('superuser_reserved_connections')::int AS reserved,
@@ -276,7 +283,20 @@ def _durability(facts: asyncpg.Record) -> list[Finding]:
         )
         if facts[name] == "off"
     ]
+    if facts["standby_names"]:
+        findings += _standby(facts)
     return findings or [_ok("durability", "fsync and synchronous_commit are on")]
+
+
+def _standby(facts: asyncpg.Record) -> Iterator[Finding]:
+    names = f"synchronous_standby_names is {facts['standby_names']}"
+    if facts["standbys"] == 0:
+        to_do = "Every write waits, and is answered 503: start the standby (docs/failover.md)."
+        yield _fail("durability", f"{names}, and none is connected", to_do)
+    if facts["synchronous_commit"] in ("local", "remote_write"):
+        to_do = "Accepted results can be lost with the primary: set synchronous_commit to on."
+        found = f"{names}, but synchronous_commit is {facts['synchronous_commit']}"
+        yield _warn("durability", found, to_do)
 
 
 def _upkeep(facts: asyncpg.Record) -> list[Finding]:
@@ -324,9 +344,9 @@ async def _database_disk(
     connection: asyncpg.Connection, settings: Settings, size_bytes: int
 ) -> Finding:
     size = f"the database has {size_bytes / 1e9:.2f} GB"
-    host, _ = settings.database_address()
+    hosts = [host for host, _ in settings.database_addresses()]
     with contextlib.suppress(asyncpg.InsufficientPrivilegeError, OSError):
-        if is_loopback(host):  # else the path is another machine's
+        if all(map(is_loopback, hosts)):  # else the path is another machine's
             return _space("database disk", Path(await connection.fetchval("SHOW data_directory")))
     return _ok("database disk", f"{size}; the space that is left cannot be seen from here")
 

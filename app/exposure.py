@@ -4,10 +4,10 @@ Without authentication it binds loopback only, and says so. Elsewhere a secret t
 guess is no authentication either.
 """
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 
+from app.addresses import is_loopback
 from app.jwt_verifier import MIN_SECRET_BYTES
 from app.settings import Settings
 from app.signing_keys import KeySetError, is_url, parse_key_set, read_file
@@ -61,16 +61,6 @@ def secret_weakness(secret: str) -> str | None:
     if len(set(secret)) < _MIN_DIFFERENT:
         return "repeats a few characters"
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what is bound there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _judge_open(settings: Settings) -> Exposure:

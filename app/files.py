@@ -5,7 +5,7 @@ A file is seen once its last part is stored. What an upload that broke has left 
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
@@ -224,7 +224,10 @@ class FileStore:
     async def remove_expired(self) -> None:
         """Remove files whose time is over, and what broken uploads have left."""
         await self._remove(_REMOVE_EXPIRED)
-        await self._remove(_REMOVE_UNFINISHED, lowest_id(datetime.now(UTC) - _UNFINISHED_TIME))
+        # By the database's clock: one host whose clock is ahead must not end the uploads of all.
+        row = await self._database.fetchrow("SELECT now() AS now")
+        assert row is not None
+        await self._remove(_REMOVE_UNFINISHED, lowest_id(row["now"] - _UNFINISHED_TIME))
 
     async def _remove(self, statement: str, *arguments: object) -> None:
         while len(await self._database.fetch(statement, _MAX_BATCH, *arguments)) == _MAX_BATCH:

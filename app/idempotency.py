@@ -12,7 +12,7 @@ from uuid import UUID
 
 import orjson
 
-from app.database import Connection, Database
+from app.database import Connection, Database, await_standby
 from app.group_commit import Lane
 from app.settings import Settings
 
@@ -153,4 +153,6 @@ async def _find(
         (row["team_id"], row["key"]): TakenKey(row["result_id"], row["request_hash"])
         for row in rows
     }
+    if found:
+        await await_standby(connection)  # their ids are told next
     return [found.get(key) for key in keys]

@@ -10,6 +10,8 @@ from uuid import UUID
 
 _RANDOM_BITS = 74
 _COUNTER_STEP_BITS = 32
+# A clock that goes back by less is being adjusted; by more, it was wrong before, or is now.
+_LARGEST_STEP_BACK = 60_000 << _RANDOM_BITS  # milliseconds
 
 _last: int = 0
 
@@ -17,19 +19,25 @@ _last: int = 0
 def new_id() -> UUID:
     """Make a UUIDv7 that is larger than every one this process made before.
 
-    The 74 random bits are a counter within one millisecond (RFC 9562, section 6.2, method 2):
+    Unless the host's clock goes back by more than a minute: then ids go back with it, or a clock that
+    was a day ahead for a moment would have each result of the next day made at that moment. The 74 random bits are a counter within one millisecond (RFC 9562, section 6.2, method 2):
     re-seeded at each new millisecond, else raised by a random step, so ids of one process sort
     in the order of their making and stay unguessable.
     """
     global _last
     stamp = (time.time_ns() // 1_000_000) << _RANDOM_BITS
     entropy = int.from_bytes(os.urandom(10), "big")
-    if stamp > _last:
+    if stamp > _last or _last - stamp > _LARGEST_STEP_BACK:
         # The top random bit starts at zero so that the counter cannot overflow in its millisecond.
         _last = stamp | (entropy >> 7)
     else:
         _last += 1 + (entropy & ((1 << _COUNTER_STEP_BITS) - 1))
     return _to_uuid(_last)
+
+
+def seconds_since(made: UUID) -> float:
+    """How long ago an id was made."""
+    return max(0.0, time.time() - (made.int >> 80) / 1000)
 
 
 def _to_uuid(stamped: int) -> UUID:

@@ -17,7 +17,7 @@ import orjson
 from asyncpg import Record
 
 from app import job_queue_sql as sql, log_context, telemetry, tracing
-from app.database import Connection, Database
+from app.database import Connection, Database, await_standby
 from app.errors import Failure
 from app.group_commit import Lane
 from app.idempotency import NewKey
@@ -245,6 +245,7 @@ class JobQueue:
             # claimed is handed back by the heartbeat.
             ids = [result.id for result in results]
             stored |= {row["id"] for row in await connection.fetch(sql.ALREADY_ENQUEUED, ids)}
+            await await_standby(connection)
         return [result.id in stored for result in results]
 
     async def claims(
@@ -427,6 +428,13 @@ class JobQueue:
                 break
         return released
 
+    async def clock(self) -> float:
+        """The database's clock, in seconds since some moment."""
+        row = await self._database.fetchrow(sql.CLOCK)
+        assert row is not None
+        seconds: float = row["seconds"]
+        return seconds
+
     async def expire(self) -> int:
         """Fail queued results past their deadline; how many."""
         expired: int = 0
@@ -565,6 +573,7 @@ async def _end_attempts(
             [end.attempt for end in ends],
         )
         ours |= {row["id"] for row in again}
+        await await_standby(connection)
     return [end.result_id in ours for end in ends]
 
 

@@ -376,7 +376,7 @@ _CONTEXTS_ARE_HELD = "(SELECT count(*) FROM held) >= 0"
 # of one team that are stored at once, each stands a step behind the other.
 _ATTRIBUTE = f"""due AS (
   SELECT e.id, e.team_id, e.context_id, e.output, e.priority, e.webhook_url, e.store,
-    e.retain_seconds, e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
+    e.retain_seconds, e.trace, e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
     (SELECT l.weight FROM team_limits l WHERE l.team_id = e.team_id AND l.weight IS NOT NULL
        AND l.model_name IN (e.attribution ->> 'queue', '*')
      ORDER BY l.model_name = '*' LIMIT 1), 1) AS step
@@ -384,12 +384,13 @@ _ATTRIBUTE = f"""due AS (
 ), attributions AS (
   INSERT INTO results (id, team_id, kind, context_id, source_id, model_name, prompt, parameters,
                        priority, deadline_at, deadline_seconds, webhook_url, store, retain_seconds,
-                       fair_key)
+                       trace, fair_key)
   SELECT (d.attribution ->> 'id')::uuid, d.team_id, 'attribution', d.context_id, d.id, d.model_name,
          d.output, d.attribution -> 'parameters', d.priority,
          now() + make_interval(secs => (d.attribution ->> 'deadline_seconds')::float8),
          (d.attribution ->> 'deadline_seconds')::float8, d.webhook_url, d.store,
-         d.retain_seconds, greatest({_fair_key("d", "q.team_id = d.team_id AND", "DESC")} + d.step,
+         d.retain_seconds, d.trace,
+         greatest({_fair_key("d", "q.team_id = d.team_id AND", "DESC")} + d.step,
                   {_fair_key("d", "", "ASC")}, 0) + d.step * (row_number() OVER (
            PARTITION BY d.team_id, d.model_name, d.priority ORDER BY d.id) - 1)
   FROM due d
@@ -406,7 +407,8 @@ def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
     """
     returned = ["id", "state", "team_id", "webhook_url"]
     if attributes:
-        returned += ["attribution", "context_id", "priority", "output", "store", "retain_seconds"]
+        returned += ["attribution", "context_id", "priority", "output", "store"]
+        returned += ["retain_seconds", "trace"]
     if reads:
         returned += READ_COLUMNS
     columns = ", ".join(f"r.{column}" for column in dict.fromkeys(returned))
@@ -465,9 +467,14 @@ JOIN unnest($2::uuid[], $3::int[]) AS i(id, attempt) ON r.id = i.id
 WHERE r.attempt = i.attempt AND (r.worker_id = $1 AND r.state <> 'pending' OR r.worker_id IS NULL)
 """
 
+CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8 AS seconds"
+
+# A lease that is over, or longer than any (LLM_LEASE_SECONDS is ten minutes at most): who had it did
+# not renew it since the clock was set back.
 LOST_WORKERS = """
 SELECT id FROM workers
-WHERE dead_at IS NULL AND lease_expires_at < now()
+WHERE dead_at IS NULL
+  AND (lease_expires_at < now() OR lease_expires_at > now() + interval '20 minutes')
   AND pg_postmaster_start_time() + make_interval(secs => $1) < now()
 ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
 """

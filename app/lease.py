@@ -28,7 +28,10 @@ VALUES ($1, $2, $3, now() + make_interval(secs => $4)) ON CONFLICT (id) DO NOTHI
 _RENEW = """
 UPDATE workers SET lease_expires_at = now() + make_interval(secs => $2), load = $3::jsonb,
   servers = $4::jsonb
-WHERE id = $1 AND dead_at IS NULL RETURNING true
+WHERE id = $1 AND dead_at IS NULL
+-- It waits for no standby: what runs goes on while that is away. Nothing hangs on a renewal that is
+-- lost with its server, for on the next one leases are not judged before a full lease.
+RETURNING set_config('synchronous_commit', 'local', true) <> ''
 """
 
 

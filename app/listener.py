@@ -89,6 +89,7 @@ class Listener:
                 self._tell(channel, "")
             while not await is_set_within(closed, _PING_SECONDS):
                 await connection.execute(_PING, timeout=_PING_TIMEOUT_SECONDS)
+                self._database.check(connection)
             raise ConnectionResetError("closed by the server")
         finally:
             connection.terminate()

@@ -27,7 +27,8 @@ class Maintenance:
     """Rescue and expire, every second.
 
     Leases are judged only after this process has itself been connected, without a break, for a
-    full lease: an outage of the database, or of this process, re-runs nothing.
+    full lease: an outage of the database, or of this process, re-runs nothing. Nor does a jump of
+    the database's clock, which may make leases look over that are not: it counts as an outage.
     """
 
     def __init__(self, queue: JobQueue, settings: Settings) -> None:
@@ -35,6 +36,7 @@ class Maintenance:
         self._lease = settings.lease_seconds
         self._connected_since: float | None = None
         self._looked_at = 0.0
+        self._clock_ahead = 0.0  # the database's, of our monotonic one
 
     async def run(self) -> None:
         """Look after the queue until cancelled."""
@@ -51,10 +53,11 @@ class Maintenance:
         expired = await self._queue.expire()
         if expired:
             logger.info("%d results passed their deadline", expired, extra={"action": "expired"})
-        now = time.monotonic()
-        if self._connected_since is None or now - self._looked_at > _UNBROKEN_SECONDS:
+        ahead = await self._queue.clock() - (now := time.monotonic())
+        has_jumped = abs(ahead - self._clock_ahead) > self._lease / 2
+        if self._connected_since is None or now - self._looked_at > _UNBROKEN_SECONDS or has_jumped:
             self._connected_since = now
-        self._looked_at = now
+        self._looked_at, self._clock_ahead = now, ahead
         if now - self._connected_since >= self._lease:
             rescued = await self._queue.rescue(self._lease)
             if rescued:

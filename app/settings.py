@@ -32,6 +32,7 @@ def _none_if_empty(value: object) -> object:
 # A variable that is set to nothing is not set: environment files have such lines.
 _T = TypeVar("_T")
 _Optional = Annotated[_T | None, BeforeValidator(_none_if_empty)]
+_RetainSeconds = _Optional[Annotated[float, Field(ge=MIN_RETAIN_SECONDS, le=MAX_RETAIN_SECONDS)]]
 
 
 class LogSettings(BaseSettings):
@@ -73,7 +74,8 @@ class Settings(BaseSettings):
     # --- Database -------------------------------------------------------------------------------
     database_host: str = Field(
         alias="LLM_DATABASE_URL",
-        description="PostgreSQL server, as `host` or `host:port`.",
+        description="PostgreSQL server, as `host` or `host:port`. Several, with commas between them, "
+        "are a primary and its standbys: the one that takes writes is used. See docs/failover.md.",
         min_length=1,
     )
     database_user: str = Field(
@@ -332,18 +334,14 @@ class Settings(BaseSettings):
     )
 
     # --- Retention ------------------------------------------------------------------------------
-    retain_results_seconds: _Optional[
-        Annotated[float, Field(ge=MIN_RETAIN_SECONDS, le=MAX_RETAIN_SECONDS)]
-    ] = Field(
+    retain_results_seconds: _RetainSeconds = Field(
         None,
         alias="LLM_RETAIN_RESULTS_SECONDS",
         description="How long a result is kept from its end on, 60 to 3,153,600,000; then its row is "
         "deleted ([retention.md](retention.md)). `python -m app team retain` says otherwise of a team. "
         "Unset: for ever.",
     )
-    retain_prompts_seconds: _Optional[
-        Annotated[float, Field(ge=MIN_RETAIN_SECONDS, le=MAX_RETAIN_SECONDS)]
-    ] = Field(
+    retain_prompts_seconds: _RetainSeconds = Field(
         None,
         alias="LLM_RETAIN_PROMPTS_SECONDS",
         description="How long a prompt is kept from the end of the last of its results on, 60 to "
@@ -546,6 +544,13 @@ class Settings(BaseSettings):
         description="How long from then on, once it was asked for again.",
     )
 
+    @field_validator("database_host")
+    @classmethod
+    def _names_a_server(cls, text: str) -> str:
+        if not split_list(text):
+            raise ValueError("it names no server")
+        return text
+
     @field_validator("trusted_proxies")
     @classmethod
     def _are_addresses(cls, addresses: list[str]) -> list[str]:
@@ -586,9 +591,9 @@ class Settings(BaseSettings):
         is_chosen = "allowed_hosts" in self.model_fields_set
         return self.allowed_hosts if is_chosen or not self.is_authenticated else None
 
-    def database_address(self) -> tuple[str, int]:
-        """Host and port of PostgreSQL; the port is 5432 unless `LLM_DATABASE_URL` names one."""
-        return split_address(self.database_host, 5432)
+    def database_addresses(self) -> list[tuple[str, int]]:
+        """Hosts and ports of PostgreSQL; a port is 5432 unless `LLM_DATABASE_URL` names one."""
+        return [split_address(one, 5432) for one in split_list(self.database_host)]
 
 
 def split_list(text: str) -> list[str]:

@@ -145,9 +145,7 @@ class Series(Collector, Generic[C]):
     def collect(self) -> Iterator[Metric]:
         """What the library writes out."""
         items = list(self._series.items())
-        if not items:
-            return
-        one = items[0][1]
+        one = self._make()
         if isinstance(one, Histogram):
             histogram = HistogramMetricFamily(self._name, self._text, labels=self._labels)
             for values, found in items:
@@ -238,6 +236,7 @@ ATTEMPTS = _counter(
     "model",
     "outcome",
 )
+TRITON_ERROR_KINDS = ("not_taken", "lost", "refused", "failed", "dead")
 TRITON_ERRORS = _counter(
     "llm_triton_errors_total",
     "Streams that Triton refused or broke: not_taken, lost, refused, failed or dead.",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.exposure import is_loopback, judge, secret_weakness
+from app.addresses import is_loopback
+from app.exposure import judge, secret_weakness
 from app.settings import Settings
 from tests.unit.test_settings import REQUIRED
 

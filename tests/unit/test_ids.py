@@ -27,6 +27,18 @@ def test_ids_rise_within_one_millisecond_and_when_the_clock_steps_back() -> None
     assert all(created_at(a) == created_at(first[0]) for a in second)
 
 
+def test_ids_go_back_with_a_clock_that_was_set() -> None:
+    now, day = time.time_ns(), 86_400 * 10**9
+    with mock.patch("app.ids.time.time_ns", return_value=now + day):
+        ahead = [new_id() for _ in range(1000)]
+    with mock.patch("app.ids.time.time_ns", return_value=now):
+        after = [new_id() for _ in range(1000)]
+    assert ahead == sorted(ahead)
+    assert after == sorted(after)
+    assert {int(created_at(one).timestamp() * 1000) for one in after} == {now // 1_000_000}
+    assert len({*ahead, *after}) == 2000
+
+
 def test_the_time_inside() -> None:
     before = datetime.now(UTC)
     moment = created_at(new_id())

@@ -29,9 +29,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_the_originals_names_are_enough() -> None:
     settings = Settings()
-    assert settings.database_address() == ("db", 5432)
+    assert settings.database_addresses() == [("db", 5432)]
     assert settings.host == "127.0.0.1"
     assert settings.port == 8887
+
+
+def test_several_database_servers(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("LLM_DATABASE_URL", "db1, db2:5433,[::1]:5434")
+    assert Settings().database_addresses() == [("db1", 5432), ("db2", 5433), ("::1", 5434)]
+    environment.setenv("LLM_DATABASE_URL", ",")
+    with pytest.raises(ValidationError, match="LLM_DATABASE_URL"):
+        Settings()
 
 
 @pytest.mark.parametrize("name", REQUIRED)
