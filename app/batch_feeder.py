@@ -218,6 +218,9 @@ class _Feed:
         await self._collect(batch)
         if self._is_all_sent and not self._under_way:
             await self._work.begin_end(self.batch_id)
+            # One that was frozen, and did not know that the batch is ours now, may have sent lines
+            # since we looked: then it does not end yet.
+            await self._load()
             return True
         await self._pause(batch)
         return True

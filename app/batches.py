@@ -154,10 +154,14 @@ _OUTCOMES = """
 SELECT line, is_completed, outcome FROM batch_lines
 WHERE batch_id = $1 AND line > $2 AND state = 'done' ORDER BY line LIMIT $3
 """
+# Not on anybody's word that all lines are done. Of a batch that was stopped before it began, some are
+# not there.
 _FINALIZE = """
-UPDATE batches SET finalizing_at = now(),
+UPDATE batches b SET finalizing_at = now(),
   state = CASE WHEN state = 'cancelling' THEN state ELSE 'finalizing' END
 WHERE id = $1 AND state IN ('in_progress', 'cancelling', 'validating') AND finalizing_at IS NULL
+  AND (in_progress_at IS NULL OR NOT EXISTS (
+    SELECT FROM batch_lines l WHERE l.batch_id = b.id AND l.state <> 'done'))
 """
 _END = """
 UPDATE batches SET state = $3, ended_at = now(), output_file_id = $4, error_file_id = $5
@@ -303,7 +307,7 @@ class BatchWork:
         await self._database.fetch(_BEGIN, batch_id, total)
 
     async def begin_end(self, batch_id: UUID) -> None:
-        """All lines are done: only the files are to be written."""
+        """If all lines are done, only the files are left to be written."""
         await self._database.fetch(_FINALIZE, batch_id)
 
     async def end(

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from app.database import Connection, Database
+from app.database import Connection, Database, await_standby
 from app.errors import ConflictError, NotFoundError
 from app.group_commit import Lane
 from app.job_queue import JobQueue, NewContext
@@ -125,7 +125,7 @@ def context_not_found(context_id: UUID) -> NotFoundError:
 
 
 async def _insert(
-    connection: Connection, contexts: Sequence[NewContext], _resent: bool
+    connection: Connection, contexts: Sequence[NewContext], resent: bool
 ) -> Sequence[None]:
     await connection.execute(
         _INSERT,
@@ -135,6 +135,8 @@ async def _insert(
         [context.messages for context in contexts],
         [context.metadata for context in contexts],
     )
+    if resent:
+        await await_standby(connection)
     return [None] * len(contexts)
 
 

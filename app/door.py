@@ -15,7 +15,13 @@ from collections.abc import Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import BodyTooLargeError, ForbiddenOriginError, MediaTypeError, ServiceError
+from app.errors import (
+    BodyTooLargeError,
+    ForbiddenOriginError,
+    HttpError,
+    MediaTypeError,
+    ServiceError,
+)
 from app.refusals import refusal
 from app.wire import JSON
 
@@ -88,6 +94,10 @@ class Door:
         body = bytearray()
         while True:
             message = await receive()
+            if (
+                message["type"] == "http.disconnect"
+            ):  # what is cut off must not pass for a whole one
+                raise HttpError("The connection ended before the request's body did.")
             body += message.get("body", b"")
             if len(body) > self._max_body_bytes:
                 if message.get("more_body"):

@@ -20,6 +20,7 @@ from app import tenstorrent_errors, tgi_errors
 from app.embedded.triton import EmbeddedTriton
 from app.main import create_app
 from app.refusals import dialect_of
+from app.server import Connection
 from app.services import Services
 from app.settings import Settings
 from tests.conftest import Service, connect, make_settings
@@ -203,7 +204,7 @@ async def serve_app(app: Starlette) -> AsyncIterator[str]:
             app,
             host="127.0.0.1",
             port=0,
-            http="httptools",
+            http=Connection,
             ws="none",
             log_config=None,
             access_log=False,

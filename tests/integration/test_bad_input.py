@@ -594,6 +594,27 @@ async def test_odd_bytes_on_the_wire(served: Service, head: bytes) -> None:
     assert alive.status_code == 200
 
 
+async def test_a_request_whose_body_never_came_is_not_obeyed(
+    served: Service, rows: asyncpg.Connection
+) -> None:
+    """A body may be left out of these: one that was cut off must not pass for none."""
+    saved = await served.client.post("/contexts/", json={"content": "cut off"})
+    before = await rows.fetchval("SELECT count(*) FROM results")
+    for path in (f"/models/send/scripted/{saved.json()['id']}", "/results/"):
+        for part in (b"", b'{"parameters": {'):
+            _, writer = await asyncio.open_connection("127.0.0.1", served.client.base_url.port)
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n"
+            writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + part)
+            await writer.drain()
+            await asyncio.sleep(0.2)  # the head is read
+            writer.close()
+            await writer.wait_closed()
+    # Later requests end later.
+    sent = await served.client.post("/results/", json=OK)
+    await served.client.get(f"/results/{sent.json()['id']}")
+    assert await rows.fetchval("SELECT count(*) FROM results") == before + 1
+
+
 # --- any sampling parameters ------------------------------------------------------------------------
 
 _numbers = st.one_of(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -13,8 +14,8 @@ import pytest
 from openai.types import Batch
 from pydantic import SecretStr
 
-from app.batch_feeder import Feeder
-from app.batches import NewLine
+from app.batch_feeder import Feeder, _Feed
+from app.batches import Line, NewLine
 from app.errors import NotFoundError
 from app.ids import new_id
 from app.routes.openai_batches import ENDPOINTS
@@ -323,6 +324,31 @@ async def test_a_batch_goes_on_where_its_process_died_and_sends_nothing_twice(
         assert ended.request_counts.completed == 40
     assert await connection.fetchval("SELECT count(*) FROM results") == 40
     assert await connection.fetchval("SELECT count(*) FROM contexts") == 40
+
+
+async def test_lines_that_a_late_feeder_sent_are_not_forgotten(
+    running: Service, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A feeder that was frozen, and does not know yet that the batch is another's, sends a page."""
+    services = running.services
+    look, is_late = services.batch_work.waiting, asyncio.Event()
+
+    async def after_the_late_one(batch_id: UUID, after: int, limit: int) -> list[Line]:
+        if after == 100 and not is_late.is_set():
+            is_late.set()
+            found = await services.batches.get("default", batch_id)
+            late = _Feed(services, ENDPOINTS, new_id(), batch_id)
+            late._after = after
+            await late._send(replace(found, seconds_left=3600))
+        return await look(batch_id, after, limit)
+
+    monkeypatch.setattr(services.batch_work, "waiting", after_the_late_one)
+    ended = await end_of(client, await begin(client, [line(f"c{n}") for n in range(250)]))
+    assert is_late.is_set()
+    assert ended.status == "completed"
+    assert ended.request_counts is not None
+    assert ended.request_counts.completed == 250
+    assert len(await read(client, ended.output_file_id)) == 250
 
 
 async def test_two_processes_share_the_batches(settings: Settings) -> None:
