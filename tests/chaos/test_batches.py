@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from tests.chaos.history import check_logs
 from tests.chaos.stack import Stack, kept_running, until
 
-COUNT = 1500
+COUNT = 1000
 
 
 @pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ from tests.chaos.cutting_proxy import Cut, CuttingProxy
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import PARAMETERS, Stack, ask_directly, check_completed
 
-CUTS = 200
+CUTS = 120
 SENDERS = 40
 # Every kind of cut, also two on end; a statement then passes, or its senders would wait for ever.
 FATES = (

@@ -1,0 +1,115 @@
+"""What clients ask for, drawn from a seed; and what each was told: the clients' own log."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+SCRIPTED = "scripted"
+VLLM = "demo"
+TEAMS = ("red", "blue")
+
+# How often each dialect is drawn, of all.
+_SHARES = {
+    "native": 20,
+    "native, Prefer: wait": 8,
+    "native, a list": 4,
+    "native, streamed": 12,
+    "native, no key": 6,
+    "context, then send": 8,
+    "OpenAI chat": 6,
+    "OpenAI chat, streamed": 6,
+    "OpenAI completions, n=2": 4,
+    "OpenAI responses": 6,
+    "TGI generate": 5,
+    "TGI generate_stream": 5,
+    "Tenstorrent": 4,
+    "OpenAI batch": 0.3,
+}
+# Of what is sent natively and under a key.
+_INTENTS = {"plain": 70, "cancel": 15, "deadline": 5, "fail": 5, "refuse": 5}
+_WITH_INTENTS = ("native", "context, then send")
+_KEYLESS = ("native, no key", "OpenAI chat, streamed", "TGI generate_stream", "Tenstorrent")
+_COUNTS = {"OpenAI completions, n=2": 2, "native, a list": 12, "OpenAI batch": 150}
+_WEBHOOK_SHARE = 0.15
+_VLLM_SHARE = 0.08
+DEADLINE_SECONDS = 2.0
+
+
+@dataclass
+class Order:
+    """One request, and all that its client was told of it.
+
+    `intent` says what is to become of it: "plain" ones complete. `prompts` has one prompt for each
+    result it asks for, except for choices of one prompt, of which there are `choices`.
+    """
+
+    number: int
+    dialect: str
+    team: str
+    intent: str
+    model: str
+    prompts: list[str]
+    choices: int = 1
+    key: str = ""  # Idempotency-Key; "": a request that must not be sent twice
+    wants_webhook: bool = False
+    pause: float = 0.0  # seconds until it is cancelled
+    ids: list[str] = field(default_factory=list)  # of results, in the order of the prompts
+    texts: list[str] = field(default_factory=list)  # that came, by result
+    is_whole: bool = False  # whether the client was told that these texts are all
+    finals: dict[str, dict[str, Any]] = field(default_factory=dict)  # results by id, as read
+    faults: list[str] = field(default_factory=list)  # what a client must never be told
+    is_broken: bool = False  # its connection ended before its answer did
+    refusal: str = ""  # the failure it was told in place of an answer
+
+    @property
+    def count(self) -> int:
+        """How many results it asks for."""
+        return len(self.prompts) * self.choices
+
+
+@dataclass
+class Log:
+    """What all clients were told."""
+
+    orders: list[Order] = field(default_factory=list)
+    answers: Counter[str] = field(default_factory=Counter)  # statuses, and connections that broke
+
+
+def draw(seed: str, number: int, *, with_vllm: bool) -> Order:
+    """The order of that number: the same for the same arguments."""
+    chance = random.Random(f"{seed}:{number}")  # noqa: S311 - not for secrets
+    (dialect,) = chance.choices(list(_SHARES), list(_SHARES.values()))
+    intent, model = "plain", SCRIPTED
+    if with_vllm and dialect not in _COUNTS and chance.random() < _VLLM_SHARE:
+        model = VLLM
+    elif dialect in _WITH_INTENTS:
+        (intent,) = chance.choices(list(_INTENTS), list(_INTENTS.values()))
+    count = _COUNTS.get(dialect, 1)
+    choices = count if dialect == "OpenAI completions, n=2" else 1
+    return Order(
+        number,
+        dialect,
+        chance.choice(TEAMS),
+        intent,
+        model,
+        [_prompt(chance, f"{number}.{item}", intent) for item in range(count // choices)],
+        choices,
+        "" if dialect in _KEYLESS else f"order {number}",
+        dialect == "native" and chance.random() < _WEBHOOK_SHARE,
+        chance.uniform(0, 2),
+    )
+
+
+def _prompt(chance: random.Random, name: str, intent: str) -> str:
+    """Unlike any other, so that its script is its own."""
+    directive = f"chunks={chance.randint(1, 24)} delay_ms={chance.choice((0, 5, 20, 60))}"
+    if intent == "cancel":
+        directive = "chunks=40 delay_ms=80"
+    elif intent == "deadline":
+        directive = "chunks=60 delay_ms=100"
+    elif intent == "fail":
+        directive = "chunks=6 delay_ms=20 fail_at=3"
+    elif intent == "refuse":
+        directive = "refuse"
+    return f"Order {name} {{{{{directive}}}}}"

@@ -1,0 +1,244 @@
+"""A whole service on servers that fail, a crowd of clients, and the time after: the run itself."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import asyncpg
+
+from app.embedded import service
+from app.embedded.postgres import DATABASE, HOST, USER
+from tests.chaos.stack import (
+    MortalPostgres,
+    MortalTriton,
+    Part,
+    Stack,
+    kept_running,
+    open_stack,
+    until,
+)
+from tests.chaos.storm.audit import draw_up
+from tests.chaos.storm.client import Scene
+from tests.chaos.storm.clients import send
+from tests.chaos.storm.fault_proxy import FaultProxy
+from tests.chaos.storm.faults import Fault, Saboteur, plan
+from tests.chaos.storm.invariants import Account
+from tests.chaos.storm.orders import TEAMS, VLLM
+from tests.chaos.storm.outcome import Options, Outcome
+from tests.conftest import ROOT, SCRIPTED, TRITON_VENV
+from tests.integration.webhook_receiver import receiving
+from tests.postgres import PostgresServer
+
+VLLM_MODELS = {VLLM: ROOT / "models" / "demo"}
+SETTINGS = {
+    "LLM_AUTH": "on",
+    "LLM_WEBHOOK_ALLOW_PRIVATE": "true",
+    "LLM_WORKER_SLOTS": "64",
+    # A storm kills what runs more often than anything else would: none of it is the request's fault.
+    "LLM_MAX_ATTEMPTS": "100",
+}
+_PROGRESS_SECONDS = 10.0
+_PATIENCE_SECONDS = 120.0  # for what is under way when the storm is over
+_LAST_SECONDS = 60.0  # for clients that were told to give up
+_TRITONS = 2
+_VLLM = "Triton with vLLM"
+
+
+async def run(directory: Path, options: Options, tell: Callable[[str], None]) -> Outcome:
+    """Raise the service, have the storm over it, and draw up the account."""
+    async with (
+        _servers(directory, options) as (postgres, tritons),
+        receiving() as receiver,
+        _house(directory, postgres, tritons) as (stack, proxies, keepers),
+    ):
+        tokens = await _make_tokens(stack)
+        ports = [proxy.port for name, proxy in proxies.items() if name.startswith("client")]
+        scene = Scene(options.seed, ports, tokens, receiver.url, options.with_vllm)
+        saboteur = _saboteur(stack, postgres, tritons, proxies)
+        faults = plan(options.seed, options.seconds, saboteur.parts, options.pause)
+        tell(f"{len(faults)} failures in {options.seconds:.0f} s; seed {options.seed}")
+        async with keepers:
+            await _storm(scene, saboteur, faults, options, tell)
+            tell("The storm is over: waiting for what is under way.")
+            await _calm(stack)
+            outcome = Outcome(options, saboteur.done, saboteur.failed, scene, Account())
+            await draw_up(outcome, stack, receiver)
+    return outcome
+
+
+@contextlib.asynccontextmanager
+async def _servers(
+    directory: Path, options: Options
+) -> AsyncIterator[tuple[MortalPostgres, dict[str, MortalTriton]]]:
+    """A durable PostgreSQL and two tritonservers, or three; each with the models of its name."""
+    postgres = MortalPostgres(directory / "postgres", directory / "postgres.log")
+    names = {f"Triton {number}": SCRIPTED for number in range(1, _TRITONS + 1)}
+    names |= {_VLLM: VLLM_MODELS} if options.with_vllm else {}
+    tritons = {}
+    for name, models in names.items():
+        work = directory / name.lower().replace(" ", "_")
+        tritons[name] = MortalTriton(TRITON_VENV, work, models, work.with_suffix(".log"))
+    async with contextlib.AsyncExitStack() as stack:
+        servers: list[MortalPostgres | MortalTriton] = [postgres, *tritons.values()]
+        for server in servers:
+            stack.push_async_callback(server.stop)
+            await server.start()
+        yield postgres, tritons
+
+
+@contextlib.asynccontextmanager
+async def _house(
+    directory: Path, postgres: MortalPostgres, tritons: Mapping[str, MortalTriton]
+) -> AsyncIterator[tuple[Stack, dict[str, FaultProxy], contextlib.AsyncExitStack]]:
+    """Two APIs, one of them a worker too, and two workers, behind networks that can fail."""
+    names = ("api", "api 2", "alice", "bob")
+    async with contextlib.AsyncExitStack() as open_ones:
+        proxies = {
+            f"{name} - PostgreSQL": FaultProxy(name, HOST, postgres.port, resets_when_healed=False)
+            for name in names
+        }
+        for name, triton in tritons.items():
+            host, _, port = triton.address("grpc").partition(":")
+            # Triton allows a ping in five minutes, so a silent one could go unseen for as long.
+            proxies[f"service - {name}"] = FaultProxy(
+                name, host, int(port), resets_when_healed=True
+            )
+        for proxy in proxies.values():
+            await open_ones.enter_async_context(proxy.run())
+
+        def behind(name: str) -> dict[str, str]:
+            return {"LLM_DATABASE_URL": f"{HOST}:{proxies[f'{name} - PostgreSQL'].port}"}
+
+        services = [proxy for name, proxy in proxies.items() if name.startswith("service")]
+        tritons_for_all = ",".join(f"{HOST}:{proxy.port}" for proxy in services)
+        changes = SETTINGS | {
+            "TRITON_GRPC_SERVICE": tritons_for_all,
+            "LLM_MODEL_REPOSITORY": str(_make_repository(directory)),
+        }
+        first = next(iter(tritons.values()))
+        environment = os.environ | postgres.environment | first.environment
+        await _make_database(environment, postgres, directory)
+        address = PostgresServer(HOST, postgres.port, USER, postgres.password, DATABASE)
+        stack = await open_ones.enter_async_context(
+            open_stack(directory, address, DATABASE, first, **changes | behind("api"))
+        )
+        await stack.start_api("api 2", "serve --with-worker", **behind("api 2"))
+        for name in ("alice", "bob"):
+            await stack.start_worker(name, **behind(name))
+        for name in ("api", "api 2"):
+            proxy = FaultProxy(name, HOST, stack.ports[name], resets_when_healed=True)
+            proxies[f"client - {name}"] = proxy
+            await open_ones.enter_async_context(proxy.run())
+        keepers = contextlib.AsyncExitStack()
+        parts: list[Part] = [postgres, *tritons.values(), *stack.parts.values()]
+        for part in parts:
+            await keepers.enter_async_context(kept_running(part))
+        yield stack, proxies, keepers
+
+
+def _make_repository(directory: Path) -> Path:
+    """Where the service reads the chat templates of all models."""
+    repository = directory / "repository"
+    repository.mkdir(exist_ok=True)
+    for name, model in (SCRIPTED | VLLM_MODELS).items():
+        (repository / name).symlink_to(model)
+    return repository
+
+
+async def _make_database(
+    environment: dict[str, str], postgres: MortalPostgres, directory: Path
+) -> None:
+    connection = await asyncpg.connect(
+        host=HOST, port=postgres.port, user=USER, password=postgres.password, database="postgres"
+    )
+    try:
+        await connection.execute(f"CREATE DATABASE {DATABASE}")
+    except asyncpg.DuplicateDatabaseError:
+        pass  # the embedded server makes it
+    finally:
+        await connection.close()
+    await service.migrate(environment, directory / "migrate.log")
+
+
+async def _make_tokens(stack: Stack) -> dict[str, str]:
+    """An API key for each team, as operators make them."""
+    tokens = {}
+    for team in TEAMS:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "app", "token", "create", "--team", team,
+            env=stack.environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        tokens[team] = output.decode().split()[-1]
+    return tokens
+
+
+def _saboteur(
+    stack: Stack,
+    postgres: MortalPostgres,
+    tritons: Mapping[str, MortalTriton],
+    proxies: dict[str, FaultProxy],
+) -> Saboteur:
+    return Saboteur(
+        {name: lambda name=name: stack.parts[name] for name in stack.parts},  # type: ignore[misc]
+        {name: triton for name, triton in tritons.items() if name != _VLLM},
+        {name: triton for name, triton in tritons.items() if name == _VLLM},
+        postgres,
+        proxies,
+    )
+
+
+async def _storm(
+    scene: Scene,
+    saboteur: Saboteur,
+    faults: list[Fault],
+    options: Options,
+    tell: Callable[[str], None],
+) -> None:
+    """Clients and failures, until both are over."""
+    crowd = asyncio.create_task(send(scene, options.crowd))
+    telling = asyncio.create_task(_tell_progress(scene, tell))
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(saboteur.carry_out(faults, tell))
+            group.create_task(asyncio.sleep(options.seconds))
+        scene.is_over = True
+        await asyncio.wait([crowd], timeout=_PATIENCE_SECONDS)
+        scene.gives_up = True
+        await asyncio.wait([crowd], timeout=_LAST_SECONDS)
+    finally:
+        telling.cancel()
+        crowd.cancel()
+        ends = await asyncio.gather(crowd, telling, return_exceptions=True)
+    if isinstance(ends[0], Exception):
+        raise ends[0]
+
+
+async def _tell_progress(scene: Scene, tell: Callable[[str], None]) -> None:
+    began = asyncio.get_running_loop().time()
+    while True:
+        await asyncio.sleep(_PROGRESS_SECONDS)
+        orders = scene.log.orders
+        passed = asyncio.get_running_loop().time() - began
+        faulty = sum(bool(order.faults) for order in orders)
+        wrong = f", {faulty} WRONG" if faulty else ""
+        tell(f"{passed:6.1f} s  {len(orders):,} orders, {scene.under_way} under way{wrong}")
+
+
+async def _calm(stack: Stack) -> None:
+    """Until everything has ended, is counted, and was called about; or has had time enough."""
+    for condition in (
+        "SELECT FROM results WHERE state = 'pending' LIMIT 1",
+        "SELECT FROM undigested_results LIMIT 1",
+        "SELECT FROM webhook_deliveries WHERE state = 'pending' LIMIT 1",
+    ):
+
+        async def is_met(condition: str = condition) -> bool:
+            return not await stack.fetch(condition)
+
+        with contextlib.suppress(AssertionError):  # the account will tell
+            await until(is_met, _PATIENCE_SECONDS, condition)
