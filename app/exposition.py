@@ -11,7 +11,9 @@ from collections import Counter
 
 from app import telemetry
 from app.database import is_passing
+from app.errors import FailureCode
 from app.fleet import Fleet
+from app.job_queue import Outcome
 from app.model_registry import ModelRegistry
 from app.queue_depth import QueueDepth
 
@@ -54,11 +56,13 @@ class Exposition:
 
     async def _look(self) -> None:
         """Set the gauges. While the database is away its own are missing, which alerts can tell."""
-        running = Counter[str]()
+        models = self._registry.all()
+        running = Counter({model.name: 0 for model in models})
         for server in self._fleet.servers:
             running.update(server.running)
         telemetry.show(telemetry.IN_FLIGHT, running)
-        models = self._registry.all()
+        for model in models:
+            _begin(model.name)
         telemetry.show(telemetry.MODEL_READY, {model.name: float(model.ready) for model in models})
         queued: dict[str, float] = {}
         at_work: dict[str, float] = {}
@@ -83,3 +87,13 @@ class Exposition:
         telemetry.show(telemetry.RUNNING, at_work)
         telemetry.show(telemetry.WORKERS, workers)
         telemetry.show(telemetry.QUEUE_OLDEST, oldest)
+
+
+def _begin(model: str) -> None:
+    """Tell 0 for what may go wrong: a rate sees no growth of what was not there before."""
+    for code in ("completed", *FailureCode):
+        telemetry.RESULTS.of(model, code)
+    for outcome in Outcome:
+        telemetry.ATTEMPTS.of(model, outcome)
+    for kind in telemetry.TRITON_ERROR_KINDS:
+        telemetry.TRITON_ERRORS.of(model, kind)

@@ -1,6 +1,7 @@
 """A port of its own for /metrics, without a token: the worker's only one.
 
-It speaks as much HTTP/1.1 as a scrape needs. Who may reach it may know how much each team uses, so it
+It speaks as much HTTP/1.1 as a scrape needs. Of too many connections the oldest one is closed, so that
+a scrape gets through a flood of those that ask nothing, and of those that do not read. Who may reach it may know how much each team uses, so it
 is bound to loopback unless a setting says otherwise; there a page in a browser is kept out by its Host
 header, which names an address or `localhost` (DNS rebinding needs another name).
 """
@@ -9,23 +10,26 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+from collections.abc import Iterator
 from typing import Protocol
 
 import orjson
 
 from app import telemetry
+from app.addresses import is_loopback
 from app.errors import ServiceError
 from app.settings import Settings
 from app.wire import JSON, PROBLEM_JSON
 
 logger = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS = 32
+_MOST_CONNECTIONS = 32  # without a request as yet, and as many that are being answered
 _MOST_HEADER_BYTES = 8_192
 _PATIENCE = 5.0  # seconds for a request to arrive, and for its answer to leave
 _RETRY_SECONDS = 5.0
 
 _Answer = tuple[str, str, bytes]  # status line, media type, body
+_Connections = dict[asyncio.StreamWriter, None]  # the oldest first
 _TEXT = "text/plain; charset=utf-8"
 _OK = "200 OK"
 
@@ -50,10 +54,11 @@ class MetricsServer:
     ) -> None:
         assert settings.metrics_port is not None
         self._host, self._port = settings.metrics_host, settings.metrics_port
-        self._is_loopback = _is_loopback(settings.metrics_host)
+        self._is_loopback = is_loopback(settings.metrics_host)
         self._exposition = exposition
         self._readiness = readiness
-        self._connections = 0
+        self._asking: _Connections = {}
+        self._answered: _Connections = {}
 
     async def run(self) -> None:
         """Bind the port, as soon as it is free, and serve it."""
@@ -82,11 +87,11 @@ class MetricsServer:
                 await server.serve_forever()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
         try:
-            if self._connections <= _MOST_CONNECTIONS:
-                async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_PATIENCE):
+                with _among(self._asking, writer):
                     head = await reader.readuntil(b"\r\n\r\n")
+                with _among(self._answered, writer):
                     status, media_type, body = await self._answer(head.decode("latin-1"))
                     writer.write(
                         f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\n"
@@ -98,7 +103,6 @@ class MetricsServer:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever it was has left, or sends no request
         finally:
-            self._connections -= 1
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -124,6 +128,20 @@ class MetricsServer:
         return "404 Not Found", _TEXT, b"There are /metrics, /health/live and /health/ready.\n"
 
 
+@contextlib.contextmanager
+def _among(connections: _Connections, writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Have a connection among these; if they are too many, the oldest is closed for it."""
+    if len(connections) >= _MOST_CONNECTIONS:
+        oldest = next(iter(connections))
+        del connections[oldest]
+        oldest.transport.abort()
+    connections[writer] = None
+    try:
+        yield
+    finally:
+        connections.pop(writer, None)
+
+
 def _is_own(lines: list[str]) -> bool:
     """Whether the Host is one that no other site's page can have."""
     hosts = [
@@ -142,12 +160,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -131,7 +131,7 @@ def test_the_environment_is_one_of_known_settings(monkeypatch: pytest.MonkeyPatc
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     settings = Settings()
-    assert settings.database_address() == ("db", 5432)
+    assert settings.database_addresses() == [("db", 5432)]
     # Without authentication, on an address that is not loopback: that has to be said.
     assert settings.host == "0.0.0.0"  # noqa: S104
     assert settings.allow_unauthenticated
@@ -193,3 +193,29 @@ def test_triton_is_reached_by_the_name_that_its_services_take() -> None:
 def test_a_worker_has_time_for_its_grace() -> None:
     seconds = int(SERVICES["worker"]["stop_grace_period"].removesuffix("s"))
     assert seconds > Settings.model_fields["grace_seconds"].default + 5
+
+
+def test_prometheus_reaches_each_process_inside_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = environment(".env.api.dev")
+    worker = SERVICES["worker"]
+    for name, value in (given | worker["environment"]).items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    assert (settings.metrics_host, settings.metrics_port) == ("0.0.0.0", 9464)  # noqa: S104
+    assert "ports" not in worker
+    example = yaml.safe_load((ROOT / "monitoring" / "prometheus.yaml").read_text())
+    jobs = {job.pop("job_name"): job for job in example["scrape_configs"]}
+    assert jobs == {
+        "llm-api": {"static_configs": [{"targets": [f"api:{settings.port}"]}]},
+        "llm-worker": {
+            "dns_sd_configs": [{"names": ["worker"], "type": "A", "port": settings.metrics_port}]
+        },
+        "triton": {"static_configs": [{"targets": [given["TRITON_METRICS_SERVICE"]]}]},
+    }
+    assert {"api", "worker"} <= SERVICES.keys()
+    # By that name the API takes a request.
+    assert "api" in settings.allowed_hosts
+    shared = [set(SERVICES[name].get("networks", {"default": {}})) for name in ("api", "worker")]
+    assert all("default" in networks for networks in shared)

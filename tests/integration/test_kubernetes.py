@@ -133,3 +133,31 @@ def test_selectors_ports_and_volumes_meet() -> None:
         for volume in volumes.values():
             if "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"]["claimName"] in claims
+
+
+def test_prometheus_alone_reaches_the_metrics_of_api_and_workers() -> None:
+    (config,) = [value for value in OBJECTS if value["kind"] == "ConfigMap"]
+    settings = Settings.model_validate(dict.fromkeys(SECRETS, "x" * 64) | config["data"])
+    assert settings.metrics_host == "0.0.0.0"  # noqa: S104
+    services = {one["metadata"]["name"]: one["spec"] for one in OBJECTS if one["kind"] == "Service"}
+    policies = {
+        one["metadata"]["name"]: one["spec"] for one in OBJECTS if one["kind"] == "NetworkPolicy"
+    }
+    for part in ("api", "worker"):
+        (pod,) = [pod for name, pod in pods() if name == f"Deployment llm-{part}"]
+        (container,) = pod["spec"]["containers"]
+        assert {"name": "metrics", "containerPort": settings.metrics_port} in container["ports"]
+        told = services[f"llm-{part}-metrics"]
+        assert (told["clusterIP"], told["selector"]) == ("None", {"app": "llm", "part": part})
+        assert [port["port"] for port in told["ports"]] == [settings.metrics_port]
+    policy = policies["llm-metrics"]
+    (parts,) = policy["podSelector"]["matchExpressions"]
+    assert set(parts["values"]) == {"api", "worker"}
+    rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
+    assert rules.keys() == {"http", "metrics"}
+    assert rules["http"] is None
+    (allowed,) = rules["metrics"]
+    assert allowed["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert all(f"{one}-metrics.llm" in text for one in ("llm-api", "llm-worker"))
+    assert f"port: {settings.metrics_port}" in text

@@ -13,10 +13,14 @@ from prometheus_client.registry import CollectorRegistry
 from app import telemetry
 from app.digest import Digest
 from app.embedded import processes
-from app.metrics_server import MetricsServer
+from app.metrics_server import MetricsServer, Text
 from app.settings import Settings
 from tests.conftest import Service
-from tests.integration.support import finish, send, until
+from tests.integration.support import finish, send, serve, until
+from tests.integration.test_auth import bearer, closed, guarded
+from tests.unit.test_jwt import sign
+
+__all__ = ["closed", "guarded"]
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -181,11 +185,21 @@ class Fixed:
         return b"llm_x 1\n"
 
 
+FIXED = Fixed()
+
+
+class Large:
+    """More than a socket's buffers hold."""
+
+    async def text(self) -> bytes:
+        return b"llm_x 1\n" * 1_000_000
+
+
 @contextlib.asynccontextmanager
-async def metrics_port(settings: Settings, **changes: object) -> AsyncIterator[str]:
+async def metrics_port(settings: Settings, exposition: Text = FIXED) -> AsyncIterator[str]:
     port = processes.free_port()
-    changed = settings.model_copy(update={"metrics_port": port} | changes)
-    serving = asyncio.create_task(MetricsServer(changed, Fixed()).run())
+    changed = settings.model_copy(update={"metrics_port": port})
+    serving = asyncio.create_task(MetricsServer(changed, exposition).run())
 
     async def is_up() -> bool:
         with contextlib.suppress(OSError):
@@ -239,6 +253,68 @@ async def test_what_is_no_request_ends_nothing(settings: Settings) -> None:
                 return False
 
             await until(answers)
+
+
+async def test_a_scrape_gets_through_a_flood(settings: Settings) -> None:
+    """Of connections that ask nothing, that do not read, and of requests by foreign names."""
+    async with metrics_port(settings, exposition=Large()) as url, httpx.AsyncClient() as client:
+        host, port = url.removeprefix("http://").split(":")
+        flood = [await asyncio.open_connection(host, int(port)) for _ in range(150)]
+        for _, writer in flood[:50]:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        for _, writer in flood[50:80]:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: foreign.example\r\n\r\n")
+        # Each asked once: none is refused.
+        for path in ("/metrics", "/health/live"):
+            assert (await client.get(url + path)).status_code == 200
+        for _, writer in flood:
+            writer.close()
+
+
+async def test_the_api_is_scraped_in_a_flood(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.server._HEAD_SECONDS", 0.5)
+    async with serve(settings) as api:
+        address = str(api.client.base_url.host), api.client.base_url.port
+        flood = [await asyncio.open_connection(*address) for _ in range(150)]
+        for _, writer in flood[:50]:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0")
+        for _, writer in flood[50:80]:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x.example\r\nConnection: close\r\n\r\n")
+        for path in ("/metrics", "/health", "/health/ready"):
+            assert (await api.client.get(path)).status_code == 200
+        # Those that ask nothing, or never to the end, are rid of: they would hold descriptors.
+        async with asyncio.timeout(30):
+            for reader, writer in flood:
+                await reader.read()
+                writer.close()
+
+
+async def test_a_flood_of_requests_by_names_is_no_flood_of_series(closed: Service) -> None:
+    """Models, teams, paths, hosts, methods and ids that nobody knows."""
+    operator = bearer(sign({"team_id": "red", "token_id": "t", "scopes": ["use", "operate"]}))
+
+    async def count() -> int:
+        closed.services.exposition._expires = 0.0
+        answer = await closed.client.get("/metrics", headers=operator)
+        return len(answer.text.splitlines())
+
+    async def ask(name: str) -> None:
+        as_team, client = bearer(sign({"team_id": name, "token_id": name})), closed.client
+        await client.post("/results/", json={"model": name, "content": "x"}, headers=as_team)
+        await client.get(f"/models/{name}", headers=as_team)
+        await client.get(f"/{name}", headers=as_team | {"X-Request-Id": name})
+        await client.get("/models/", headers=as_team | {"Host": f"{name}.example"})
+        await client.request(name.upper().replace("-", ""), "/models/", headers=as_team)
+        await client.get("/models/", headers={"Authorization": f"Bearer {name}"})
+
+    for number in range(25):  # too many wrong tokens have a code of their own
+        await ask(f"name-{number}")
+    before = await count()
+    for number in range(25, 75):
+        await ask(f"name-{number}")
+    assert await count() == before
 
 
 async def test_the_port_is_taken_over_when_it_is_free(

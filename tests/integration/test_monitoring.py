@@ -1,26 +1,32 @@
 """The dashboard and the alert rules: they parse, they name metrics that are there, and these have data."""
 
+import asyncio
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import asyncpg
+import httpx
 import promql_parser
 import pytest
 import yaml
 from promql_parser import MatchOp
 
-from app import telemetry
+from app import generation, telemetry
+from app.embedded import processes
+from app.embedded.service import ServicePart
 from app.embedded.triton import EmbeddedTriton
-from tests.conftest import ROOT, make_settings, run_service
-from tests.integration.support import finish, send, until
-from tests.integration.test_metrics import Samples, scrape, value
+from app.settings import Settings
+from tests.conftest import ROOT
+from tests.integration.support import until
+from tests.integration.test_metrics import Samples, parse, value
 from tests.integration.webhook_receiver import receiving
-from tests.postgres import PostgresServer
 
 MONITORING = ROOT / "monitoring"
-PROMETHEUS_OWN = {"up"}
 _DURATION = re.compile(r"\d+(s|m|h|d)")
 
 
@@ -69,11 +75,11 @@ def is_met(matcher: Any, labels: dict[str, str]) -> bool:
 
 
 def matching(selector: Any, samples: Samples) -> list[float]:
-    matchers = [one for one in selector.matchers.matchers if one.name not in ("job", "instance")]
     return [
         number
         for (name, labels), number in samples.items()
-        if name == selector.name and all(is_met(one, dict(labels)) for one in matchers)
+        if name == selector.name
+        and all(is_met(one, dict(labels)) for one in selector.matchers.matchers)
     ]
 
 
@@ -83,47 +89,151 @@ def test_every_expression_is_promql() -> None:
         assert list(selectors(promql_parser.parse(expression))), expression
 
 
-async def test_what_is_shown_has_data_after_a_load_of_all_kinds(
-    postgres_server: PostgresServer,
-    database_name: str,
-    triton: EmbeddedTriton,
-    connection: asyncpg.Connection,
-) -> None:
+class Target:
+    """What Prometheus would scrape: each sample with its job and instance, and `up`."""
+
+    def __init__(self, job: str, address: str) -> None:
+        self._labels = {("job", job), ("instance", address)}
+        self._url = f"http://{address}/metrics"
+
+    async def scrape(self, client: httpx.AsyncClient) -> Samples:
+        answer = await client.get(self._url)
+        assert answer.status_code == 200, (self._url, answer.text)
+        found = parse(answer.text) | {("up", frozenset[tuple[str, str]]()): 1.0}
+        return {(name, labels | self._labels): number for (name, labels), number in found.items()}
+
+
+@dataclass
+class Running:
+    """API, worker and Triton as processes of their own."""
+
+    client: httpx.AsyncClient
+    targets: list[Target]
+
+    async def scrape(self) -> Samples:
+        found: Samples = {}
+        for target in self.targets:
+            found |= await target.scrape(self.client)
+        return found
+
+
+@pytest.fixture
+async def running(
+    settings: Settings, triton: EmbeddedTriton, connection: asyncpg.Connection, tmp_path: Path
+) -> AsyncIterator[Running]:
     await connection.execute("INSERT INTO models (name, version) VALUES ('gone', 1)")
-    settings = make_settings(
-        postgres_server, database_name, triton, webhook_allow_private=True, flush_seconds=0.02
+    port, metrics_port = processes.free_port(), processes.free_port()
+    environment = os.environ | {
+        "LLM_DATABASE_URL": settings.database_host,
+        "LLM_DATABASE_ADMIN_USER": settings.database_user,
+        "LLM_DATABASE_PASSWORD": settings.database_password.get_secret_value(),
+        "LLM_DATABASE_DB": settings.database_name,
+        "LLM_PORT": str(port),
+        "LLM_FLUSH_SECONDS": "0.02",
+        "LLM_TRITON_REFRESH_SECONDS": "0.5",
+        "LLM_WEBHOOK_ALLOW_PRIVATE": "true",
+        **triton.environment,
+    }
+    api = ServicePart(
+        "API",
+        "serve",
+        environment,
+        tmp_path / "api.log",
+        ready_url=f"http://127.0.0.1:{port}/health/live",
+        grace=10,
     )
-    async with receiving() as receiver, run_service(settings, with_worker=True) as service:
-        before = await scrape(service)
-        await finish(
-            service,
-            "Say it. {{chunks=6 delay_ms=20}}",
-            parameters={"max_tokens": 16},
-            webhook_url=receiver.url,
-        )
-        await finish(service, "Say it. {{chunks=3 fail_at=1}}")
-        endless = await send(service, "Say it. {{chunks=1000 delay_ms=50}}")
-        await service.client.post(f"/results/{endless['id']}/cancel")
-        await service.client.get("/results/none")
-        await service.client.post("/v1/completions", json={"model": "gone", "prompt": "x"})
-        await send(service, "waits", model="gone")
+    with_port = environment | {"LLM_METRICS_PORT": str(metrics_port)}
+    worker = ServicePart("worker", "worker", with_port, tmp_path / "worker.log", grace=10)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await asyncio.gather(api.start(), worker.start())
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            targets = [
+                Target("llm-api", f"127.0.0.1:{port}"),
+                Target("llm-worker", f"127.0.0.1:{metrics_port}"),
+                Target("triton", triton.address("metrics")),
+            ]
+            yield Running(client, targets)
+    finally:
+        await asyncio.gather(api.stop(), worker.stop())
 
-        async def counted() -> Samples | None:
-            samples = await scrape(service)
-            delivered = value(samples, "llm_webhook_calls_total", outcome="delivered")
-            ended = value(samples, "llm_results_total") - value(before, "llm_results_total")
-            waits = value(samples, "llm_queue_depth", model="gone")
-            return samples if delivered and ended >= 3 and waits else None
 
-        samples = await until(counted)
+async def load_of_all_kinds(client: httpx.AsyncClient, webhook_url: str) -> int:
+    """Results that complete, fail and are cancelled, a stream, refusals; how many results end."""
+
+    async def send(content: str, **members: object) -> dict[str, Any]:
+        body = {"model": "scripted", "content": content} | members
+        answer = await client.post("/results/", json=body)
+        assert answer.status_code == 202, answer.text
+        accepted: dict[str, Any] = answer.json()
+        return accepted
+
+    await send(
+        "Say it. {{chunks=6 delay_ms=20}}",
+        parameters={"max_tokens": 16},
+        webhook_url=webhook_url,
+    )
+    await send("Say it. {{chunks=3 fail_at=1}}")
+    endless = await send("Say it. {{chunks=1000 delay_ms=50}}")
+    await client.post(f"/results/{endless['id']}/cancel")
+    streamed = await client.post(
+        "/v1/completions", json={"model": "scripted", "prompt": "Say it.", "stream": True}
+    )
+    assert "[DONE]" in streamed.text
+    assert (await client.get("/results/none")).status_code == 404
+    gone = await client.post("/v1/completions", json={"model": "gone", "prompt": "x"})
+    assert gone.status_code == 503
+    await send("waits", model="gone")
+    return 4
+
+
+def names_without_data(samples: Samples) -> set[str]:
+    return {line.split()[0] for line in without_data(samples)}
+
+
+def without_data(samples: Samples) -> list[str]:
+    """The selectors of dashboard and alerts that these samples leave empty, or without an event."""
+    empty = []
     for expression in expressions():
         for selector in selectors(promql_parser.parse(expression)):
-            if selector.name in PROMETHEUS_OWN:
-                continue
             found = matching(selector, samples)
-            assert found, f"{selector.name} in {expression}"
-            if selector.name.endswith(("_bucket", "_count")):
-                assert sum(found) > 0, expression
+            counts_events = selector.name.endswith(("_bucket", "_count"))
+            if not found or (counts_events and not sum(found)):
+                empty.append(f"{selector.name} in {expression}")
+    return empty
+
+
+async def test_what_is_shown_has_data_after_a_load_of_all_kinds(running: Running) -> None:
+    async def is_ready() -> bool:
+        answer = await running.client.get("/models/scripted")
+        return answer.status_code == 200 and bool(answer.json()["ready"])
+
+    await until(is_ready)
+    # Where nothing has gone wrong yet, that is told as 0: a rate sees no growth of what was not there.
+    quiet = {"model": "scripted", "content": "Say it. {{chunks=2}}"}
+    assert (await running.client.post("/results/", json=quiet)).status_code == 202
+
+    async def has_ended() -> Samples | None:
+        samples = await running.scrape()
+        return samples if value(samples, "llm_results_total") else None
+
+    assert names_without_data(await until(has_ended)) <= {
+        "llm_http_requests_total",  # of 5xx
+        "llm_refusals_total",
+        "llm_flush_seconds_bucket",
+    }
+    async with receiving() as receiver:
+        ending = await load_of_all_kinds(running.client, receiver.url)
+
+        async def counted() -> Samples | None:
+            samples = await running.scrape()
+            delivered = value(samples, "llm_webhook_calls_total", outcome="delivered")
+            ended = value(samples, "llm_results_total")
+            waits = value(samples, "llm_queue_depth", model="gone")
+            return samples if delivered and ended > ending and waits else None
+
+        samples = await until(counted)
+    assert without_data(samples) == []
 
 
 def test_each_metric_is_documented_and_each_documented_one_exists() -> None:
@@ -136,6 +246,10 @@ def test_each_metric_is_documented_and_each_documented_one_exists() -> None:
     }
     assert exposed - described == set()
     assert {name for name in described - exposed if not name.startswith("llm_log")} == set()
+
+
+def test_each_kind_of_error_is_told_from_the_start() -> None:
+    assert {kind for _, kind in generation._KINDS} == set(telemetry.TRITON_ERROR_KINDS)
 
 
 def test_the_dashboard_can_be_imported() -> None:
