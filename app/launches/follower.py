@@ -19,6 +19,7 @@ import logging
 import socket
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice, takewhile
 from uuid import UUID, uuid4
 
 from app.database import Database, is_passing
@@ -60,6 +61,7 @@ _END_STATES: dict[End, EndState] = {
 }
 _TERMINATED = 128 + 15  # as a shell tells SIGTERM
 _LAST_LINES, _LAST_CHARACTERS = 4, 600
+_ERROR, _TRACE, _LONGEST_TRACE = "error: ", "At:", 100
 _PROTOCOLS = ("grpc", "http", "metrics")
 
 
@@ -218,7 +220,7 @@ class Follower:
             by_itself = "the server ended by itself"
             cancelled = "the job was cancelled outside of the service"
             reason = f"{cancelled if job.end is End.CANCELLED else by_itself} ({reason})"
-        if state == "failed" and (last := _last_lines(log)):
+        if state == "failed" and (last := _last_words(log)):
             reason = f"{reason}. Its last words: {last}"
         return Step(
             "stopping", 0, reason, state, job_id=job.id, node=job.node, log=log,
@@ -258,7 +260,7 @@ class Follower:
         if not _has_passed(launch.now, launch.started_at, minutes):
             return found
         reason = f"the model was not ready {minutes:g} minutes after the job's start"
-        if last := _last_lines(found.log or ""):
+        if last := _last_words(found.log or ""):
             reason = f"{reason}. The job's last words: {last}"
         return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
@@ -385,8 +387,13 @@ def job_by_its_file(launch: Launch, status: int, seconds: int) -> Job:
     return Job(Phase.ENDED, launch.job_id, launch.node, words, end, status)
 
 
-def _last_lines(log: str) -> str:
+def _last_words(log: str) -> str:
+    """Triton's last error, without the trace that it ends with; else the last lines."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
+    if errors and len(lines) - errors[-1] <= _LONGEST_TRACE:
+        told = takewhile(lambda line: line != _TRACE, lines[errors[-1] :])
+        return " | ".join(islice(told, _LAST_LINES))[:_LAST_CHARACTERS]
     return " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 

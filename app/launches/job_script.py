@@ -15,6 +15,7 @@ import io
 import shlex
 import tarfile
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
@@ -57,7 +58,7 @@ node=${{SLURMD_NODENAME:-127.0.0.1}}
 {environment}
 {prepare}
 {command} \
-    --model-repository={directory}/models --model-control-mode=explicit --load-model={served} \
+    --model-repository={directory}/repository --model-control-mode=explicit --load-model={served} \
     --grpc-address={listen} --http-address={listen} --metrics-address={listen} \
     --grpc-port="$grpc" --http-port="$http" --metrics-port="$metrics" &
 server=$!
@@ -204,10 +205,15 @@ def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace) -> bytes:
             archive.addfile(member, io.BytesIO(content))
 
         add("job.sh", script.encode())
-        add("models", kind=tarfile.DIRTYPE)
-        entry = f"models/{spec.served_name}"
+        add("repository", kind=tarfile.DIRTYPE)
+        entry = f"repository/{spec.served_name}"
         if place.is_entry:
-            add(entry, link=place.path or "", kind=tarfile.SYMTYPE)
+            assert place.path is not None
+            add(entry, link=place.path, kind=tarfile.SYMTYPE)
+            # Whatever it is served as, the paths in its model.json ("models/demo/1") lead to it.
+            add("models", kind=tarfile.DIRTYPE)
+            for name in sorted({PurePosixPath(path).name for path in (spec.model, place.path)}):
+                add(f"models/{name}", link=place.path, kind=tarfile.SYMTYPE)
         else:
             for directory in (entry, f"{entry}/1"):
                 add(directory, kind=tarfile.DIRTYPE)

@@ -1,6 +1,7 @@
 """Launches on this machine: processes that outlive their worker, and none that outlives its launch."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tests.integration.launching import (
     until_state,
     with_profiles,
 )
-from tests.integration.support import assert_problem
+from tests.integration.support import assert_problem, until
 from tests.integration.test_auth import bearer, guarded
 from tests.integration.test_teams import BLUE, RED
 from tests.unit.test_jwt import sign
@@ -255,3 +256,44 @@ async def test_bad_bodies(launching: Service) -> None:
         answer = await launching.client.post("/launches", json=body)
         assert_problem(answer, 422, "invalid_request", field)
     assert (await launching.client.get("/launches")).json() == []
+
+
+def write_entry(tmp_path: Path) -> Path:
+    """An entry whose model.json has a path relative to the server's directory, as the demo model's."""
+    entry = tmp_path / "home" / "models" / "relative"
+    shutil.copytree(SCRIPTED, entry)
+    (entry / "1" / "model.json").write_text('{"model": "models/relative/1"}')
+    with (entry / "1" / "model.py").open("a") as code:
+        code.write(
+            "import json, pathlib\n"
+            "_path = json.loads(pathlib.Path(__file__).with_name('model.json').read_text())['model']\n"
+            "if not pathlib.Path(_path).is_dir():\n"
+            "    raise OSError(f'{_path} is no directory')\n"
+        )
+    return entry
+
+
+@pytest.mark.parametrize("name", ["relative", "other"])
+async def test_an_entry_with_a_relative_path_takes_any_name(
+    launching: Service, tmp_path: Path, name: str
+) -> None:
+    entry = write_entry(tmp_path)
+    accepted = await launch(launching, provider="local", model=str(entry), served_name=name)
+    await until_state(launching, accepted["id"], "healthy")
+
+    async def is_there() -> bool:
+        answer = await launching.client.get(f"/models/{name}")
+        return answer.status_code == 200 and bool(answer.json()["ready"])
+
+    await until(is_there)
+    await stop(launching, accepted["id"])
+
+
+async def test_the_reason_names_the_error_not_the_end_of_its_trace(
+    launching: Service, tmp_path: Path
+) -> None:
+    entry = write_entry(tmp_path)
+    (entry / "1" / "model.json").write_text('{"model": "models/elsewhere/1"}')
+    accepted = await launch(launching, provider="local", model=str(entry))
+    ended = await until_state(launching, accepted["id"], "failed")
+    assert ended["reason"].endswith("OSError: models/elsewhere/1 is no directory"), ended["reason"]
