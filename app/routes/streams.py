@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from app.errors import FieldError, InvalidRequestError
 from app.follow import AttemptStarted, Ended, Follower, Position, Silence, TextDelta
+from app.ids import seconds_since
 from app.routes.common import (
     ServicesOf,
     TeamOf,
@@ -61,7 +62,8 @@ _POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
 async def stream_result(request: Request) -> Response:
     """Read a result's text as it comes (server-sent events), from the beginning or from `after`.
 
-    Events: `attempt` {attempt}, whose text replaces that of earlier attempts; `delta` {text,
+    Events: `attempt` {attempt, age}, whose text replaces that of earlier attempts (`age`: seconds since
+    the result was accepted); `delta` {text,
     offset} and, where known, the attempt's `completion_tokens` so far; and at the end `completed` or `failed` with the Result. Offsets are code points.
     """
     services = services_of(request)
@@ -108,11 +110,17 @@ async def event_frames(
             if isinstance(event, Silence):
                 yield KEEP_ALIVE
             else:
-                yield _encode(services, event, retry=is_first)
+                yield _encode(services, result_id, event, retry=is_first)
                 is_first = False
 
 
-def _encode(services: Services, event: AttemptStarted | TextDelta | Ended, *, retry: bool) -> bytes:
+def _encode(
+    services: Services,
+    result_id: UUID,
+    event: AttemptStarted | TextDelta | Ended,
+    *,
+    retry: bool,
+) -> bytes:
     data: dict[str, Any]
     if isinstance(event, TextDelta):
         begins = event.position.offset - len(event.text)
@@ -120,7 +128,8 @@ def _encode(services: Services, event: AttemptStarted | TextDelta | Ended, *, re
         if event.completion_tokens is not None:
             data["completion_tokens"] = event.completion_tokens
     elif isinstance(event, AttemptStarted):
-        name, data = "attempt", {"attempt": event.position.attempt}
+        age = round(seconds_since(result_id), 3)
+        name, data = "attempt", {"attempt": event.position.attempt, "age": age}
     else:
         name, data = event.row["state"], result_wire(services, event.row)
     return encode_event(name, str(event.position), orjson.dumps(data), retry=retry)

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 from uuid import UUID
 
@@ -24,6 +24,16 @@ _KNOWN_SECONDS = 5.0
 _MAX_KNOWN = 1000
 
 Params = Mapping[str, str | int | float | bool | None]
+
+
+class Asked(TypedDict, total=False):
+    """What a request has besides its method and path."""
+
+    params: Params | None
+    json: Any
+    content: AsyncIterable[bytes] | None
+    headers: Mapping[str, str] | None
+    timeout: httpx.Timeout | None
 
 
 class ApiError(Exception):
@@ -136,53 +146,28 @@ class Api:
             message = f"What answers at {self._client.url} is not the API (LLM_UI_API_URL)."
             raise ApiError(502, "unknown", message) from error
 
-    async def send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Params | None = None,
-        json: Any = None,
-        content: AsyncIterable[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout: httpx.Timeout | None = None,  # noqa: ASYNC109 - httpx's
-    ) -> httpx.Response:
+    async def send(self, method: str, path: str, **asked: Unpack[Asked]) -> httpx.Response:
         """One request; the answer, read whole."""
-        async with self.stream(
-            method,
-            path,
-            params=params,
-            json=json,
-            content=content,
-            headers=headers,
-            timeout=timeout,
-        ) as response:
+        async with self.stream(method, path, **asked) as response:
             await response.aread()
             return response
 
     @asynccontextmanager
     async def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Params | None = None,
-        json: Any = None,
-        content: AsyncIterable[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout: httpx.Timeout | None = None,  # noqa: ASYNC109 - httpx's
+        self, method: str, path: str, **asked: Unpack[Asked]
     ) -> AsyncIterator[httpx.Response]:
         """One request; the answer's body is yet to be read."""
-        given = {name: value for name, value in (params or {}).items() if value not in (None, "")}
+        params = asked.get("params") or {}
+        given = {name: value for name, value in params.items() if value not in (None, "")}
         try:
             request = self._client.http.build_request(
                 method,
                 path,
                 params=given or None,
-                json=json,
-                content=content,
-                headers={**self._headers, **(headers or {})},
-                timeout=timeout or _TIMEOUT,
+                json=asked.get("json"),
+                content=asked.get("content"),
+                headers={**self._headers, **(asked.get("headers") or {})},
+                timeout=asked.get("timeout") or _TIMEOUT,
             )
         except (httpx.InvalidURL, ValueError, RecursionError) as error:
             raise _unsendable() from error

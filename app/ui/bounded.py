@@ -5,8 +5,9 @@ import json
 from contextlib import AsyncExitStack
 from typing import Any
 
-from app.ui.api import Api
+from app.ui.api import Api, ApiError
 from app.ui.handed_on import HandedOn, parts_of
+from app.ui.render import size
 
 # Of JSON: as objects it takes about ten times that in memory, for a moment.
 MAX_BYTES = 16_000_000
@@ -24,6 +25,26 @@ async def get_bounded(api: Api, path: str) -> Any:
     if len(body) < _LARGE:
         return json.loads(body)
     return await asyncio.to_thread(json.loads, body)
+
+
+async def get_result(api: Api, result_id: str) -> Any:
+    """A result that a page needs whole. Raises ApiError, also of one that is larger than MAX_BYTES."""
+    result = await get_bounded(api, f"/results/{result_id}")
+    if result is None:
+        raise LargeResultError(result_id)
+    return result
+
+
+class LargeResultError(ApiError):
+    """A result is too large to be read whole; `result_id` is whose."""
+
+    def __init__(self, result_id: str) -> None:
+        message = (
+            f"Result {result_id} is larger than {size(MAX_BYTES)}: too large for this page. Its own "
+            "page, in the history, has it as a file."
+        )
+        super().__init__(413, "too_large", message)
+        self.result_id = result_id
 
 
 async def hand_on(api: Api, path: str, file_name: str) -> HandedOn:

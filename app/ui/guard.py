@@ -42,19 +42,19 @@ class BodyTooLargeError(Exception):
 
 
 class Guard:
-    """ASGI middleware. `uploads` are paths whose forms may be larger than others', in bytes."""
+    """ASGI middleware. `bounds` are paths whose forms have a bound of their own, in bytes."""
 
     def __init__(
         self,
         app: ASGIApp,
         allowed_hosts: Iterable[str],
         max_form_bytes: int,
-        uploads: Mapping[str, int],
+        bounds: Mapping[str, int],
     ) -> None:
         self._app = app
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
         self._max_form_bytes = max_form_bytes
-        self._uploads = uploads
+        self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +63,7 @@ class Guard:
         headers = Headers(scope=scope)
         refusal = self._refusal(scope["method"], headers)
         app = self._app if refusal is None else PlainTextResponse(refusal, 403)
-        bound = self._uploads.get(scope["path"], self._max_form_bytes)
+        bound = self._bounds.get(scope["path"], self._max_form_bytes)
         await app(scope, _bounded(receive, bound), _with_headers(send))
 
     def _refusal(self, method: str, headers: Headers) -> str | None:

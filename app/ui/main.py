@@ -37,6 +37,7 @@ from app.ui.settings import UiSettings
 logger = logging.getLogger(__name__)
 
 _MAX_FORM_BYTES = 10_000_000
+_AWAY = (502, 503, 504)
 _PAGES = (
     playground,
     compare,
@@ -75,7 +76,10 @@ def create_ui(settings: UiSettings) -> Starlette:
                 Guard,
                 allowed_hosts=settings.allowed_hosts,
                 max_form_bytes=_MAX_FORM_BYTES,
-                uploads={bulk.UPLOADS: settings.max_upload_bytes + bulk.FORM_BYTES},
+                bounds={
+                    bulk.UPLOADS: settings.max_upload_bytes + bulk.FORM_BYTES,
+                    sign_in.PATH: sign_in.FORM_BYTES,
+                },
             ),
             Middleware(SessionMiddleware, sessions=sessions),
             Middleware(Exposure, settings=settings),
@@ -89,6 +93,7 @@ def create_ui(settings: UiSettings) -> Starlette:
     )
     app.state.settings = settings
     app.state.sessions = sessions
+    app.state.bulk_room = bulk.Room(settings.max_upload_bytes)
     return app
 
 
@@ -120,7 +125,13 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     status = error.status or 502
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
     title = titles.get(error.status, "Refused" if 400 <= status < 500 else "Not available now")
-    return await error_page(request, status, title, error.message, await kept_fields(request))
+    fields = await kept_fields(request)
+    # Where the API has only just been started, or is, nobody has to ask again himself.
+    is_away = request.method == "GET" and status in _AWAY
+    response = await error_page(request, status, title, error.message, fields, is_away=is_away)
+    if error.retry_after:
+        response.headers["retry-after"] = error.retry_after
+    return response
 
 
 async def _on_too_large(request: Request, error: Exception) -> Response:
@@ -149,9 +160,14 @@ async def error_page(
     title: str,
     message: str,
     fields: Sequence[tuple[str, str]] = (),
+    *,
+    is_away: bool = False,
 ) -> Response:
-    """A page that says what went wrong and what to do; `fields` are of a form to be sent again."""
-    context = {"title": title, "message": message, "fields": fields}
+    """A page that says what went wrong and what to do; `fields` are of a form to be sent again.
+
+    `is_away`: it loads itself anew until there is an answer.
+    """
+    context = {"title": title, "message": message, "fields": fields, "is_away": is_away}
     try:
         return await page(request, "error.html", status, **context)
     except ApiError:  # it does not know the visitor any more

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from app.ui.markdown import can_render, render_markdown
@@ -20,7 +20,7 @@ OPTIONAL: Mapping[str, Any] = {"erased_at": None, "source_id": None, "attributio
 async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[str, Any]:
     """The result with what templates add to it.
 
-    `shown_state`, `age` in seconds, `figures` as (name, value), `text`, `html` (its formatted text, else None),
+    `shown_state`, `figures` as (name, value), `text`, `html` (its formatted text, else None),
     `can_render`, `length` in characters (of which `text` may be the beginning), and in `error` what happened (`words`) and what to do (`remedy`). `view` chooses
     between formatted and plain; without it chats are formatted.
     """
@@ -29,7 +29,6 @@ async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[st
     shown: dict[str, Any] = {
         **OPTIONAL,
         **result,
-        "age": max(0.0, (datetime.now(UTC) - to_time(result["created_at"])).total_seconds()),
         "text": text[:MAX_SHOWN_CHARACTERS],
         "length": len(text),
         "html": None,

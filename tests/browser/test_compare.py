@@ -31,8 +31,8 @@ async def test_what_is_wrong_is_told_by_place(stack: Stack, page: Page) -> None:
     await page.fill("#more-2", "top_k")
     await page.click("button.primary")
     alert = page.locator("[role=alert]")
-    await expect(alert).to_contain_text("Answer 1, temperature")
-    await expect(alert).to_contain_text("Answer 2, other parameters")
+    await expect(alert).to_contain_text("Answer 1 (scripted), temperature")
+    await expect(alert).to_contain_text("Answer 2 (scripted), other parameters")
     assert await page.input_value("#p-1-temperature") == "warm"
     await page.select_option("#model-1", "")
     await page.select_option("#model-2", "")

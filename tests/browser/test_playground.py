@@ -1,5 +1,7 @@
 """The playground: send, watch, stop, come back, go on."""
 
+import re
+
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import Stack, assert_accessible
@@ -26,6 +28,19 @@ async def test_an_answer_is_watched_and_kept(stack: Stack, page: Page) -> None:
     await expect(output).to_have_text(result["result"], use_inner_text=False)
     await expect(page.locator(".figures")).to_contain_text("40 tokens")
     await assert_accessible(page)
+
+
+async def test_the_time_to_the_first_token_needs_no_clock_of_the_browser(page: Page) -> None:
+    ahead = "const now = Date.now; Date.now = () => now() + 3_600_000;"
+    await page.add_init_script(
+        f"{ahead} Object.defineProperty(performance, 'timeOrigin', {{value: 0}});"
+    )
+    await page.goto("/playground")
+    await send(page, "{{delay_ms=50 chunks=100}}", max_tokens="100")
+    figures = page.locator(".live .figures")
+    await expect(figures).to_contain_text(re.compile(r"first token after \d{1,2}\.\d\d s"))
+    await page.click("button.danger")
+    await expect(page.locator(".live .badge")).to_have_text("cancelled")
 
 
 async def test_the_stream_is_taken_up_again_after_a_reload(stack: Stack, page: Page) -> None:

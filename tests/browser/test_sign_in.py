@@ -136,7 +136,15 @@ def test_a_sign_in_leads_nowhere_else(secured: Secured, path: str) -> None:
     assert answer.headers["location"] == "/"
 
 
+def test_what_is_long_does_not_wait_for_a_sign_in(secured: Secured) -> None:
+    for count, is_kept in ((800_000, True), (950_000, False)):
+        answer = httpx.post(f"{secured.url}/playground", data={"prompt": "x" * count})
+        assert answer.status_code == 401
+        assert ('name="resume.prompt"' in answer.text) is is_kept
+        assert (len(answer.text) > count) is is_kept
+
+
 def test_too_much_is_refused(secured: Secured) -> None:
-    answer = httpx.post(f"{secured.url}/sign-in", data={"token": "x" * 11_000_000})
+    answer = httpx.post(f"{secured.url}/sign-in", data={"token": "x" * 1_100_000})
     assert answer.status_code == 413
-    assert re.search("more than 10,000,000 bytes", answer.text)
+    assert re.search("more than 1,000,000 bytes", answer.text)

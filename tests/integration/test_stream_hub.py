@@ -13,6 +13,7 @@ from app.errors import NotFoundError, TooManyWaitersError
 from app.ids import new_id
 from app.job_queue import JobQueue
 from app.listener import CANCELLED, ENDED, ENQUEUED, Listener
+from app.primary import Primary
 from app.results import ResultStore
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -205,7 +206,7 @@ async def test_a_listener_that_cannot_connect_tries_again(
         await asyncio.sleep(0.6)
         assert not running.done()
         assert not heard.is_set()
-        database._settings = settings  # the server is back
+        database._primary = Primary(settings.database_addresses())  # the server is back
         await asyncio.wait_for(heard.wait(), 20)
         running.cancel()
         await asyncio.wait([running])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,7 +194,7 @@ async def test_the_wire(one: Service) -> None:
     length = len(result["result"])
     whole = {"text": result["result"], "offset": 0, "completion_tokens": 2}
     data = orjson.dumps(whole).decode()
-    lines = answer.text.split("\n")
+    lines = re.sub(r',"age":\d+\.\d{1,3}}', "}", answer.text).split("\n")
     assert lines[:10] == [
         "retry: 1000",
         "event: attempt", "id: 1:0", 'data: {"attempt":1}', "",

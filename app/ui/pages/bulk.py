@@ -7,7 +7,7 @@ process keeps nothing.
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,6 +315,33 @@ def _shown(value: Any) -> str:
         return f"({error})"
 
 
+class Room:
+    """How much of the temporary directory files take that are worked on now, in bytes.
+
+    Together they have as much as the largest one alone may have: what comes on top is refused.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+
+    @contextlib.contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Have room for a file. Raises ApiError."""
+        if size > self._free:
+            raise ApiError(
+                503,
+                "busy",
+                "Other files are being read, and there is no room for this one beside them. It is "
+                "kept: try again in a minute.",
+                retry_after="30",
+            )
+        self._free -= size
+        try:
+            yield
+        finally:
+            self._free += size
+
+
 @contextlib.asynccontextmanager
 async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
     """The uploaded file, read once. Raises ApiError, with what is wrong with it in words."""
@@ -323,7 +350,8 @@ async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
     most = request.app.state.settings.max_upload_bytes
     if told["bytes"] > most:  # a program's upload, which the API takes
         raise UnreadableError(told["filename"], f"It is larger than {most:,} bytes. Split it.")
-    with tempfile.TemporaryFile(prefix="bulk-") as file:
+    room: Room = request.app.state.bulk_room
+    with room.held(told["bytes"]), tempfile.TemporaryFile(prefix="bulk-") as file:
         async with api.stream(
             "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
         ) as response:

@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.bounded import get_result
 from app.ui.parameters import (
     FormError,
     Parameter,
@@ -33,7 +34,7 @@ async def show(request: Request) -> Response:
     """The form; with `?ids=`, those results as they come and the form they were sent with."""
     api = api_of(request)
     ids = [one for one in request.query_params.get("ids", "").split(",") if one][: len(PLACES)]
-    results = await asyncio.gather(*(api.get(f"/results/{identifier(one)}") for one in ids))
+    results = await asyncio.gather(*(get_result(api, identifier(one)) for one in ids))
     results = [one for one in results if one["kind"] == "generation"]
     form: dict[str, str] = {}
     view = "plain"
@@ -53,7 +54,8 @@ async def send(request: Request) -> Response:
     texts = texts_of(await read_form(request))
     try:
         bodies = await _bodies(api, texts)
-        response = await api.send("POST", "/results/", json=bodies)
+        response = await api.send("POST", "/results/", json=list(bodies.values()))
+        ids = await _all_or_none(api, bodies, response.json())
     except FormError as error:
         return await _page(request, texts, 422, problem=str(error), fields=error.fields)
     except ApiError as error:
@@ -61,8 +63,32 @@ async def send(request: Request) -> Response:
             raise
         status = error.status or 502
         return await _page(request, texts, status, problem=error.message, fields=error.fields)
-    ids = ",".join(one["id"] for one in response.json())
-    return RedirectResponse(f"/compare?ids={ids}", 303)
+    return RedirectResponse(f"/compare?ids={','.join(ids)}", 303)
+
+
+async def _all_or_none(
+    api: Api, bodies: Mapping[int, Mapping[str, Any]], answers: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """The ids of the results. Raises FormError where one was refused, after stopping the others."""
+    told = list(zip(bodies.items(), answers, strict=True))
+    wrong = [
+        (f"Answer {place} ({body['model']}){name}", message)
+        for (place, body), answer in told
+        if "id" not in answer
+        for name, message in _refusals(answer)
+    ]
+    ids = [str(answer["id"]) for _, answer in told if "id" in answer]
+    if wrong:
+        for one in ids:
+            await api.post(f"/results/{identifier(one)}/cancel")
+        raise FormError(wrong)
+    return ids
+
+
+def _refusals(problem: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong with a place: by member where the API tells it."""
+    errors = problem.get("errors") or ()
+    return [(f", {one['field']}", one["message"]) for one in errors] or [("", problem["detail"])]
 
 
 async def _page(
@@ -88,15 +114,15 @@ async def _page(
     )
 
 
-async def _bodies(api: Api, texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The list for POST /results/. Raises FormError."""
+async def _bodies(api: Api, texts: Mapping[str, str]) -> dict[int, dict[str, Any]]:
+    """By place, the items of the list for POST /results/. Raises FormError."""
     prompt = texts.get("prompt", "")
     if not prompt:
         raise FormError([("prompt", "enter what the models are to answer or continue")])
     shown = [one for one in flat(await read_parameters(api)) if one.name in _SHOWN]
     is_chat = texts.get("mode") == "chat"
     source = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"content": prompt}
-    bodies: list[dict[str, Any]] = []
+    bodies: dict[int, dict[str, Any]] = {}
     wrong: list[tuple[str, str]] = []
     for place in PLACES:
         if not texts.get(f"{place}.model"):
@@ -104,14 +130,15 @@ async def _bodies(api: Api, texts: Mapping[str, str]) -> list[dict[str, Any]]:
         try:
             parameters = _parameters(texts, place, shown)
         except FormError as error:
-            wrong += [(f"Answer {place}, {name}", message) for name, message in error.fields]
+            named = f"Answer {place} ({texts[f'{place}.model']})"
+            wrong += [(f"{named}, {name}", message) for name, message in error.fields]
             continue
         body: dict[str, Any] = {"model": texts[f"{place}.model"], **source}
         if parameters:
             body["parameters"] = parameters
         # The place is part of it: the same twice is meant so.
         body["idempotency_key"] = key_of(texts.get("key", ""), {"place": place, **body})
-        bodies.append(body)
+        bodies[place] = body
     if not bodies and not wrong:
         wrong = [("model", "choose at least one")]
     if wrong:

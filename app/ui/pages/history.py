@@ -91,9 +91,9 @@ async def _page(
         except FormError as error:
             problem, status = error, 422
         except ApiError as error:
-            if error.status == 401:
+            if error.status in (0, 401):  # the filters are in the address
                 raise
-            problem, status = error, error.status or 502
+            problem, status = error, error.status
     return await page(
         request,
         "history.html",

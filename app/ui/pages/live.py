@@ -9,6 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of, identifier, segment
+from app.ui.bounded import MAX_BYTES, get_bounded
 from app.ui.handed_on import HandedOn
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
@@ -56,7 +57,11 @@ async def answer(request: Request) -> Response:
     if "x-part" not in request.headers:
         return RedirectResponse(f"/history/{result_id}", 303)
     api = api_of(request)
-    result = await api.get(f"/results/{result_id}")
+    result = await get_bounded(api, f"/results/{result_id}")
+    if result is None:  # it has ended, or it would not be so large
+        response = fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
+        response.headers["X-State"] = "ended"
+        return response
     view = request.query_params.get("view") or await view_of(request, result["context_id"])
     response = fragment(request, "_answer.html", result=await to_view(result, view))
     response.headers["X-State"] = state_of(result)

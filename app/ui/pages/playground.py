@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from app.ui import snippets
 from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.bounded import LargeResultError, get_result
 from app.ui.parameters import (
     FormError,
     Parameter,
@@ -32,7 +33,7 @@ async def show(request: Request) -> Response:
     api = api_of(request)
     form = {"model": request.query_params.get("model", "")}
     if source := request.query_params.get("from"):
-        result = await api.get(f"/results/{identifier(source)}")
+        result = await get_result(api, identifier(source))
         form = _form_of(
             result, await _context(api, result), await _entered(api, result), is_next=False
         )
@@ -42,7 +43,10 @@ async def show(request: Request) -> Response:
 async def show_result(request: Request) -> Response:
     """A result as it comes, with the form filled for the next one."""
     api = api_of(request)
-    result = await api.get(f"/results/{identifier(request.path_params['result_id'])}")
+    try:
+        result = await get_result(api, identifier(request.path_params["result_id"]))
+    except LargeResultError as error:
+        return RedirectResponse(f"/history/{error.result_id}", 303)
     if result["kind"] != "generation":
         return RedirectResponse(f"/history/{segment(result['id'])}", 303)
     context = await _context(api, result)
@@ -146,7 +150,7 @@ async def _reopen(api: Api, after: str, values: dict[str, Any]) -> None:
 
     While that one was pending, nobody knew the length of its prompt.
     """
-    before = await api.get(f"/results/{segment(after)}")
+    before = await get_result(api, identifier(after))
     is_same = values.get("max_tokens") == before["parameters"].get("max_tokens")
     if is_same and "max_tokens" not in await _entered(api, before):
         values.pop("max_tokens", None)
@@ -156,7 +160,7 @@ async def _conversation(api: Api, after: str) -> list[dict[str, str]]:
     """The chat up to and with that result's answer, without its system message. Raises FormError."""
     if not after:
         return []
-    result = await api.get(f"/results/{identifier(after)}")
+    result = await get_result(api, identifier(after))
     if result["state"] == "pending":
         raise FormError(
             [("prompt", "wait for the answer, or stop it: the next message follows it")]

@@ -12,6 +12,10 @@ from app.ui.render import fragment
 from app.ui.sending import fields_of, kept_fields, read_form
 from app.ui.session import TokenTooLongError, safe_path
 
+PATH = "/sign-in"
+# Anyone may send it, and what waits in it is shown again when a token is wrong.
+FORM_BYTES = 1_000_000
+_MAX_KEPT_BYTES = 900_000  # of what waits: it comes back under longer names
 _RESUME = "resume."  # before the names of the fields that wait
 
 
@@ -75,11 +79,20 @@ async def ask(request: Request) -> Response:
     if request.method == "GET":
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return _form(request, 401, next_path=path, problem=problem)
-    resumed = [(_RESUME + name, value) for name, value in await kept_fields(request)]
+    resumed = []
+    if _is_kept(request):
+        resumed = [(_RESUME + name, value) for name, value in await kept_fields(request)]
     if resumed and problem:
         problem += " What you entered is kept: it is sent after you have signed in."
+    elif problem and not _is_kept(request):
+        problem += " What you entered is too long to be kept here: go back, and copy it first."
     path = request.url.path if resumed else _page_before(request)
     return _form(request, 401, next_path=path, problem=problem, resumed=resumed)
+
+
+def _is_kept(request: Request) -> bool:
+    length = request.headers.get("content-length", "")
+    return length.isdigit() and int(length) <= _MAX_KEPT_BYTES
 
 
 def _page_before(request: Request) -> str:
@@ -110,7 +123,7 @@ def _form(
 
 
 routes = [
-    Route("/sign-in", show),
-    Route("/sign-in", submit, methods=["POST"]),
+    Route(PATH, show),
+    Route(PATH, submit, methods=["POST"]),
     Route("/sign-out", leave, methods=["POST"]),
 ]

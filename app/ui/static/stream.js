@@ -25,7 +25,6 @@ class LiveText {
     this.output = element.querySelector("[data-live=text]");
     this.figures = element.querySelector("[data-live=figures]");
     this.state = element.querySelector("[data-live=state]");
-    this.sentAt = performance.timeOrigin + performance.now() - 1000 * Number(element.dataset.age);
     this.reset();
     this.position = "";
   }
@@ -36,6 +35,7 @@ class LiveText {
     this.points = 0;
     this.waiting = "";
     this.tokens = null;
+    this.sentAt = null;
     this.firstAt = null;
     this.firstTokens = 0;
     this.output.textContent = "";
@@ -85,18 +85,19 @@ class LiveText {
     else this.end();
   }
 
-  begin({ attempt }) {
+  // The API tells how old the result is: clocks of two machines are never compared.
+  begin({ attempt, age }) {
     this.state.textContent = "running";
     this.state.className = "badge running";
     if (attempt > 1) this.figures.textContent = `Attempt ${attempt}: the one before was lost, this one begins anew.`;
     this.reset();
+    this.sentAt = age === undefined ? null : performance.now() - 1000 * age;
   }
 
   append({ text, offset, completion_tokens: tokens }) {
     if (offset !== this.points) return; // sent twice
-    const now = Date.now();
     if (this.firstAt === null) {
-      this.firstAt = now;
+      this.firstAt = performance.now();
       this.firstTokens = tokens ?? 0;
       this.isCatchUp = text.length > 400; // others have seen its beginning
     }
@@ -118,8 +119,8 @@ class LiveText {
 
   tell() {
     const parts = [];
-    if (!this.isCatchUp) parts.push(`first token after ${((this.firstAt - this.sentAt) / 1000).toFixed(2)} s`);
-    const seconds = (Date.now() - this.firstAt) / 1000;
+    if (!this.isCatchUp && this.sentAt !== null) parts.push(`first token after ${((this.firstAt - this.sentAt) / 1000).toFixed(2)} s`);
+    const seconds = (performance.now() - this.firstAt) / 1000;
     if (this.tokens !== null) {
       parts.push(`${this.tokens.toLocaleString()} tokens`);
       if (seconds > 0.5) parts.push(`${((this.tokens - this.firstTokens) / seconds).toFixed(1)} tokens/s`);
