@@ -1,7 +1,7 @@
 """What the HTTP side is held against: the least that each job needs, on the same HTTP server.
 
-A program with five Starlette routes and no middleware: validate only, a fixed answer, a fixed chat
-completion, one INSERT per request, one SELECT per poll. Bodies and answers have the service's own schemas.
+A program with six Starlette routes and no middleware: validate only, a fixed answer, a fixed chat
+completion, a fixed generation, one INSERT per request, one SELECT per poll. Bodies and answers have the service's own schemas.
 """
 
 import contextlib
@@ -42,6 +42,8 @@ _COMPLETION = orjson.dumps(
         "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5},
     }
 )
+GENERATED = "amber basil cedar"
+_GENERATION = orjson.dumps({"generated_text": GENERATED})
 _INSERT = """
 INSERT INTO results (id, team_id, context_id, model_name, parameters, deadline_at)
 VALUES ($1, $2, $3, $4, $5::jsonb, now() + interval '1 day')
@@ -79,6 +81,11 @@ async def complete(_request: Request) -> Response:
     return Response(_COMPLETION, media_type=_JSON)
 
 
+async def generate(_request: Request) -> Response:
+    """A generation in TGI's shape that is there already."""
+    return Response(_GENERATION, media_type=_JSON)
+
+
 async def select(request: Request) -> Response:
     """One result, by a SELECT for this request alone."""
     result_id = UUID(request.path_params["result_id"])
@@ -113,7 +120,7 @@ def _pool(request: Request) -> asyncpg.Pool:
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     settings = Settings()
-    host, port = settings.database_address()
+    ((host, port),) = settings.database_addresses()
     async with asyncpg.create_pool(
         host=host,
         port=port,
@@ -140,6 +147,7 @@ def serve() -> None:
         Route("/insert/{context_id}", insert, methods=["POST"]),
         Route("/fixed", fixed),
         Route("/v1/chat/completions", complete, methods=["POST"]),
+        Route("/generate", generate, methods=["POST"]),
         Route("/select/{result_id}", select),
     ]
     uvicorn.run(

@@ -16,8 +16,10 @@ from uuid import UUID
 
 import asyncpg
 
-from app import job_queue_sql as sql
+from app import job_queue, job_queue_sql as sql
 from app.ids import new_id
+from app.job_queue import NewContext, NewResult
+from bench import progress
 from bench.cpu import tree_seconds
 from bench.report import Options, Report, median_ratio
 from bench.servers import House
@@ -66,6 +68,7 @@ async def run(house: House, options: Options) -> Report:
         await arm.connection.execute("VACUUM ANALYZE results")
     for turn in range(-1, options.rounds * 2):  # the first one warms up
         for arm in (fifo, fair):
+            progress.tell(arm.name, turn, options.rounds * 2)
             stored = await _cost(house, arm, _store, _STORED)
             claimed = await _cost(house, arm, _claim, _CLAIMED)
             if turn >= 0:
@@ -84,6 +87,7 @@ async def run(house: House, options: Options) -> Report:
         f"A row that waits costs {stored:.2f} times as much to store: two probes, and a second index "
         "over what waits. A row that is claimed as it is stored enters neither index."
     )
+    progress.tell("simulating throughput")
     _simulate(report)
     return report
 
@@ -103,19 +107,21 @@ async def _arm(house: House, name: str, enqueue: str, claim: str) -> _Arm:
 
 
 async def _store(arm: _Arm) -> None:
-    contexts, ids = [new_id() for _ in range(_STORED)], [new_id() for _ in range(_STORED)]
-    teams = [f"team {place % _TEAMS}" for place in range(_STORED)]
+    results = [_result(f"team {place % _TEAMS}") for place in range(_STORED)]
+    columns = job_queue._to_columns(results)
+    await arm.connection.fetch(arm.enqueue, *columns, [False] * _STORED, None)
 
-    def all_of(value: object) -> list[object]:
-        return [value] * _STORED
 
-    await arm.connection.fetch(
-        arm.enqueue,
-        *(contexts, teams, all_of("a prompt"), all_of(None), all_of("{}")),
-        *(ids, teams, contexts, all_of("m"), all_of(1), all_of(None), all_of('{"max_tokens": 9}')),
-        *(all_of(0), all_of(3600.0), all_of("{}"), all_of(None), all_of(None), all_of(None)),
-        *(all_of("continue"), all_of(1.0), all_of(True), all_of(None), all_of(True)),
-        *(all_of(False), None),
+def _result(team: str) -> NewResult:
+    context = NewContext(new_id(), team, "a prompt", None, "{}")
+    return NewResult(
+        id=new_id(),
+        team_id=team,
+        context_id=context.id,
+        model_name="m",
+        parameters='{"max_tokens": 9}',
+        deadline_seconds=3600.0,
+        new_context=context,
     )
 
 

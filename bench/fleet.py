@@ -5,11 +5,14 @@ one process of API and worker with a database of its own; the only difference is
 TRITON_GRPC_SERVICE names one server or two.
 """
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
 
 from app.embedded.triton import EmbeddedTriton
+from bench import progress
 from bench.load import Load, connect, post
 from bench.report import Options, Report, median_ratio
 from bench.servers import MODEL, House, Server
@@ -27,6 +30,14 @@ async def run(house: House, options: Options) -> Report:
         "one server and two",
         ["results/s", "p50 ms", "p99 ms"],
     )
+    async with second_server(house) as second:
+        await _measure(house, options, report, second)
+    return report
+
+
+@contextlib.asynccontextmanager
+async def second_server(house: House) -> AsyncIterator[str]:
+    """Another Triton with the same model; its gRPC address."""
     second = EmbeddedTriton(
         _ROOT / ".venv-triton",
         house.directory / "triton-2",
@@ -35,10 +46,9 @@ async def run(house: House, options: Options) -> Report:
     )
     await second.start()
     try:
-        await _measure(house, options, report, second.address("grpc"))
+        yield second.address("grpc")
     finally:
         await second.stop()
-    return report
 
 
 async def _measure(house: House, options: Options, report: Report, second: str) -> None:
@@ -50,6 +60,7 @@ async def _measure(house: House, options: Options, report: Report, second: str) 
     async with house.api(one, with_worker=True) as small, house.api(two, with_worker=True) as large:
         for turn in range(-1, options.rounds):  # the first one warms up
             for name, api in (("one server", small), ("two servers", large)):
+                progress.tell(name, turn, options.rounds)
                 load = await _load(api, max(options.seconds, 2.0))
                 if turn >= 0:
                     loads[name].append(load)

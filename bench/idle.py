@@ -9,7 +9,8 @@ from bench.load import connect, get
 from bench.servers import House, Server
 
 ABSENT = "absent"  # a model that Triton does not have: its results stay in the queue
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 0.5
+_SETTLE_SECONDS_EACH = 0.00075
 
 _PENDING = """
 WITH context AS (
@@ -51,7 +52,7 @@ async def held(api: Server, paths: Sequence[str]) -> AsyncIterator[None]:
     requests = iter([get(path) for path in paths])
     async with connect(api.port, len(paths)) as callers:
         callers.send_once(requests.__next__)
-        await asyncio.sleep(_SETTLE_SECONDS)
+        await asyncio.sleep(_SETTLE_SECONDS + len(paths) * _SETTLE_SECONDS_EACH)
         yield
         if refused := callers.refused():
             raise RuntimeError(f"{len(refused)} were not held: {refused[0]!r}")

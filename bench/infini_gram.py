@@ -26,6 +26,7 @@ from app.infini_gram.attribution import AttributionParameters, AttributionReques
 from app.infini_gram.builder import BuildOptions, build
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
+from bench import progress
 from bench.corpus import texts, train_tokenizer, write_corpus
 from bench.cpu import Sample, measure
 from bench.fill import fill
@@ -48,6 +49,7 @@ async def run(house: House, options: Options) -> Report:
     """Build the index, compare answers, then measure."""
     directory = house.directory / "indexes"
     directory.mkdir()
+    progress.tell(f"building an index of {options.corpus:,} bytes")
     began = time.perf_counter()
     size = await asyncio.to_thread(_build, directory, options.corpus)
     seconds = time.perf_counter() - began
@@ -69,6 +71,7 @@ async def run(house: House, options: Options) -> Report:
     await connection.close()
     async with house.api(environment) as api:
         questions = min(_QUESTIONS, options.corpus // 40_000)
+        progress.tell(f"comparing {questions:,} answers of each type")
         differing = await _compare(api, engine, bare, asker, questions)
         await _count(api, bare, asker, options, report)
         await _health(api, asker, options, report)
@@ -118,6 +121,7 @@ async def _count(api: Server, bare: Bare, asker: Asker, options: Options, report
     cpu: list[float] = []
     asked: dict[int, list[Sample]] = {1: [], _CALLERS: []}
     for turn in range(-1, options.rounds):  # the first one warms up
+        progress.tell("count", turn, options.rounds)
         load, spent = _in_a_loop(bare.package.count, queries, options.seconds)
         for callers, samples in asked.items():
             async with connect(api.port, callers) as connections:
@@ -153,6 +157,7 @@ async def _health(api: Server, asker: Asker, options: Options, report: Report) -
     health = get("/health")
     loads: dict[str, list[Load]] = {"alone": [], f"beside {_CALLERS} callers of ntd": []}
     for turn in range(-1, options.rounds):
+        progress.tell("GET /health beside counts", turn, options.rounds)
         for name, measured in loads.items():
             async with connect(api.port, 1) as one, connect(api.port, _CALLERS) as others:
                 work = one.run(lambda: health, options.seconds / 2, (200,))
@@ -189,6 +194,7 @@ async def _beside_attributions(
     }
     attributions: list[Load] = []
     for turn in range(-1, options.rounds):
+        progress.tell("polls beside attributions", turn, options.rounds)
         for (name, is_busy), measured in loads.items():
             polls = poll(api.port, watched[name], options.seconds)
             if is_busy:
@@ -226,6 +232,7 @@ def _attribute(engine: Engine, bare: Bare, asker: Asker, options: Options, repor
         "search": lambda response: _search(bare, response, parameters),
     }
     for turn in range(-1, options.rounds):
+        progress.tell("attribution", turn, options.rounds)
         for name, call in work.items():
             load, cpu = _in_a_loop(call, responses, options.seconds)
             if turn >= 0:

@@ -36,7 +36,7 @@ def describe(directory: Path) -> dict[str, object]:
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
         "revision": _revision(),
-        "fdatasync_ms": round(_sync_milliseconds(directory), 3),
+        "fdatasync_ms": round(sync_milliseconds(directory), 3),
     }
 
 
@@ -55,7 +55,7 @@ def _revision() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def _sync_milliseconds(directory: Path) -> float:
+def sync_milliseconds(directory: Path) -> float:
     """Median time to write and sync one page, as a commit does."""
     times = []
     path = directory / "sync-probe"

@@ -13,14 +13,18 @@ from pathlib import Path
 
 import orjson
 
+from bench import progress
 from bench.cpu import Sample, measure
 from bench.load import connect, post
+from bench.plots import Bar, Bars, Goal
 from bench.report import Options, Report, median_ratio
 from bench.servers import MODEL, House, Server
 
 CALLERS = 64
 _PLACES = {"apart": "worker apart", "together": "one process"}
 _WARM_UP_SECONDS = 1.0
+_RATE_SHARE = 0.85  # of the bare client's rate, where the model is the limit
+_ABOVE = 250  # us of CPU above the bare client's
 _SCRIPTS = {"instant": "Say it. {{chunks=1}}", "paced": "Say it. {{chunks=4 delay_ms=25}}"}
 
 
@@ -47,11 +51,15 @@ async def run(house: House, options: Options) -> Report:
         of_both = {"api": both.pid, "postgres": house.postgres_pid}
         for script, prompt in _SCRIPTS.items():
             arms = ((api, parts), (both, of_both))
+            progress.tell(f"{script}, warm-up")
             for server, measured in arms:
                 await _live(server, measured, prompt, _WARM_UP_SECONDS)
             bare: list[_Bare] = []
             lives: list[list[Sample]] = [[], []]
-            for _ in range(options.rounds):
+            for turn in range(options.rounds):
+                progress.tell(
+                    f"{script}: bare client, {', '.join(_PLACES.values())}", turn, options.rounds
+                )
                 bare.append(await _bare(house, prompt, options.seconds))
                 for found, (server, measured) in zip(lives, arms, strict=True):
                     found.append(await _live(server, measured, prompt, options.seconds))
@@ -59,6 +67,7 @@ async def run(house: House, options: Options) -> Report:
             report.raw[f"{script} bare"] = [asdict(one) for one in bare]
             for place, found in zip(_PLACES.values(), lives, strict=True):
                 _add(report, script, place, bare, found)
+            report.plots.append(_plot(script, bare, lives))
     return report
 
 
@@ -97,15 +106,40 @@ def _add(report: Report, script: str, place: str, bare: list[_Bare], lives: list
     ]
     if script == "paced":
         ours, theirs = [life.load.rate for life in lives], [one.rate for one in bare]
-        report.check(f"{name}: rate, of the bare client's", median_ratio(ours, theirs), ">=", 0.85)
+        rate = median_ratio(ours, theirs)
+        report.check(f"{name}: rate, of the bare client's", rate, ">=", _RATE_SHARE)
         return
     above = statistics.median(
-        life.microseconds(*(part for part in life.cpu if part != "postgres")) - one.microseconds
-        for life, one in zip(lives, bare, strict=True)
+        _ours(life) - one.microseconds for life, one in zip(lives, bare, strict=True)
     )
-    report.check(f"{name}: API + worker above the bare client", above, "<=", 250, "us")
+    report.check(f"{name}: API + worker above the bare client", above, "<=", _ABOVE, "us")
     postgres = statistics.median(life.microseconds("postgres") for life in lives)
     report.check(f"{name}: Postgres CPU per result", postgres, "<=", 150, "us")
+
+
+def _ours(life: Sample) -> float:
+    """CPU of API and worker per result, in us."""
+    return life.microseconds(*(part for part in life.cpu if part != "postgres"))
+
+
+def _plot(script: str, bare: list[_Bare], lives: list[list[Sample]]) -> Bars:
+    """What the goal of a script is about: CPU, or the rate where the model is the limit."""
+    if script == "paced":
+        most = statistics.median(one.rate for one in bare)
+        values = [[life.load.rate for life in found] for found in lives]
+        goal = Goal(_RATE_SHARE * most, f"goal for ours: {_RATE_SHARE} of the bare client's")
+        name, title, label = "rate", "Where the model is the limit", "results per second"
+    else:
+        most = statistics.median(one.microseconds for one in bare)
+        values = [[_ours(life) for life in found] for found in lives]
+        goal = Goal(most + _ABOVE, f"goal for ours: {_ABOVE} us above the bare client")
+        name, title, label = "cpu", "CPU of API and worker", "us of CPU per result"
+    bars = [
+        Bar(place, statistics.median(found))
+        for place, found in zip(_PLACES.values(), values, strict=True)
+    ]
+    bars.append(Bar("bare client", most, is_ours=False))
+    return Bars(name, f"{title}, {CALLERS} callers", label, bars, goal)
 
 
 def _bare_figures(bare: list[_Bare]) -> list[float | None]:

@@ -1,10 +1,11 @@
-"""P3: CPU per chat completion, against LiteLLM's proxy in front of an upstream as instant as ours.
+"""P3: CPU per result, against LiteLLM's proxy and BentoML's tasks with nothing to wait for either.
 
-Both answer `POST /v1/chat/completions` of a few words, not streamed. Ours stores prompt and result,
+Ours and LiteLLM answer `POST /v1/chat/completions` of a few words, not streamed. Ours stores prompt and result,
 runs it on the real Triton's scripted model (API and worker in one process), and its PostgreSQL is
 counted. LiteLLM stores nothing; its upstream answers a fixed completion and is not counted. The bare
-gRPC client of P2 tells what only the call of Triton costs. LiteLLM runs one process, from
-`.venv-peers` (`make .venv-peers`).
+gRPC client of P2 tells what only the call of Triton costs. A task of BentoML is submitted, kept in
+its SQLite with what it answers at once, and fetched. Each runs one server, from `.venv-peers`
+(`make .venv-peers`).
 """
 
 import asyncio
@@ -20,17 +21,22 @@ import orjson
 import yaml
 
 from app.embedded import processes
+from bench import progress
+from bench.bento_tasks import bento_server, run_tasks
 from bench.cpu import Sample, measure
 from bench.load import HOST, connect, post
 from bench.p2_life import _bare
+from bench.plots import Bar, Bars, Goal
 from bench.report import Options, Report, median_ratio
 from bench.servers import MODEL, House, Server
 
 _PROMPT = "Say it. {{chunks=1}}"
 _CALLERS = (1, 64, 256)
+_MANY = 64  # the number that CPU is judged at
+_TIMES_IN_ALL = 20
 _WARM_UP_SECONDS = 2.0
 _START_SECONDS = 120.0
-_PEERS = Path(__file__).resolve().parents[1] / ".venv-peers" / "bin"
+PEERS = Path(__file__).resolve().parents[1] / ".venv-peers" / "bin"
 _BODY = orjson.dumps(
     {
         "model": MODEL,
@@ -42,37 +48,46 @@ _BODY = orjson.dumps(
 
 
 async def run(house: House, options: Options) -> Report:
-    """Measure both arms in turn, at one caller after another."""
-    if not (_PEERS / "litellm").exists():
-        raise RuntimeError("LiteLLM is not installed: run `make .venv-peers`")
+    """Measure the arms in turn, at one number of callers after another."""
+    for name in ("litellm", "bentoml"):
+        if not (PEERS / name).exists():
+            raise RuntimeError(f"{name} is not installed: run `make .venv-peers`")
     report = Report(
         "P3",
-        "CPU per chat completion",
+        "CPU per result",
         ["requests/s", "server us", "Postgres us", "p50 ms", "p99 ms"],
     )
     environment = await house.environment("bench_p3")
     ours: dict[int, list[Sample]] = {callers: [] for callers in _CALLERS}
     theirs: dict[int, list[Sample]] = {callers: [] for callers in _CALLERS}
+    tasks: dict[int, list[Sample]] = {callers: [] for callers in _CALLERS}
     bare: list[float] = []
+    progress.tell("starting LiteLLM and BentoML")
     async with (
         house.api(environment, with_worker=True) as api,
         house.baselines(environment) as upstream,
         _litellm(house.directory, upstream) as (litellm, key),
+        bento_server(house, PEERS) as bento,
     ):
         request = post("/v1/chat/completions", _BODY)
         with_key = post("/v1/chat/completions", _BODY, f"Authorization: Bearer {key}\r\n")
         for turn in range(-1, options.rounds):  # the first one warms up
             seconds = options.seconds if turn >= 0 else _WARM_UP_SECONDS
             for callers in _CALLERS:
+                progress.tell(f"{callers} callers: ours, LiteLLM, BentoML", turn, options.rounds)
                 parts = {"server": api.pid, "postgres": house.postgres_pid}
                 found = await _load(api, request, callers, seconds, parts)
                 peer = await _load(litellm, with_key, callers, seconds, {"server": litellm.pid})
+                work = run_tasks(bento, _PROMPT, callers, seconds)
+                task = await measure({"server": bento.pid}, work)
                 if turn >= 0:
                     ours[callers].append(found)
                     theirs[callers].append(peer)
+                    tasks[callers].append(task)
             if turn >= 0:
                 bare.append((await _bare(house, _PROMPT, options.seconds)).microseconds)
-    _add(report, ours, theirs, bare)
+    _add(report, ours, theirs, tasks, bare)
+    _check(report, ours, theirs, tasks, bare)
     return report
 
 
@@ -102,7 +117,7 @@ async def _litellm(directory: Path, upstream: Server) -> AsyncIterator[tuple[Ser
     port = processes.free_port()
     arguments = ["--config", str(config), "--host", HOST, "--port", str(port), "--num_workers", "1"]
     process = processes.spawn(
-        [str(_PEERS / "litellm"), *arguments],
+        [str(PEERS / "litellm"), *arguments],
         log_file=directory / "logs" / "litellm.log",
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
         cwd=directory,
@@ -131,9 +146,10 @@ def _add(
     report: Report,
     ours: dict[int, list[Sample]],
     theirs: dict[int, list[Sample]],
+    tasks: dict[int, list[Sample]],
     bare: list[float],
 ) -> None:
-    for name, samples in (("ours", ours), ("LiteLLM", theirs)):
+    for name, samples in (("ours", ours), ("LiteLLM", theirs), ("BentoML task", tasks)):
         for callers, found in samples.items():
             rows = [
                 (
@@ -151,12 +167,49 @@ def _add(
                 {"count": one.load.count, "rate": one.load.rate, "cpu": one.cpu} for one in found
             ]
     report.rows.append(("bare gRPC client", [None, statistics.median(bare), None, None, None]))
-    cost = [one.microseconds("server", "postgres") for one in ours[64]]
-    peer = [one.microseconds("server") for one in theirs[64]]
+    in_all = _costs(ours[_MANY], "server", "postgres")
+    bars = [
+        Bar("ours, PostgreSQL included", statistics.median(in_all)),
+        Bar("bare gRPC client", statistics.median(bare), is_ours=False),
+    ]
+    peers = {
+        "LiteLLM's proxy": _costs(theirs[_MANY], "server"),
+        "BentoML task": _costs(tasks[_MANY], "server"),
+    }
+    bars += [Bar(name, statistics.median(cost), is_ours=False) for name, cost in peers.items()]
+    most = statistics.median(peers["LiteLLM's proxy"]) / _TIMES_IN_ALL
+    report.plots.append(
+        Bars(
+            "cpu",
+            f"One result, {_MANY} callers",
+            "us of CPU per result",
+            bars,
+            Goal(most, f"goal for ours: a {_TIMES_IN_ALL}th of LiteLLM's"),
+        )
+    )
+
+
+def _costs(samples: list[Sample], *parts: str) -> list[float]:
+    return [one.microseconds(*parts) for one in samples]
+
+
+def _check(
+    report: Report,
+    ours: dict[int, list[Sample]],
+    theirs: dict[int, list[Sample]],
+    tasks: dict[int, list[Sample]],
+    bare: list[float],
+) -> None:
+    cost = _costs(ours[_MANY], "server", "postgres")
+    peer, task = _costs(theirs[_MANY], "server"), _costs(tasks[_MANY], "server")
     above = [max(1.0, one - least) for one, least in zip(cost, bare, strict=True)]
-    report.check("LiteLLM's CPU, of ours in all", median_ratio(peer, cost), ">=", 20, "x")
+    in_all = median_ratio(peer, cost)
+    report.check("LiteLLM's CPU, of ours in all", in_all, ">=", _TIMES_IN_ALL, "x")
     report.check(
         "LiteLLM's CPU, of ours above the bare client", median_ratio(peer, above), ">=", 70, "x"
+    )
+    report.check(
+        "BentoML's CPU, of ours above the bare client", median_ratio(task, above), ">=", 12, "x"
     )
     faster = [
         min(

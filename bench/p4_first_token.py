@@ -11,6 +11,8 @@ import statistics
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+from bench import progress
+from bench.plots import Bar, Bars, Goal
 from bench.report import Options, Report, median_ratio
 from bench.servers import House
 from bench.streams import (
@@ -28,6 +30,8 @@ _FEW, _MANY = 1, 64
 # Chunks, and milliseconds before each of them: where one stream is measured it is short.
 _SCRIPTS = {_FEW: (10, 20), _MANY: (40, 50)}
 _WARM_UP_SECONDS = 0.5
+_ADDED = 2  # ms to the first token of one stream
+_SHARE = 10  # % to that of many
 _COLUMNS = ["first token ms", "p99", "chunk's way ms", "p99 ", "between chunks ms", "tokens/s"]
 _STAGES = [
     "POST answered",
@@ -50,6 +54,7 @@ async def run(house: House, options: Options) -> Report:
             for turn in range(-1, options.rounds):  # the first one warms up
                 seconds = options.seconds if turn >= 0 else _WARM_UP_SECONDS
                 for name, arm in arms.items():
+                    progress.tell(f"{streams} streams, {name}", turn, options.rounds)
                     async with arm(streams, prompt) as reads:
                         done = await repeat(reads, seconds, length)
                     if turn >= 0:
@@ -107,20 +112,32 @@ def _add(report: Report, streams: int, delay: float, rounds: Rounds) -> None:
         stages = _stages([stream for done in rounds[name] for stream in done], delay)
         report.raw[f"{label}, {name}: stages ms"] = stages
         report.notes.append(f"{label}, {name}: " + _told(stages))
+    report.plots.append(_plot(label, figures))
     direct = figures.pop(_DIRECT)
     for name, found in figures.items():
         what = f"{label}, {name}"
         added = statistics.median(a[0] - b[0] for a, b in zip(found, direct, strict=True))
         if streams == 1:
-            report.check(f"{what}: added to the first token", added, "<=", 2, "ms")
+            report.check(f"{what}: added to the first token", added, "<=", _ADDED, "ms")
         else:
             share = median_ratio([one[0] for one in found], [one[0] for one in direct]) - 1
-            report.check(f"{what}: added to the first token", 100 * share, "<=", 10, "%")
+            report.check(f"{what}: added to the first token", 100 * share, "<=", _SHARE, "%")
         later = statistics.median(a[2] - b[2] for a, b in zip(found, direct, strict=True))
         report.check(f"{what}: added to a chunk's way", later, "<=", 1, "ms")
         if streams > 1:
             rate = median_ratio([one[5] for one in found], [one[5] for one in direct])
             report.check(f"{what}: tokens/s, of direct", rate, ">=", 0.95)
+
+
+def _plot(label: str, figures: dict[str, list[list[float]]]) -> Bars:
+    firsts = {name: statistics.median(one[0] for one in found) for name, found in figures.items()}
+    direct = firsts[_DIRECT]
+    goal = Goal(direct + _ADDED, f"goal: {_ADDED} ms above direct")
+    if label != "1 stream":
+        goal = Goal(direct * (1 + _SHARE / 100), f"goal: {_SHARE} % above direct")
+    bars = [Bar(name, value, is_ours=name != _DIRECT) for name, value in firsts.items()]
+    name = f"first-token-{label.split()[0]}"
+    return Bars(name, f"The first token, {label}", "ms from the request, median", bars, goal)
 
 
 def _figures(done: list[Stream]) -> list[float]:

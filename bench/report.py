@@ -8,8 +8,12 @@ from pathlib import Path
 
 import orjson
 
+from bench import plots
+from bench.plots import Plot
+
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+IMAGES = "images/bench"  # beside the document
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +52,9 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     raw: dict[str, object] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # findings that are no column: told below
+    plots: list[Plot] = field(default_factory=list)
     method: str = ""
+    seconds: float = 0.0  # that it took in all
 
     def check(self, what: str, found: float, relation: str, bound: float, unit: str = "") -> None:
         """Add a verdict."""
@@ -81,7 +87,7 @@ def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def save(reports: Sequence[Report], machine: Mapping[str, object], options: Options) -> Path:
-    """Write everything as JSON into bench/results/; the file."""
+    """Write everything as JSON into bench/results/, the plots beside it; the JSON's file."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     content = {
@@ -93,11 +99,13 @@ def save(reports: Sequence[Report], machine: Mapping[str, object], options: Opti
         ],
     }
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    for report in reports:
+        plots.write(report.plots, f"{path.stem}-{report.goal.lower()}", RESULTS)
     return path
 
 
 def record(reports: Sequence[Report], machine: Mapping[str, object], options: Options) -> None:
-    """Put the tables into docs/benchmarks.md, each between the marks of its goal."""
+    """Put tables and plots into docs/benchmarks.md, each between the marks of its goal."""
     text = DOCUMENT.read_text()
     for report in reports:
         setting = (
@@ -105,15 +113,30 @@ def record(reports: Sequence[Report], machine: Mapping[str, object], options: Op
             f"{machine['cores']} cores ({machine['cpu']}), others used "
             f"{machine['other_load']} cores, fdatasync {machine['fdatasync_ms']} ms; "
             f"PostgreSQL {machine['postgresql']}, Python {machine['python']}; "
-            f"{options.rounds} rounds of {options.seconds:g} s an arm."
+            f"{options.rounds} rounds of {options.seconds:g} s an arm, {report.seconds / 60:.1f} "
+            "minutes in all."
         )
         begin, end = f"<!-- {report.goal} -->", f"<!-- end {report.goal} -->"
         before, _, rest = text.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
+        _, is_there, after = rest.partition(end)
+        if not is_there:
             raise RuntimeError(f"{DOCUMENT.name} has no marks of {report.goal}")
-        text = f"{before}{begin}\n{setting}\n\n{report.to_markdown()}\n{end}{after}"
+        section = "\n\n".join([setting, report.to_markdown(), *_draw(report)])
+        text = f"{before}{begin}\n{section}\n{end}{after}"
     DOCUMENT.write_text(text)
+
+
+def _draw(report: Report) -> list[str]:
+    """Plots of a goal into the images of the document, in place of its former ones; their Markdown."""
+    directory = DOCUMENT.parent / IMAGES
+    prefix = report.goal.lower()
+    for former in directory.glob(f"{prefix}-*.svg"):
+        former.unlink()
+    drawn = plots.write(report.plots, prefix, directory)
+    return [
+        f"![{plot.text}]({IMAGES}/{path.name})"
+        for plot, path in zip(report.plots, drawn, strict=True)
+    ]
 
 
 def _line(cells: Sequence[str]) -> str:

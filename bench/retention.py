@@ -22,6 +22,8 @@ from app.ids import lowest_id, new_id
 from app.queue_depth import QueueDepth
 from app.retention import Retention
 from app.settings import DEFAULT_TEAM, Settings
+from bench import progress
+from bench.plots import Lines, Series
 from bench.report import Options, Report
 from bench.servers import House
 
@@ -109,8 +111,14 @@ async def run(house: House, options: Options) -> Report:
     report = Report(
         "RETENTION", f"MB at the end of a day; {a_day:,} results a day, kept for one", _COLUMNS
     )
+    series: list[Series] = []
+    days = list(range(1, _DAYS + 1))
     for arm, has_parameters in (("as migrated", True), ("PostgreSQL's settings", False)):
         week = await _live(house, a_day, has_parameters=has_parameters)
+        series += [
+            Series(f"{text}, {arm}", days, [row[name] / 1e6 for row in week.days])
+            for name, text in (("everything", "all"), ("results", "results"))
+        ]
         for number, row in enumerate(week.days, 1):
             values = [row[name] / 1e6 for name in list(row.keys())[:6]]
             report.rows.append((f"{arm}, day {number}", [*values, row["live"], row["dead"] or 0]))
@@ -130,6 +138,8 @@ async def run(house: House, options: Options) -> Report:
             report.check("results left : of a day", last["live"] / a_day, "<=", 1.05)
             report.check("the week", week.seconds, "<=", 300, "s")
             report.check("longest transaction", week.longest, "<=", _LONGEST_SECONDS, "s")
+    title = f"A week of {a_day:,} results a day, each kept for a day"
+    report.plots.append(Lines("size", title, "day", "MB on disk at its end", series))
     return report
 
 
@@ -159,7 +169,9 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
         retention = _Watched(database, settings, clock=clock, share=1)
         week = _Week([], 0.0, 0, 0.0, 0.0)
         began = time.perf_counter()
-        for _ in range(_DAYS):
+        arm = "as migrated" if has_parameters else "PostgreSQL's settings"
+        for day in range(_DAYS):
+            progress.tell(f"{arm}, day {day + 1} of {_DAYS}")
             for step in range(_STEPS):
                 now += _STEP
                 count = a_day * (step + 1) // _STEPS - a_day * step // _STEPS

@@ -20,6 +20,7 @@ import psutil
 from app.embedded import processes, service
 from app.embedded.postgres import HOST, USER, EmbeddedPostgres
 from app.embedded.triton import EmbeddedTriton
+from bench import progress
 
 MODEL = "scripted"
 _ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +51,7 @@ class House:
         )
 
     async def __aenter__(self) -> "House":
+        progress.tell("starting PostgreSQL and Triton")
         await self._postgres.start()
         await self._triton.start()
         return self
@@ -91,6 +93,16 @@ class House:
         )
         return connection
 
+    @property
+    def libpq_environment(self) -> dict[str, str]:
+        """What names this server to those who are no part of the service."""
+        return {
+            "PGHOST": HOST,
+            "PGPORT": str(self._postgres.port),
+            "PGUSER": USER,
+            "PGPASSWORD": self._postgres.password,
+        }
+
     async def postgres_version(self) -> str:
         """The server's version, as it tells it."""
         connection = await self.connect("postgres")
@@ -101,6 +113,7 @@ class House:
 
     async def environment(self, database: str) -> dict[str, str]:
         """Settings of a service on a new, migrated database."""
+        progress.tell(f"making the database {database}")
         connection = await self.connect("postgres")
         try:
             await connection.execute(f"CREATE DATABASE {database}")
@@ -117,15 +130,15 @@ class House:
 
     @contextlib.asynccontextmanager
     async def api(
-        self, environment: Mapping[str, str], *, with_worker: bool = False
+        self, environment: Mapping[str, str], *, with_worker: bool = False, model: str = MODEL
     ) -> AsyncIterator[Server]:
-        """`python -m app serve`, once it accepts results and knows the model."""
+        """`python -m app serve`, once it accepts results and knows `model`."""
         port = processes.free_port()
         settings = {**environment, "LLM_HOST": HOST, "LLM_PORT": str(port)}
         command = ["-m", "app", "serve", *(["--with-worker"] if with_worker else [])]
         async with self._run(command, settings, "api.log") as pid:
             url = f"http://{HOST}:{port}/health/ready"
-            await self._until_ready(pid, lambda: _answers(url, MODEL))
+            await self.until_ready(pid, lambda: answers(url, model))
             yield Server(pid, port)
 
     @contextlib.asynccontextmanager
@@ -139,7 +152,7 @@ class House:
             "LLM_UI_API_URL": f"http://{HOST}:{api.port}",
         }
         async with self._run(["-m", "app", "ui"], settings, "ui.log") as pid:
-            await self._until_ready(pid, lambda: _answers(f"http://{HOST}:{port}/ready", "ok"))
+            await self.until_ready(pid, lambda: answers(f"http://{HOST}:{port}/ready", "ok"))
             yield Server(pid, port)
 
     @contextlib.asynccontextmanager
@@ -151,7 +164,7 @@ class House:
             return "worker ready" in processes.log_text(self._logs / "worker.log", start)
 
         async with self._run(["-m", "app", "worker", *options], environment, "worker.log") as pid:
-            await self._until_ready(pid, is_ready)
+            await self.until_ready(pid, is_ready)
             yield Server(pid, 0)
 
     @contextlib.asynccontextmanager
@@ -160,13 +173,14 @@ class House:
         port = processes.free_port()
         settings = {**environment, "LLM_HOST": HOST, "LLM_PORT": str(port)}
         async with self._run(["-m", "bench.baselines"], settings, "baselines.log") as pid:
-            await self._until_ready(pid, lambda: _answers(f"http://{HOST}:{port}/fixed", ""))
+            await self.until_ready(pid, lambda: answers(f"http://{HOST}:{port}/fixed", ""))
             yield Server(pid, port)
 
     @contextlib.asynccontextmanager
     async def _run(
         self, arguments: list[str], environment: Mapping[str, str], log: str
     ) -> AsyncIterator[int]:
+        progress.tell(f"starting python {' '.join(arguments)}")
         process = processes.spawn(
             [sys.executable, *arguments],
             log_file=self._logs / log,
@@ -179,7 +193,8 @@ class House:
         finally:
             await processes.stop(process, signal.SIGTERM, _STOP_SECONDS)
 
-    async def _until_ready(self, pid: int, is_ready: Callable[[], Awaitable[bool]]) -> None:
+    async def until_ready(self, pid: int, is_ready: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for a server; raises RuntimeError where its process ended instead."""
         async with asyncio.timeout(_START_SECONDS):
             while not await is_ready():
                 if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -187,7 +202,7 @@ class House:
                 await asyncio.sleep(0.05)
 
 
-async def _answers(url: str, text: str) -> bool:
+async def answers(url: str, text: str) -> bool:
     """Whether a GET is answered 200 with this text in it."""
     async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
         try:
