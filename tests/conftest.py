@@ -198,7 +198,7 @@ def migrate(
 
 async def connect(settings: Settings) -> asyncpg.Connection:
     """Connect to a service's database."""
-    host, port = settings.database_address()
+    ((host, port),) = settings.database_addresses()
     connection: asyncpg.Connection = await asyncpg.connect(
         host=host,
         port=port,

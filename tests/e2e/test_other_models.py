@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import orjson
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
+from app.model_repository import write_entry
 from app.plan.cache import CacheShape
 from app.plan.config_file import read_config
 from app.plan.facts import GIB
@@ -63,11 +65,34 @@ async def test_serves(
     check_cache(last_report(log_file), entries[name] / "1" / "weights")
 
 
+async def test_a_sequence_at_a_time_has_room_for_the_longest(
+    entries: dict[str, Path], tmp_path: Path
+) -> None:
+    weights = entries["bloom"] / "1" / "weights"
+    entry = tmp_path / "alone"
+    # BLOOM's positions have no end: one such sequence takes more than the least cache has.
+    write_entry(entry, weights, max_model_len=65_536)
+    model_json = entry / "1" / "model.json"
+    model_json.write_bytes(
+        orjson.dumps(orjson.loads(model_json.read_bytes()) | {"max_num_seqs": 1})
+    )
+    log_file = tmp_path / "triton.log"
+    triton = EmbeddedTriton(TRITON_VENV, tmp_path / "work", {"alone": entry}, log_file)
+    try:
+        await triton.start()  # which generates a token
+    finally:
+        await triton.stop()
+    report = last_report(log_file)
+    assert report.context == 65_536
+    assert report.requests >= 1
+
+
 def check_cache(report: CacheReport, weights: Path) -> None:
     """What the engine made of its memory is what the resource calculator makes of it."""
     shape = CacheShape(read_config(weights), 1, 2, in_flight=4096, block_tokens=BLOCK_TOKENS)
     # As our backend gives it to a CPU engine (engine_host.py): 16 MiB are more for all but BLOOM.
-    memory = max(16 << 20, 32 * shape.request_bytes(report.context))
+    block_bytes = shape.token_bytes * BLOCK_TOKENS
+    memory = max(16 << 20, 32 * shape.request_bytes(report.context) + block_bytes)
     assert report.gib == round(memory / GIB, 2)
     assert shape.tokens(memory, report.context) == report.tokens
     assert round(shape.requests(memory, report.context), 2) == report.requests

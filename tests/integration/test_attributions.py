@@ -36,9 +36,12 @@ from tests.conftest import Service, connect, make_settings, run_service
 from tests.integration.support import assert_problem, until
 from tests.integration.test_auth import bearer
 from tests.integration.test_erasure import BLOCKED
+from tests.integration.test_tracing import CLIENT, TRACE_ID, Collector, attributes, collector
 from tests.postgres import PostgresServer
 from tests.unit.test_exposure import STRONG
 from tests.unit.test_jwt import sign
+
+__all__ = ["collector"]
 
 # Seconds of work.
 LONG_TEXT = f"{SENTENCE} and " * 330
@@ -331,6 +334,33 @@ async def test_a_result_is_sent_with_its_attribution(service: Service, worker: S
     )
     assert_found(result["result"])
     assert "".join(result["result"]["inputTokens"]) == source["result"]
+
+
+async def test_an_attribution_that_follows_is_of_the_same_trace(
+    settings: Settings, collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    traced = settings.model_copy(update={"otlp_endpoint": collector.url})
+    async with (
+        run_service(traced, with_worker=True) as service,
+        attribution_worker(traced, tmp_path / "worker.log"),
+    ):
+        await until(lambda: _is_served(service))
+        sent = await service.client.post(
+            "/results/",
+            json={"model": "scripted", "content": f"{{{{text={TEXT}}}}}", "attribute": INDEX},
+            headers={"traceparent": CLIENT},
+        )
+        source = await read(service, sent.json()["id"])
+        await read(service, source["attribution"]["id"])
+    about = {
+        (span.name, attributes(span)["llm.result_id"])
+        for span in collector.spans
+        if span.trace_id.hex() == TRACE_ID and span.name != "request"
+    }
+    assert {(name, source["attribution"]["id"]) for name in ("queue", "finish")} <= about
+    assert {(name, source["id"]) for name in ("queue", "triton", "finish")} <= about
+    assert collector.services == {"llm-api", "llm-attribution"}
 
 
 async def _is_served(service: Service) -> bool:

@@ -25,7 +25,7 @@ def documented(program: str) -> list[str]:
 
 
 async def run(program: str, settings: Settings, directory: Path) -> None:
-    host, port = settings.database_address()
+    ((host, port),) = settings.database_addresses()
     # The database, not the file.
     command = [
         re.sub(r"\bllm\b(?!\.)", settings.database_name, word) for word in documented(program)

@@ -350,7 +350,7 @@ async def test_a_request_may_have_its_result_deleted_sooner(service: Service) ->
 
 
 def _address(settings: Settings) -> dict[str, Any]:
-    host, port = settings.database_address()
+    ((host, port),) = settings.database_addresses()
     return {
         "host": host, "port": port, "user": settings.database_user, "database": settings.database_name,
         "password": settings.database_password.get_secret_value(),
@@ -531,7 +531,7 @@ async def test_the_index_of_words_is_built_anew_once_most_of_it_is_gone(
 def test_the_command_sets_a_teams_word(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host, port = settings.database_address()
+    ((host, port),) = settings.database_addresses()
     for name, value in {
         "LLM_DATABASE_URL": f"{host}:{port}",
         "LLM_DATABASE_ADMIN_USER": settings.database_user,

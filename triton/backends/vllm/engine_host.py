@@ -191,7 +191,8 @@ def choose_cache_bytes(config: VllmConfig) -> int:
     )
     blocks = -(-model.max_model_len // BLOCK_TOKENS)
     sequences = min(CPU_CACHE_SEQUENCES, config.scheduler_config.max_num_seqs)
-    wanted = token_bytes * blocks * BLOCK_TOKENS * sequences
+    # vLLM keeps one block for itself: without another, one sequence alone would not fit.
+    wanted = token_bytes * BLOCK_TOKENS * (blocks * sequences + 1)
     least, most = CPU_CACHE_BYTES
     return max(least, min(wanted, most, psutil.virtual_memory().available // 4))
 
