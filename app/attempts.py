@@ -295,6 +295,11 @@ class Attempts:
         # A claim whose answer was lost with its connection; seen twice, so not one under way.
         unknown = {identifier for identifier in owned if identifier not in self.running}
         for identifier in unknown & self._unknown:
+            logger.info(
+                "result %s is ours and does not run: handed back",
+                identifier,
+                extra=self._extra("handed_back") | {"result_id": str(identifier)},
+            )
             self._spawn(self._hand_back(identifier, owned[identifier][0]), f"return {identifier}")
         self._unknown = unknown
 

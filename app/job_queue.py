@@ -402,31 +402,48 @@ class JobQueue:
 
         await self._database.run(work)
         # Also those of workers marked dead by a rescuer that died before it freed them.
-        return await self.release(await self._dead_owners(), counted=True)
+        return await self.release(await self._dead_owners())
 
     async def retire(self, worker_id: UUID) -> int:
-        """End a worker's own id and hand its results back; they do not count as attempts."""
-        # A claim under way holds a weaker lock, which the update alone would not wait for: what it
-        # takes must be there to be freed.
-        await self._database.fetch(
-            """UPDATE workers SET dead_at = coalesce(dead_at, now())
-               WHERE id = (SELECT id FROM workers WHERE id = $1 FOR UPDATE)""",
-            worker_id,
-        )
-        return await self.release([worker_id], counted=False)
+        """End a worker's own id and hand its results back; they do not count as attempts.
 
-    async def release(self, worker_ids: Sequence[UUID], *, counted: bool) -> int:
-        """Free the results of dead workers, or end those that have no attempt or time left."""
-        released: int = 0
-        while worker_ids:
-            row = await self._database.fetchrow(
-                sql.RELEASE, list(worker_ids), counted, self._settings.max_attempts
+        In one transaction: what a rescuer finds with a dead worker it counts as lost.
+        """
+
+        async def work(connection: Connection) -> int:
+            async with connection.transaction():
+                # A claim under way holds a weaker lock, which the update alone would not wait for:
+                # what it takes must be there to be freed.
+                await connection.execute(
+                    """UPDATE workers SET dead_at = coalesce(dead_at, now())
+                       WHERE id = (SELECT id FROM workers WHERE id = $1 FOR UPDATE)""",
+                    worker_id,
+                )
+                released = 0
+                while count := await self._release_some(connection, [worker_id], counted=False):
+                    released += count
+                return released
+
+        return await self._database.run(work)
+
+    async def release(self, worker_ids: Sequence[UUID]) -> int:
+        """Free the results of lost workers, or end those that have no attempt or time left."""
+        released = 0
+        while worker_ids and (
+            count := await self._database.run(
+                lambda connection: self._release_some(connection, worker_ids, counted=True)
             )
-            assert row is not None
-            released += row["released"]
-            if row["released"] < MAX_BATCH:
-                break
+        ):
+            released += count
         return released
+
+    async def _release_some(
+        self, connection: Connection, worker_ids: Sequence[UUID], *, counted: bool
+    ) -> int:
+        count: int = await connection.fetchval(
+            sql.RELEASE, list(worker_ids), counted, self._settings.max_attempts
+        )
+        return count
 
     async def clock(self) -> float:
         """The database's clock, in seconds since some moment."""

@@ -864,6 +864,34 @@ async def test_retire_hands_back_without_counting(bench: Bench) -> None:
     assert await bench.queue.retire(worker) == 0
 
 
+async def test_nobody_finds_results_with_a_retired_worker(bench: Bench, settings: Settings) -> None:
+    """Whoever sees it dead before its results are free would count them as lost."""
+    (identifier,) = await bench.add()
+    worker = await bench.worker()
+    await bench.claim(worker)
+    other = await connect(settings)
+    try:
+        async with other.transaction():
+            await other.execute("SELECT FROM results WHERE id = $1 FOR UPDATE", identifier)
+            retiring = asyncio.create_task(bench.queue.retire(worker))
+            await until(lambda: _waits_for_a_lock(bench))
+            is_dead = "SELECT dead_at IS NOT NULL FROM workers WHERE id = $1"
+            assert not await bench.connection.fetchval(is_dead, worker)
+        assert await retiring == 1
+        assert await bench.connection.fetchval(is_dead, worker)
+        assert (await bench.row(identifier))["lost_attempts"] == 0
+    finally:
+        await other.close()
+
+
+async def _waits_for_a_lock(bench: Bench) -> bool:
+    count: int = await bench.connection.fetchval(
+        """SELECT count(*) FROM pg_stat_activity
+           WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+    )
+    return count > 0
+
+
 async def test_owned_tells_attempt_and_cancellation(bench: Bench) -> None:
     first, second = await bench.add(2)
     worker = await bench.worker()

@@ -391,7 +391,7 @@ async def test_append_and_end_in_a_young_table(
 
 
 async def test_rescue_and_retire(table: Table) -> None:
-    await check(table, table.queue.release([new_id()], counted=True), "ix_results_worker_id")
+    await check(table, table.queue.release([new_id()]), "ix_results_worker_id")
     dead = new_id()
     async with Database.connection(table.database) as connection:
         await connection.execute(
