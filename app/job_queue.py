@@ -266,7 +266,8 @@ class JobQueue:
                 free_for_all = await connection.fetch(
                     sql.CLAIM, worker_id, list(open_to_all), list(open_to_all.values())
                 )
-            yield [_to_claim(row) for row in free_for_all]
+                # Before the connection's return, which may take time where it leads nowhere now.
+                yield [_to_claim(row) for row in free_for_all]
         for model, limits in limited.items():
             rows = await self._claim_within_limits(worker_id, model, free[model], limits)
             yield [_to_claim(row) for row in rows]

@@ -201,7 +201,13 @@ results = Table(
         "id",
         postgresql_where=_UNCLAIMED,
     ),
-    Index("ix_results_deadline_at_unclaimed", "deadline_at", postgresql_where=_UNCLAIMED),
+    Index(
+        "ix_results_unclaimed_deadline_at",
+        "deadline_at",
+        # No deadline is NULL. Said so, this index is there for questions of deadlines alone: where
+        # statistics know of no queue, it would look as good to the others as the queue's own.
+        postgresql_where=text(f"{_UNCLAIMED.text} AND deadline_at IS NOT NULL"),
+    ),
     Index("ix_results_worker_id", "worker_id", postgresql_where=_CLAIMED),
     Index(
         "ix_results_suspects",

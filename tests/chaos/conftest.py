@@ -10,7 +10,7 @@ import pytest
 from app.embedded.postgres import DATABASE, HOST, USER
 from app.embedded.triton import EmbeddedTriton
 from app.triton_client import GenerationError, TritonClient
-from tests.chaos.stack import MortalPostgres, MortalTriton, Stack, open_stack
+from tests.chaos.stack import MortalPostgres, MortalTriton, Stack, kept_running, open_stack
 from tests.conftest import make_settings, migrate, run_triton
 from tests.postgres import PostgresServer
 
@@ -41,17 +41,22 @@ def mortal_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTr
 async def stack(
     postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
 ) -> AsyncIterator[Stack]:
-    """An API on the session's servers; tests start the workers."""
+    """An API on the session's servers; tests start the workers.
+
+    Triton is kept running, as `up` keeps it: 2.51 crashes or hangs now and then when many streams
+    break at once, as they do with a killed worker (triton-inference-server/server#8034).
+    """
     await _revive(triton)
-    async with open_stack(tmp_path, postgres_server, database_name, triton) as running:
+    async with (
+        kept_running(triton) as deaths,
+        open_stack(tmp_path, postgres_server, database_name, triton) as running,
+    ):
+        running.triton_deaths = deaths
         yield running
 
 
 async def _revive(triton: EmbeddedTriton) -> None:
-    """Start Triton anew if it does not answer.
-
-    It crashes now and then when many streams break at once, as they do with a killed worker.
-    """
+    """Start Triton anew if it does not answer: it may have died at the end of another test."""
     try:
         async with TritonClient(triton.address("grpc")) as client, asyncio.timeout(20):
             async for _ in client.generate("scripted", "{{chunks=1}}", {"max_tokens": 1}):

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import itertools
+import re
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from enum import Enum
 
 _SSL_REQUEST = 80_877_103
-_READY_FOR_QUERY = b"Z\x00\x00\x00\x05I"
+_READY_FOR_QUERY = b"Z\x00\x00\x00\x05"  # the state of the transaction follows
 
 
 class Cut(Enum):
@@ -22,7 +23,7 @@ class Cut(Enum):
 
 
 class CuttingProxy:
-    """Passes everything on, but for statements whose values hold one of `markers`.
+    """Passes everything on, but for statements in whose values `marker` is found.
 
     A statement is a Bind message, what follows it, and a Sync, which commits. `fates` tells of one
     marked statement after another where it is cut; None lets it pass.
@@ -32,12 +33,12 @@ class CuttingProxy:
         self,
         host: str,
         port: int,
-        markers: Sequence[bytes],
+        marker: re.Pattern[bytes],
         fates: Iterable[Cut | None],
         limit: int,
     ) -> None:
         self._address = (host, port)
-        self._markers = markers
+        self._marker = marker
         self._fates = itertools.cycle(fates)
         self._limit = limit
         self._connections: set[asyncio.Task[None]] = set()
@@ -94,7 +95,7 @@ class CuttingProxy:
         while True:
             kind = await from_client.readexactly(1)
             body = await _read_body(from_client)
-            if kind == b"B" and any(marker in body for marker in self._markers):
+            if kind == b"B" and self._marker.search(body):
                 fate = next(self._fates) if self.cuts.total() < self._limit else None
             if fate is Cut.BEFORE or (fate and kind == b"S"):
                 self._count(fate)

@@ -120,19 +120,23 @@ async def _bring_up(part: Part) -> None:
 
 
 @contextlib.asynccontextmanager
-async def kept_running(part: Part) -> AsyncIterator[None]:
-    """Revive a part each time it dies; a start under way at the end is finished."""
+async def kept_running(part: Part) -> AsyncIterator[list[str]]:
+    """Revive a part each time it dies; a start under way at the end is finished.
+
+    Yields the reasons of its deaths so far.
+    """
     starting = asyncio.Lock()
+    deaths: list[str] = []
 
     async def keep() -> None:
         while True:
-            await part.wait()
+            deaths.append(await part.wait())
             async with starting:
                 await _bring_up(part)
 
     task = asyncio.create_task(keep())
     try:
-        yield
+        yield deaths
     finally:
         async with starting:
             task.cancel()
@@ -152,6 +156,7 @@ class Stack:
     workers: dict[str, Process] = field(default_factory=dict)
     more_apis: dict[str, Process] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
+    triton_deaths: Sequence[str] = ()  # where Triton is kept running
 
     async def start_api(self, name: str, command: str = "serve", **changes: str) -> Process:
         """Start a further API, on a port of its own: `ports[name]`.
