@@ -476,6 +476,7 @@ async def test_what_a_server_does_not_take_the_next_one_does(
     lost = both.services.fleet.get("second")
     models = dict(lost.models)
     second.kill_server()
+    await second.wait()  # one that is dying still takes what comes
     sent = [await send(both, "{{chunks=2}}") for _ in range(3)]
     for _ in range(20):
         lost.models = dict(models)  # as if it had not been asked yet
