@@ -87,9 +87,10 @@ async def test_a_worker_whose_connections_break_at_commit(
         assert set(proxy.cuts) == set(Cut)
         await check_completed(stack, told, await asking)
         assert await stack.count("lost_attempts = 0") == len(prompts)
-        # What the worker wrote before a cut it knows for its own after it.
         log = stack.log("alice")
-        assert "decided elsewhere" not in log, log[-20_000:]
+        if "fenced" not in log:
+            # What the worker wrote before a cut it knows for its own after it.
+            assert "decided elsewhere" not in log, log[-20_000:]
         await check_history(stack)
         check_logs(stack)
         await stack.workers["alice"].stop()
