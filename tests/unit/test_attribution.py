@@ -77,7 +77,7 @@ def both(
     assert ours == expected
 
 
-_settings = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_settings = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @_settings
