@@ -53,6 +53,7 @@ async def stack(
     ):
         running.triton_deaths = deaths
         yield running
+    await _revive(triton)  # others than chaos tests come next, too
 
 
 async def _revive(triton: EmbeddedTriton) -> None:
