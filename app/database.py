@@ -51,8 +51,6 @@ _PASSING = (
     asyncpg.LockNotAvailableError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-    # This process stood still in the middle of a transaction.
-    asyncpg.IdleInTransactionSessionTimeoutError,
     # The statement was undone, and reads go on; it succeeds once somebody has made room.
     asyncpg.DiskFullError,
     # The server was the primary when we connected, or a name led to a standby: another one is, or

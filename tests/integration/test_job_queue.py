@@ -1,6 +1,7 @@
 """The queue on real PostgreSQL: every transition with its guard."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import orjson
 import pytest
 
 from app.contexts import ContextStore
-from app.database import Database
+from app.database import Connection, Database
 from app.errors import CANCELLED, Failure, FailureCode
 from app.idempotency import NewKey
 from app.ids import new_id
@@ -862,6 +863,35 @@ async def test_retire_hands_back_without_counting(bench: Bench) -> None:
     assert row["attempt_history"] == "[]"
     assert await bench.claim(worker) == []
     assert await bench.queue.retire(worker) == 0
+
+
+async def test_who_stood_still_in_a_transaction_begins_again(bench: Bench) -> None:
+    tries = 0
+
+    async def work(connection: Connection) -> int:
+        nonlocal tries
+        tries += 1
+        async with connection.transaction():
+            if tries == 1:
+                await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 100")
+                time.sleep(0.5)  # noqa: ASYNC251 - as a process does that is stopped
+            return int(await connection.fetchval("SELECT 1"))
+
+    assert await bench.database.run(work) == 1
+    assert tries == 2
+
+
+async def test_claims_run_before_their_connection_is_back(bench: Bench) -> None:
+    """To return one that leads to a silent server may take longer than two heartbeats, after which
+    what is claimed and does not run is handed back.
+    """
+    await bench.add()
+    worker = await bench.worker()
+    pool = bench.database._pool
+    assert pool is not None
+    async for claims in bench.queue.claims(worker, {MODEL: 1}):
+        assert len(claims) == 1
+        assert pool.get_size() - pool.get_idle_size() == 1
 
 
 async def test_nobody_finds_results_with_a_retired_worker(bench: Bench, settings: Settings) -> None:
