@@ -158,7 +158,7 @@ class House:
     @contextlib.asynccontextmanager
     async def worker(self, environment: Mapping[str, str], *options: str) -> AsyncIterator[Server]:
         """`python -m app worker` with these options, once it claims."""
-        start = processes.log_size(self._logs / "worker.log")
+        start = processes.begin_log(self._logs / "worker.log")
 
         async def is_ready() -> bool:
             return "worker ready" in processes.log_text(self._logs / "worker.log", start)

@@ -75,7 +75,7 @@ async def _build(data: Path, file: Path, tell: Callable[[str], None]) -> None:
 async def _run(
     arguments: Sequence[str | Path], log_file: Path, tell: Callable[[str], None]
 ) -> None:
-    log_start = processes.log_size(log_file)
+    log_start = processes.begin_log(log_file)
     process = processes.spawn(
         [sys.executable, *arguments], log_file=log_file, env=os.environ, cwd=_REPOSITORY
     )

@@ -27,7 +27,7 @@ async def fetch(
     marker = weights / _COMPLETE
     if marker.exists() and marker.read_text() == source.revision:
         return
-    log_start = processes.log_size(log_file)
+    log_start = processes.begin_log(log_file)
     include = [argument for pattern in _PATTERNS for argument in ("--include", pattern)]
     process = processes.spawn(
         [

@@ -71,7 +71,7 @@ class EmbeddedPostgres:
         await self._await_predecessor()
         tell("starting")
         self.port = self.port or processes.free_port()
-        log_start = processes.log_size(self.log_file)
+        log_start = processes.begin_log(self.log_file)
         self._process = self._spawn([binaries / "postgres", *self._options()])
         await self._await_ready(self._process, log_start, tell)
 

@@ -23,6 +23,7 @@ import psutil
 from app.launches.job_script import LAUNCH_VARIABLE
 
 LOG_MAX_BYTES = 20_000_000
+_LOG_TAIL_BYTES = 100_000
 _PR_SET_CHILD_SUBREAPER = 36
 # Below Linux's range for outgoing connections, which could take a port between our look and use.
 _PORTS = range(10_240, 32_768)
@@ -93,8 +94,7 @@ def spawn(
 
 def _open_log(log_file: Path) -> BinaryIO:
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    if log_file.exists() and log_file.stat().st_size > LOG_MAX_BYTES:
-        log_file.replace(log_file.with_suffix(".old.log"))
+    begin_log(log_file)
     return log_file.open("ab")
 
 
@@ -198,16 +198,20 @@ def describe_status(status: int) -> str:
     return f"ended with status {status}"
 
 
-def log_size(log_file: Path) -> int:
-    """Bytes in a log now: where the next lines begin."""
-    return log_file.stat().st_size if log_file.exists() else 0
+def begin_log(log_file: Path) -> int:
+    """The byte of a log where the lines of the next child begin; a long log is put aside."""
+    size = log_file.stat().st_size if log_file.exists() else 0
+    if size <= LOG_MAX_BYTES:
+        return size
+    log_file.replace(log_file.with_suffix(".old.log"))
+    return 0
 
 
 def log_text(log_file: Path, start: int) -> str:
     """What a log got after byte `start` (its end, if that is long)."""
     with log_file.open("rb") as log:
-        log.seek(start)
-        return log.read()[-100_000:].decode(errors="replace")
+        log.seek(max(start, log_file.stat().st_size - _LOG_TAIL_BYTES))
+        return log.read().decode(errors="replace")
 
 
 def last_lines(log_file: Path, start: int, count: int = 3) -> str:

@@ -44,7 +44,7 @@ class ServicePart:
     async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
         """Start the process and wait until it says that it is ready; raises `StartError`."""
         tell("starting")
-        log_start = processes.log_size(self.log_file)
+        log_start = processes.begin_log(self.log_file)
         self._process = process = run(self._command, self._environment, self.log_file)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -93,7 +93,7 @@ class ServicePart:
 
 async def migrate(environment: Mapping[str, str], log_file: Path) -> None:
     """Bring the database's schema up to date; raises `StartError`."""
-    log_start = processes.log_size(log_file)
+    log_start = processes.begin_log(log_file)
     process = run("migrate", environment, log_file)
     try:
         async with asyncio.timeout(MIGRATE_SECONDS):

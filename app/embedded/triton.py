@@ -6,6 +6,7 @@ token per model.
 
 import asyncio
 import contextlib
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,11 @@ MAX_SILENCE = 3
 # serve.sh gives the server 10 s to end its models.
 EXIT_SECONDS = 20
 ENGINE_DEATH_SECONDS = 0.5
+# What Triton logs when it crashes. Then it writes a trace and ends; but if it was the heap that
+# broke (SIGABRT), the trace may wait for the heap's lock for ever: the server hangs in its own
+# signal handler, answers control calls and no others (measured with Triton 2.51).
+CRASH = re.compile(r"^Signal \((?:6|11)\) received", re.MULTILINE)
+TRACE_SECONDS = 5.0
 STUB = "triton_python_backend_stub"  # runs one instance of a model
 _TRITON = Path(__file__).parents[2] / "triton"
 
@@ -50,6 +56,7 @@ class EmbeddedTriton:
         self._repository = self._work / "models"
         self._ports = {"http": 0, "grpc": 0, "metrics": 0}
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # of the running server
 
     def address(self, protocol: str) -> str:
         """`host:port` of "http", "grpc" or "metrics"."""
@@ -95,8 +102,13 @@ class EmbeddedTriton:
             while True:
                 family = [process.pid for process in processes.descendants(self._process.pid)]
                 await processes.any_exit([self._process.pid, *family], PROBE_INTERVAL)
+                has_crashed = await self._has_crashed()
                 if self._process.poll() is not None:
                     return processes.describe_status(await processes.wait_exit(self._process))
+                if has_crashed:
+                    self._process.kill()
+                    await processes.wait_exit(self._process)
+                    return f"crashed and did not end (trace: {self.log_file})"
                 try:
                     reason = await self._ailment(client)
                 except TritonUnavailableError:
@@ -127,6 +139,14 @@ class EmbeddedTriton:
         except GenerationError as error:
             return f"cannot generate with model {model} ({error})"
         return ""
+
+    async def _has_crashed(self) -> bool:
+        """Whether the log tells of a crash; the server has had the time to write its trace then."""
+        assert self._process is not None
+        if not CRASH.search(processes.log_text(self.log_file, self._log_start)):
+            return False
+        await processes.any_exit([self._process.pid], TRACE_SECONDS)
+        return True
 
     async def _ailment(self, client: TritonClient) -> str:
         for model in self.models:
@@ -177,13 +197,13 @@ class EmbeddedTriton:
         tell("starting the server")
         await self._lay_out()
         self._choose_ports()
-        log_start = processes.log_size(self.log_file)
+        self._log_start = processes.begin_log(self.log_file)
         self._process = self._spawn(["serve.sh", self._venv, self._work, *self._options()])
         deadline = time.monotonic() + SERVER_SECONDS
         async with TritonClient(self.address("grpc")) as client:
             while not await client.is_live():
                 if self._process.poll() is not None:
-                    last = processes.last_lines(self.log_file, log_start, 1)
+                    last = processes.last_lines(self.log_file, self._log_start, 1)
                     raise StartError(f"Triton ended at its start: {last} (log: {self.log_file})")
                 if time.monotonic() > deadline:
                     raise StartError(f"Triton did not start: see {self.log_file}")
@@ -195,7 +215,7 @@ class EmbeddedTriton:
         self._repository.mkdir(parents=True)
         for name, directory in self.models.items():
             (self._repository / name).symlink_to(directory.absolute())
-        log_start = processes.log_size(self.log_file)
+        log_start = processes.begin_log(self.log_file)
         process = self._spawn(["layout.sh", self._venv, _TRITON / "backends", self._work])
         if await processes.wait_exit(process) != 0:
             raise StartError(processes.last_lines(self.log_file, log_start, 1))

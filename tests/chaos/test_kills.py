@@ -17,6 +17,9 @@ from tests.chaos.stack import (
     revive,
 )
 
+# Also a Triton that hangs and is started anew has its time (see `finish`).
+pytestmark = pytest.mark.timeout(300)
+
 COUNT = 500
 # Three seconds each; the last hundred are sent while the victim is dead.
 PROMPTS = [f"Victim {number} {{{{chunks=12 delay_ms=250}}}}" for number in range(COUNT)]

@@ -1,6 +1,7 @@
 """The embedded Triton: a real server, its processes killed."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from app.embedded import processes
 from app.embedded.processes import StartError
-from app.embedded.triton import EmbeddedTriton
+from app.embedded.triton import CRASH, EmbeddedTriton
 from app.triton_client import TritonClient
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,32 @@ async def test_recovers_from_kill_9_on_the_same_ports(
         await asyncio.gather(stuck, return_exceptions=True)
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=30)
     assert not alive, "outlived their server"
+
+
+async def test_a_crash_is_logged(server: EmbeddedTriton, tmp_path: Path) -> None:
+    find(tmp_path, "tritonserver").send_signal(signal.SIGABRT)
+    async with asyncio.timeout(60):
+        assert await server.wait() == "was ended by SIGABRT"
+    assert CRASH.search((tmp_path / "log").read_text())
+
+
+async def test_a_server_that_hangs_in_its_crash_is_ended(
+    server: EmbeddedTriton, tmp_path: Path
+) -> None:
+    """Frozen here; a broken heap keeps its handler from ending, while control calls are answered."""
+    down = asyncio.create_task(server.wait())
+    find(tmp_path, "tritonserver").send_signal(signal.SIGSTOP)
+    with (tmp_path / "log").open("a") as log:
+        log.write("double free or corruption (out)\nSignal (6) received.\n")
+    async with asyncio.timeout(40):  # without the log it is silence that tells, after 45 s
+        assert "crashed and did not end" in await down
+    await server.start()
+    assert (await generate(server)).split() == ["one", "two"]
+    # What the last server logged is not held against this one.
+    down = asyncio.create_task(server.wait())
+    ended, _ = await asyncio.wait([down], timeout=7)
+    assert not ended
+    down.cancel()
 
 
 async def test_a_stub_that_hangs_dies_with_its_killed_server_and_no_other(
