@@ -78,6 +78,7 @@ class EmbeddedTriton:
         if (
             self._process is not None
             and self._process.poll() is None
+            and not await self._has_crashed()
             and await self._is_mended(tell)
         ):
             return
