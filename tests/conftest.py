@@ -10,6 +10,7 @@ neither are the end-to-end tests (one vLLM engine is enough for a machine) nor t
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 from argparse import Namespace
@@ -27,6 +28,7 @@ from fastapi import FastAPI
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from app import logs
 from app.embedded.triton import EmbeddedTriton
 from app.main import create_app
 from app.services import Services
@@ -149,6 +151,20 @@ def run_triton(
         yield server
     finally:
         asyncio.run(server.stop())
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Commands that a test runs in this process configure its logging, to the test's own stderr."""
+    root, loggers = logging.getLogger(), [logging.getLogger(name) for name in ("", "app", "httpx")]
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
+    yield
+    for handler in root.handlers[:]:
+        if handler not in handlers and type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    logs._shows_content = False
 
 
 @contextlib.asynccontextmanager

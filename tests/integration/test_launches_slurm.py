@@ -155,9 +155,12 @@ async def test_from_the_request_to_a_server_and_to_its_stop(
     (server,) = await servers(launching)
     assert server["name"] == "one"
     assert {name: server[name] for name in healthy["server"]} == healthy["server"]
-    told = await launching.client.get(f"/launches/{accepted['id']}/log")
-    assert "Started GRPCInferenceService" in told.json()["log"]
 
+    async def is_logged() -> bool:  # what follows a launch reads its log again at each look
+        told = await launching.client.get(f"/launches/{accepted['id']}/log")
+        return "Started GRPCInferenceService" in told.json()["log"]
+
+    await until(is_logged)
     ended = await stop(launching, accepted["id"])
     assert (ended["state"], ended["reason"]) == ("stopped", "stopped on request")
     assert_nothing_is_left(cluster, tmp_path)

@@ -1,7 +1,6 @@
 """Lines of the log: what they tell, and what they must not."""
 
 import logging
-from collections.abc import Iterator
 
 import asyncpg
 import orjson
@@ -14,18 +13,6 @@ from app.principal import ANYONE
 from app.settings import LogSettings
 
 TEXT = "what somebody wrote"
-
-
-@pytest.fixture
-def unchanged() -> Iterator[None]:
-    """Logging as it was, after a test that configures it."""
-    root, ours = logging.getLogger(), logging.getLogger("app")
-    handlers, levels = root.handlers[:], (root.level, ours.level)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
-    logs._shows_content = False
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -116,7 +103,6 @@ def test_what_no_json_can_hold_is_written_somehow() -> None:
     assert line["value"].startswith("<object")
 
 
-@pytest.mark.usefixtures("unchanged")
 def test_settings_choose(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogSettings(format="json", level="debug", content=True))
     assert logs.shows_content()
