@@ -65,7 +65,7 @@ async def one(settings: Settings) -> AsyncIterator[Service]:
 async def running(*command: str, api: str, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """A program that is told where the API is; ended with all that it started."""
     process = await asyncio.create_subprocess_exec(
-        *command, env=os.environ | {"API": api, "HOME": str(home)}, start_new_session=True,
+        *command, env=os.environ | {"API": api, "HOME": str(home)}, cwd=home, start_new_session=True,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
