@@ -86,20 +86,22 @@ async def test_a_crash_is_logged(server: EmbeddedTriton, tmp_path: Path) -> None
 
 
 async def test_a_server_that_hangs_in_its_crash_is_ended(
-    server: EmbeddedTriton, tmp_path: Path
+    server: EmbeddedTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frozen here; a broken heap keeps its handler from ending, while control calls are answered."""
+    monkeypatch.setattr("app.embedded.triton.PROBE_INTERVAL", 0.2)
+    monkeypatch.setattr("app.embedded.triton.TRACE_SECONDS", 1.0)
     down = asyncio.create_task(server.wait())
     find(tmp_path, "tritonserver").send_signal(signal.SIGSTOP)
     with (tmp_path / "log").open("a") as log:
         log.write("double free or corruption (out)\nSignal (6) received.\n")
-    async with asyncio.timeout(40):  # without the log it is silence that tells, after 45 s
+    async with asyncio.timeout(25):  # without the log it is silence that tells, after 30 s
         assert "crashed and did not end" in await down
     await server.start()
     assert (await generate(server)).split() == ["one", "two"]
     # What the last server logged is not held against this one.
     down = asyncio.create_task(server.wait())
-    ended, _ = await asyncio.wait([down], timeout=7)
+    ended, _ = await asyncio.wait([down], timeout=3)
     assert not ended
     down.cancel()
 
