@@ -208,7 +208,9 @@ def begin_log(log_file: Path) -> int:
 
 
 def log_text(log_file: Path, start: int) -> str:
-    """What a log got after byte `start` (its end, if that is long)."""
+    """What a log got after byte `start` (its end, if that is long); "" if somebody removed it."""
+    if not log_file.exists():
+        return ""
     with log_file.open("rb") as log:
         log.seek(max(start, log_file.stat().st_size - _LOG_TAIL_BYTES))
         return log.read().decode(errors="replace")

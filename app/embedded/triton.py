@@ -107,8 +107,7 @@ class EmbeddedTriton:
                 if self._process.poll() is not None:
                     return processes.describe_status(await processes.wait_exit(self._process))
                 if has_crashed:
-                    self._process.kill()
-                    await processes.wait_exit(self._process)
+                    await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
                     return f"crashed and did not end (trace: {self.log_file})"
                 try:
                     reason = await self._ailment(client)

@@ -47,3 +47,7 @@ def test_of_a_long_text_the_end_is_read(tmp_path: Path) -> None:
     text = processes.log_text(log_file, 0)
     assert text.endswith("line 29999")
     assert len(text) == 100_000
+
+
+def test_a_log_that_somebody_removed_is_empty(tmp_path: Path) -> None:
+    assert processes.log_text(tmp_path / "log", 100) == ""
