@@ -41,6 +41,10 @@ SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
 _Triton = TypeVar("_Triton", bound=EmbeddedTriton)
 # Tests start hundreds of processes: each of them would compile all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A test machine may stand still for seconds: with such a lease that fences no worker.
+_LEASE_SECONDS = 15.0
+# For tests in which a lease runs out, or that wait for heartbeats.
+short_lease = pytest.mark.parametrize("lease_seconds", [5.0], ids=["short_lease"])
 _UNDIVIDED = ("tests/e2e/", "tests/chaos/", "tests/browser/")  # each takes minutes: they begin
 
 
@@ -102,11 +106,20 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]
 
 
 @pytest.fixture
+def lease_seconds() -> float:
+    """The lease of the test's worker; `short_lease` changes it."""
+    return _LEASE_SECONDS
+
+
+@pytest.fixture
 def settings(
-    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton
+    postgres_server: PostgresServer,
+    database_name: str,
+    triton: EmbeddedTriton,
+    lease_seconds: float,
 ) -> Settings:
     """Settings of a service on the test's database, with times short enough for tests."""
-    return make_settings(postgres_server, database_name, triton)
+    return make_settings(postgres_server, database_name, triton, lease_seconds=lease_seconds)
 
 
 @dataclass
@@ -193,7 +206,7 @@ def make_settings(
         "database_pool_size": 4,
         "triton_refresh_seconds": 0.5,
         "model_repository": ROOT / "triton" / "models",
-        "lease_seconds": 3.0,
+        "lease_seconds": _LEASE_SECONDS,
         "poll_seconds": 0.2,
         "grace_seconds": 5.0,
     }

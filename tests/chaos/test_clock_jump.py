@@ -103,17 +103,14 @@ async def test_the_databases_clock_jumps_hours_ahead_and_back(
     """Ahead, all leases look over, and are not; back, those of the dead look as if they were not."""
     for statement in _SHIFT_DATABASE:
         await stack.fetch(statement)
-    # Renewals are so far apart that a judge may well come before them.
-    lease = 2 * LEASE_SECONDS
-    environment = {"LLM_LEASE_SECONDS": str(lease)}
-    await stack.restart_api(**environment)
-    worker = await stack.start_worker("alice", **environment)
-    first = await stack.send(prompts_of("Ahead", 20, lease + 8))
+    worker = await stack.start_worker("alice")
+    first = await stack.send(prompts_of("Ahead", 20, LEASE_SECONDS + 8))
     await stack.until(SPEAKING, len(first), 60)
-    await asyncio.sleep(lease)  # the API judges leases now
+    await asyncio.sleep(LEASE_SECONDS)  # the API judges leases now
     for _ in range(4):
         await stack.fetch("UPDATE clock.ahead SET ahead = ahead + interval '1 hour'")
-        await asyncio.sleep(lease / 5)
+        # Renewals are so far apart that a judge may well come before them.
+        await asyncio.sleep(LEASE_SECONDS / 5)
     await stack.until_terminal(60)
     assert await stack.count("attempt = 1 AND state = 'completed'") == len(first)
     assert not await stack.fetch("SELECT FROM workers WHERE dead_at IS NOT NULL")
@@ -123,7 +120,7 @@ async def test_the_databases_clock_jumps_hours_ahead_and_back(
     await stack.until(SPEAKING, len(second), 60)
     worker.send_signal(signal.SIGKILL)
     await stack.fetch("UPDATE clock.ahead SET ahead = '0'")
-    await stack.start_worker("bob", **environment)
+    await stack.start_worker("bob")
     await stack.until_terminal(60)
     assert await stack.count("lost_attempts = 1 AND attempt = 2") == len(second)
     told = first | second

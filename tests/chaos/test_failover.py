@@ -14,6 +14,7 @@ from tests.chaos.history import check_history, check_logs
 from tests.chaos.http_client import Answer
 from tests.chaos.replication import Pair, address, execute, fetch, open_pair
 from tests.chaos.stack import (
+    LEASE_SECONDS,
     PARAMETERS,
     SPEAKING,
     Stack,
@@ -23,7 +24,9 @@ from tests.chaos.stack import (
     until,
 )
 
-TIMEOUT_SECONDS = 5.0  # of a request while the database is away: longer than a lease
+TIMEOUT_SECONDS = (
+    1.5 * LEASE_SECONDS
+)  # of a request while the database is away: longer than a lease
 
 
 async def test_nothing_is_lost_with_the_primary(triton: EmbeddedTriton, tmp_path: Path) -> None:
@@ -78,10 +81,11 @@ class House:
 async def house(triton: EmbeddedTriton, tmp_path: Path) -> AsyncIterator[House]:
     async with open_pair(tmp_path) as pair:
         await pair.make_synchronous()
-        timeout = str(TIMEOUT_SECONDS)
-        async with open_service(
-            tmp_path, triton, pair, LLM_DATABASE_TIMEOUT_SECONDS=timeout, LLM_LEASE_SECONDS="3"
-        ) as stack:
+        times = {
+            "LLM_DATABASE_TIMEOUT_SECONDS": str(TIMEOUT_SECONDS),
+            "LLM_LEASE_SECONDS": str(LEASE_SECONDS),
+        }
+        async with open_service(tmp_path, triton, pair, **times) as stack:
             yield House(pair, stack)
 
 

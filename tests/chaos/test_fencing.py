@@ -35,7 +35,7 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
 
     By then the model has said all of the short ones to it, and goes on with the long ones.
     """
-    prompts = prompts_of(4, 30) + prompts_of(12, 30)
+    prompts = prompts_of(LEASE_SECONDS, 30) + prompts_of(3 * LEASE_SECONDS, 30)
     asking = asyncio.create_task(ask_directly(triton, prompts))
     frozen = await stack.start_worker("alice")
     told = await stack.send(prompts)
@@ -119,7 +119,8 @@ async def test_database_away_for_two_leases_runs_nothing_again(
     mortal_stack: Stack, mortal_postgres: MortalPostgres, triton: EmbeddedTriton
 ) -> None:
     """Results end before, while and after it is away; each does so in its first attempt."""
-    prompts = [prompt for seconds in (2, 5, 8, 16) for prompt in prompts_of(seconds, 25)]
+    leases = (0.5, 1, 2, 4)
+    prompts = [prompt for n in leases for prompt in prompts_of(n * LEASE_SECONDS, 25)]
     asking = asyncio.create_task(ask_directly(triton, prompts))
     await mortal_stack.start_worker("alice")
     told = await mortal_stack.send(prompts)
@@ -142,7 +143,8 @@ async def test_frozen_database_loses_and_doubles_nothing(
     mortal_stack: Stack, mortal_postgres: MortalPostgres, triton: EmbeddedTriton
 ) -> None:
     """It takes no connection and answers nothing for two leases: the worker fences itself."""
-    prompts = [prompt for seconds in (2, 5, 12) for prompt in prompts_of(seconds, 25)]
+    leases = (0.5, 1, 3)
+    prompts = [prompt for n in leases for prompt in prompts_of(n * LEASE_SECONDS, 25)]
     late = prompts_of(0.5, 10)
     asking = asyncio.create_task(ask_directly(triton, [*prompts, *late]))
     await mortal_stack.start_worker("alice")

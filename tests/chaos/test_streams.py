@@ -117,9 +117,9 @@ async def test_a_frozen_process_shows_its_lost_attempt_to_nobody(
 
 
 def long_words(number: int) -> str:
-    """A prompt whose text is longer than one event, for six seconds."""
+    """A prompt whose text is longer than one event, for ten seconds."""
     words = " ".join(f"{number}-{place}-".ljust(400, "é") for place in range(40))
-    return f"{{{{delay_ms=150 text={words}}}}}"
+    return f"{{{{delay_ms=250 text={words}}}}}"
 
 
 def said(prompt: str) -> str:

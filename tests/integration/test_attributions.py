@@ -21,7 +21,6 @@ from pydantic import SecretStr
 from app.attribution_backend import AttributionBackend
 from app.embedded import processes
 from app.embedded.service import ServicePart
-from app.embedded.triton import EmbeddedTriton
 from app.settings import Settings
 from tests.attribution_workers import (
     DOCUMENTS,
@@ -32,12 +31,11 @@ from tests.attribution_workers import (
     build_index,
     environment_of,
 )
-from tests.conftest import Service, connect, make_settings, run_service
+from tests.conftest import Service, connect, run_service, short_lease
 from tests.integration.support import assert_problem, until
 from tests.integration.test_auth import bearer
 from tests.integration.test_erasure import BLOCKED
 from tests.integration.test_tracing import CLIENT, TRACE_ID, Collector, attributes, collector
-from tests.postgres import PostgresServer
 from tests.unit.test_exposure import STRONG
 from tests.unit.test_jwt import sign
 
@@ -61,15 +59,8 @@ def declarations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def settings(
-    postgres_server: PostgresServer,
-    database_name: str,
-    triton: EmbeddedTriton,
-    declarations: Path,
-) -> Settings:
-    return make_settings(
-        postgres_server, database_name, triton, indexes_file=declarations, max_attempts=3
-    )
+def settings(settings: Settings, declarations: Path) -> Settings:
+    return settings.model_copy(update={"indexes_file": declarations, "max_attempts": 3})
 
 
 @pytest.fixture
@@ -496,6 +487,7 @@ async def test_what_kills_every_engine_fails_with_a_code(
     assert (await attribute(service)).status_code == 200  # the others are none the worse
 
 
+@short_lease
 async def test_a_killed_worker_loses_nothing(
     service: Service, settings: Settings, tmp_path: Path, connection: asyncpg.Connection
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.embedded.postgres import _binaries
 from app.settings import Settings
-from tests.conftest import ROOT, Service, run_service
+from tests.conftest import ROOT, Service, run_service, short_lease
 from tests.integration.support import finish, read, send, until, until_running
 from tests.postgres import PostgresServer
 
@@ -54,6 +54,7 @@ async def all_results(service: Service) -> dict[str, dict[str, Any]]:
     return {result["id"]: result for result in listed.json()}
 
 
+@short_lease
 async def test_what_is_restored_goes_on_and_nothing_runs_twice(
     settings: Settings, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

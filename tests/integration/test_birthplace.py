@@ -10,7 +10,7 @@ import pytest
 from app.job_queue import Claim
 from app.settings import Settings
 from app.worker import Worker
-from tests.conftest import Service, run_service
+from tests.conftest import Service, run_service, short_lease
 from tests.integration.support import finish, read, send, until
 from tests.integration.test_job_queue import Bench, bench, keyed, make_result, queue_settings
 
@@ -218,6 +218,7 @@ async def test_slots_are_kept(settings: Settings, connection: asyncpg.Connection
         assert most <= 6
 
 
+@short_lease
 async def test_a_lost_place_is_rescued_by_its_heartbeat(
     service: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

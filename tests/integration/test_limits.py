@@ -11,24 +11,15 @@ import asyncpg
 import httpx
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
 from app.ids import new_id
 from app.job_queue import NewContext, NewResult
 from app.principal import Principal
 from app.settings import Settings
 from app.team_limits import ANY_MODEL, Limits
-from tests.conftest import Service, make_settings, run_service
+from tests.conftest import Service, run_service
 from tests.integration.support import until
-from tests.postgres import PostgresServer
 
 BODY = {"model": "scripted", "content": "text", "parameters": {"max_tokens": 5}}
-
-
-@pytest.fixture
-def settings(
-    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton
-) -> Settings:
-    return make_settings(postgres_server, database_name, triton)
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ async def test_a_worker_tells_what_it_finishes(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
     """Measured by the worker, told with its lease, and so in the wait of who is queued."""
-    one_slot = settings.model_copy(update={"worker_slots": 1, "lease_seconds": 1.0})
+    one_slot = settings.model_copy(update={"worker_slots": 1, "lease_seconds": 5.0})
     async with run_service(one_slot, with_worker=True) as service:
         for _ in range(10):
             await finish(service, "quick {{chunks=2 delay_ms=50}}")

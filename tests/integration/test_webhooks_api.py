@@ -17,12 +17,11 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from app.embedded.triton import EmbeddedTriton
 from app.ids import new_id
 from app.settings import Settings
 from app.webhook_sender import new_secret, sign
 from app.webhooks import message_id
-from tests.conftest import ROOT, Service, make_settings
+from tests.conftest import ROOT, Service, short_lease
 from tests.integration.support import (
     UNKNOWN_ID,
     assert_problem,
@@ -34,19 +33,15 @@ from tests.integration.support import (
     until_running,
 )
 from tests.integration.webhook_receiver import Receiver, answer, receiving, silence
-from tests.postgres import PostgresServer
 
 URL = "https://hook.example/results"
 
 
 @pytest.fixture
-def settings(
-    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton
-) -> Settings:
-    return make_settings(
-        postgres_server, database_name, triton, webhook_allow_private=True,
-        webhook_timeout_seconds=2.0,
-    )  # fmt: skip
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(
+        update={"webhook_allow_private": True, "webhook_timeout_seconds": 2.0}
+    )
 
 
 async def owed(connection: asyncpg.Connection) -> dict[str, str]:
@@ -127,6 +122,7 @@ async def test_expired_results_owe_one_delivery_each(
     assert await owed(connection) == {told["id"]: "pending"}
 
 
+@short_lease
 async def test_results_of_a_lost_worker_owe_one_delivery_when_they_end(
     api: Service, connection: asyncpg.Connection
 ) -> None:

@@ -13,7 +13,7 @@ from app.ids import new_id
 from app.listener import ENQUEUED
 from app.settings import Settings
 from app.triton_client import Delta, TritonClient
-from tests.conftest import Service, run_service
+from tests.conftest import Service, run_service, short_lease
 from tests.integration.support import finish, read, send, until, until_running
 
 # asyncpg leaves its socket to the garbage collector when a connection breaks while it is made.
@@ -54,6 +54,7 @@ async def test_a_stopping_worker_finishes_what_fits(
     assert await connection.fetchval("SELECT state FROM results") == "completed"
 
 
+@short_lease
 async def test_a_worker_declared_dead_comes_back_under_a_new_id(
     service: Service, connection: asyncpg.Connection
 ) -> None:
@@ -73,6 +74,7 @@ async def test_a_worker_declared_dead_comes_back_under_a_new_id(
     assert await connection.fetchval("SELECT count(*) FROM result_chunks") == 0
 
 
+@short_lease
 async def test_a_claim_whose_answer_was_lost_is_handed_back(
     service: Service, connection: asyncpg.Connection
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_claim_whose_answer_was_lost_is_handed_back(
     assert await connection.fetchval("SELECT lost_attempts FROM results") == 0
 
 
+@short_lease
 async def test_an_attempt_ended_elsewhere_is_stopped(
     service: Service, connection: asyncpg.Connection
 ) -> None:
@@ -124,6 +127,7 @@ async def test_connections_killed_all_the_time_lose_nothing(
     assert await connection.fetchval("SELECT max(lost_attempts) FROM results") == 0
 
 
+@short_lease
 async def test_a_lost_workers_results_are_rescued(
     api: Service, settings: Settings, connection: asyncpg.Connection
 ) -> None:
