@@ -105,6 +105,15 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]
         yield server
 
 
+@pytest.fixture(autouse=True)
+def triton_is_up(request: pytest.FixtureRequest) -> None:
+    """A crash of the shared Triton fails the test that it comes in, and none of the next."""
+    if "triton" in request.fixturenames:
+        server: EmbeddedTriton = request.getfixturevalue("triton")
+        if server.is_down:
+            asyncio.run(server.start())
+
+
 @pytest.fixture
 def lease_seconds() -> float:
     """The lease of the test's worker; `short_lease` changes it."""

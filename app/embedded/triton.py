@@ -73,14 +73,14 @@ class EmbeddedTriton:
             "LLM_MODEL_REPOSITORY": str(self._repository),
         }
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the server has ended, or its log tells of a crash."""
+        return self._process is None or self._process.poll() is not None or self._logs_a_crash()
+
     async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
         """Bring server and models up, whatever part of them is down; raises `StartError`."""
-        if (
-            self._process is not None
-            and self._process.poll() is None
-            and not await self._has_crashed()
-            and await self._is_mended(tell)
-        ):
+        if not self.is_down and await self._is_mended(tell):
             return
         # Also when only a model's process died: streams of its requests hang until the server ends.
         if self._process is not None:
@@ -140,10 +140,13 @@ class EmbeddedTriton:
             return f"cannot generate with model {model} ({error})"
         return ""
 
+    def _logs_a_crash(self) -> bool:
+        return bool(CRASH.search(processes.log_text(self.log_file, self._log_start)))
+
     async def _has_crashed(self) -> bool:
         """Whether the log tells of a crash; the server has had the time to write its trace then."""
         assert self._process is not None
-        if not CRASH.search(processes.log_text(self.log_file, self._log_start)):
+        if not self._logs_a_crash():
             return False
         await processes.any_exit([self._process.pid], TRACE_SECONDS)
         return True

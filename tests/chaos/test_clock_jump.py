@@ -103,6 +103,7 @@ async def test_the_databases_clock_jumps_hours_ahead_and_back(
     """Ahead, all leases look over, and are not; back, those of the dead look as if they were not."""
     for statement in _SHIFT_DATABASE:
         await stack.fetch(statement)
+    await stack.restart_api()  # a new search path is for new connections
     worker = await stack.start_worker("alice")
     first = await stack.send(prompts_of("Ahead", 20, LEASE_SECONDS + 8))
     await stack.until(SPEAKING, len(first), 60)

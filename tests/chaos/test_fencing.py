@@ -143,6 +143,7 @@ async def test_frozen_database_loses_and_doubles_nothing(
     mortal_stack: Stack, mortal_postgres: MortalPostgres, triton: EmbeddedTriton
 ) -> None:
     """It takes no connection and answers nothing for two leases: the worker fences itself."""
+    await mortal_stack.restart_api(LLM_DATABASE_TIMEOUT_SECONDS=str(4 * LEASE_SECONDS))
     leases = (0.5, 1, 3)
     prompts = [prompt for n in leases for prompt in prompts_of(n * LEASE_SECONDS, 25)]
     late = prompts_of(0.5, 10)
