@@ -24,9 +24,8 @@ from tests.chaos.stack import (
     until,
 )
 
-TIMEOUT_SECONDS = (
-    1.5 * LEASE_SECONDS
-)  # of a request while the database is away: longer than a lease
+# Of a request while the database is away: longer than a lease.
+TIMEOUT_SECONDS = 1.5 * LEASE_SECONDS
 
 
 async def test_nothing_is_lost_with_the_primary(triton: EmbeddedTriton, tmp_path: Path) -> None:

@@ -106,6 +106,18 @@ async def test_a_server_that_hangs_in_its_crash_is_ended(
     down.cancel()
 
 
+async def test_a_crash_that_nobody_waited_for_is_seen_at_the_next_start(
+    server: EmbeddedTriton, tmp_path: Path
+) -> None:
+    crashed = find(tmp_path, "tritonserver")
+    with (tmp_path / "log").open("a") as log:
+        log.write("Signal (6) received.\n")
+    assert server.is_down
+    await server.start()
+    assert not crashed.is_running()
+    assert (await generate(server)).split() == ["one", "two"]
+
+
 async def test_a_stub_that_hangs_dies_with_its_killed_server_and_no_other(
     server: EmbeddedTriton, tmp_path: Path
 ) -> None:
