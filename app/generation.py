@@ -12,8 +12,8 @@ from app.job_queue import AttemptEnd, Claim, Outcome
 from app.model_registry import ModelRegistry
 from app.model_trust import ModelTrust
 from app.runner import Attempt, OnText, Place
-from app.triton_client import (
-    Delta,
+from app.triton_client import Delta
+from app.triton_errors import (
     GenerationError,
     ModelDeadError,
     ModelFailedError,

@@ -20,7 +20,8 @@ import psutil
 from app.embedded import processes
 from app.embedded.processes import StartError
 from app.errors import NotFoundError, TritonError, TritonUnavailableError
-from app.triton_client import GenerationError, RefusedError, TritonClient
+from app.triton_client import TritonClient
+from app.triton_errors import GenerationError, RefusedError
 
 HOST = "127.0.0.1"
 SERVER_SECONDS = 60.0

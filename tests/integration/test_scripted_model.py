@@ -11,13 +11,8 @@ import psutil
 import pytest
 
 from app.embedded.triton import EmbeddedTriton
-from app.triton_client import (
-    GenerationError,
-    ModelFailedError,
-    RefusedError,
-    StreamLostError,
-    TritonClient,
-)
+from app.triton_client import TritonClient
+from app.triton_errors import GenerationError, ModelFailedError, RefusedError, StreamLostError
 from tests.conftest import ROOT
 from tests.integration.support import until
 from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text

@@ -12,18 +12,15 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from app.triton_client import (
-    Delta,
+from app.triton_client import Delta, TritonClient, build_request, read_response
+from app.triton_errors import (
     GenerationError,
     ModelDeadError,
     ModelFailedError,
     NotTakenError,
     RefusedError,
     StreamLostError,
-    TritonClient,
-    _to_model_error,
-    build_request,
-    read_response,
+    to_model_error,
 )
 
 
@@ -223,7 +220,7 @@ def test_logprobs_are_json_that_postgres_can_hold(given: str, kept: Any) -> None
     ],
 )  # fmt: skip
 def test_what_a_models_error_means(message: str, kind: type[GenerationError], text: str) -> None:
-    error = _to_model_error(message)
+    error = to_model_error(message)
     assert type(error) is kind
     assert str(error) == text
 
