@@ -17,7 +17,6 @@ from app.database import Connection, is_passing
 from app.errors import INTERNAL_ERROR
 from app.job_queue import AttemptEnd, Claim, JobQueue, Outcome
 from app.lease import Load
-from app.model_trust import silent_places
 from app.runner import Attempt, Backend, Place, StopReason
 from app.settings import Settings
 from app.stream_hub import StreamHub
@@ -27,7 +26,6 @@ from app.watched import Watched
 logger = logging.getLogger(__name__)
 
 _SILENCE_CHECK_SECONDS = 2.0
-_SILENCE_SECONDS = 10.0  # of all streams of a model on a server, before it is probed
 _FOREVER = math.inf  # seconds: an ended attempt is written whenever the database is back, or fenced
 
 _Early = tuple[Attempt, asyncio.Future[bool]]  # and whether it has turned out to be ours
@@ -234,7 +232,7 @@ class Attempts:
 
     def _judge_model(self, attempt: Attempt, end: AttemptEnd) -> None:
         if not self._is_stopping:
-            self._backend.judge(attempt, end)
+            self._backend.judge(attempt.place, end)
         if attempt.model_is_dead:
             self._stop_all_at(attempt.place)
 
@@ -251,7 +249,7 @@ class Attempts:
             while True:
                 await asyncio.sleep(_SILENCE_CHECK_SECONDS)
                 probes = {place: task for place, task in probes.items() if not task.done()}
-                for place in silent_places(self.running.values(), _SILENCE_SECONDS):
+                for place in self._backend.silent_places(self.running.values()):
                     if place not in probes:
                         probes[place] = group.create_task(self._probe(place))
 
@@ -271,7 +269,7 @@ class Attempts:
         running = Counter(attempt.claim.model_name for attempt in self.running.values())
         generated, self._generated = self._generated, Counter()
         rates = self._throughput.beat(running.keys() | generated.keys())
-        models = {
+        models: dict[str, dict[str, object]] = {
             model: {
                 "running": running[model],
                 "tokens_per_second": round(generated[model] / seconds, 1),
@@ -279,6 +277,11 @@ class Attempts:
             }
             for model in rates.keys() | set(self._backend.ready())
         }
+        for model, dead in self._backend.dead_engines().items():
+            models.setdefault(model, {"running": running[model]})["dead"] = {
+                server: {"since": one.since.isoformat(), "reason": one.reason}
+                for server, one in dead.items()
+            }
         servers = self._backend.servers(self.running.values())
         return Load(orjson.dumps(models).decode(), orjson.dumps(servers).decode())
 

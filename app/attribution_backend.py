@@ -8,6 +8,7 @@ from pathlib import Path
 
 from app.attributions import queue_of
 from app.errors import INTERNAL_ERROR, Failure, FailureCode
+from app.fleet import DeadEngine
 from app.infini_gram.process import (
     Attributed,
     AttributionFailedError,
@@ -16,11 +17,13 @@ from app.infini_gram.process import (
     EngineProcess,
 )
 from app.job_queue import AttemptEnd, Claim, Outcome
-from app.model_trust import ModelTrust
 from app.runner import Attempt, OnText, Place
 
 logger = logging.getLogger(__name__)
 
+# After a lost engine, before one more text is tried.
+_DOUBT_SECONDS = 1.0
+_ANSWERS = (FailureCode.INVALID_REQUEST, FailureCode.MODEL_ERROR)
 _LONGEST_PAUSE = 30.0  # seconds between two starts of an engine that cannot be started
 
 
@@ -35,7 +38,7 @@ class AttributionBackend:
         self._first: EngineProcess | None = None
         self._idle: asyncio.Queue[EngineProcess] = asyncio.Queue()
         self._engines: set[EngineProcess] = set()  # those that have not ended
-        self._trust = ModelTrust()
+        self._doubted_at: float | None = None  # loop time of the last engine lost
         self._on_change: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -91,22 +94,38 @@ class AttributionBackend:
 
     def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
         """One for each engine that has nothing to do."""
-        self._trust.learn(attempts)
-        free = self._count - len(attempts) if self.ready() else 0
-        slots = self._trust.limit((self._queue,), free, is_busy=bool(attempts))
+        slots = self._count - len(attempts) if self.ready() else 0
+        if self._doubted_at is not None:
+            # One text that kills its engine must not be followed by others at once.
+            is_over = asyncio.get_running_loop().time() >= self._doubted_at + _DOUBT_SECONDS
+            slots = min(slots, int(is_over and not attempts))
         return {self._queue: slots} if slots > 0 and self._queue not in besides else {}
 
-    def judge(self, attempt: Attempt, end: AttemptEnd) -> None:
+    def judge(self, _place: Place, end: AttemptEnd) -> None:
         """Learn from the end of an attempt whether engines can be trusted."""
-        self._trust.judge(attempt.place, end)
+        if end.outcome in (Outcome.LOST, Outcome.RETURNED):
+            self._doubted_at = asyncio.get_running_loop().time()
+        elif end.failure is None or end.failure.code in _ANSWERS:
+            self._doubted_at = None
 
     def servers(self, _attempts: Collection[Attempt]) -> Mapping[str, int]:
         """None: nothing of it runs on Triton."""
         return {}
 
+    def silent_places(self, _attempts: Collection[Attempt]) -> list[Place]:
+        """None: an engine answers nothing until it is done, and its death is seen at once."""
+        return []
+
     async def is_dead(self, _place: Place) -> bool:
-        """Never: an engine says nothing until it is done, and its death is seen at once."""
+        """Never."""
         return False
+
+    def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
+        """None."""
+        return {}
+
+    async def close(self) -> None:
+        """Do nothing: `run` ends the engines."""
 
     @contextlib.asynccontextmanager
     async def engine(self) -> AsyncIterator[EngineProcess]:

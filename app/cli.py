@@ -265,7 +265,7 @@ async def _run_worker(settings: Settings) -> None:
         worker = Worker(
             services.database,
             services.queue,
-            TritonBackend(services.registry, services.fleet),
+            TritonBackend(services.registry, services.fleet, settings.engine_silence_seconds),
             services.listener,
             services.hub,
             settings,

@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from types import TracebackType
 
 from app.database import Database, is_passing
@@ -25,6 +27,17 @@ _PATIENCE_WITH_THE_LOST = 0.25  # that one may which did not answer before
 _NOT_ASKED = "not asked yet"
 
 
+@dataclass(slots=True, frozen=True)
+class DeadEngine:
+    """A model's engine that answers no probe although Triton may call the model ready."""
+
+    since: datetime
+    reason: str
+
+    def __str__(self) -> str:
+        return f"engine dead since {self.since:%Y-%m-%d %H:%M:%S} UTC: {self.reason}"
+
+
 class Server:
     """A server as this process sees it. `error` is None while it answers."""
 
@@ -33,6 +46,8 @@ class Server:
         self.client = TritonClient(address.grpc)
         self.models: dict[str, IndexEntry] = {}
         self.error: str | None = _NOT_ASKED
+        self.dead: dict[str, DeadEngine] = {}  # engines, by model
+        self.heard_at: dict[str, float] = {}  # loop time of the last response, by model
         self.running: Counter[str] = Counter()  # results of this process, by model
         self._default_slots = default_slots
         self._asking: asyncio.Task[None] | None = None
@@ -50,7 +65,11 @@ class Server:
         """The models that it may be given results of."""
         if self.address.is_draining:
             return []
-        return [entry.name for entry in self.models.values() if entry.ready]
+        return [
+            entry.name
+            for entry in self.models.values()
+            if entry.ready and entry.name not in self.dead
+        ]
 
     @contextlib.contextmanager
     def occupied(self, model: str) -> Iterator[None]:
@@ -82,6 +101,11 @@ class Server:
         else:
             self.error = None
 
+    def is_late(self) -> None:
+        """Give it nothing more to do until it answers: a frozen server keeps its connections."""
+        self.models = {}
+        self.error = f"{self.client.address}: no answer for {_PATIENCE:g} s"
+
     async def close(self) -> None:
         """Close its channel; who runs on it still is cut off."""
         self.models = {}
@@ -101,6 +125,9 @@ class Fleet:
         self._servers: dict[str, Server] = {}
         self._leaving: list[Server] = []  # forgotten, but something runs on them from here
         self._is_stale = True  # the table may have changed
+        # Set by a process that has a worker, which finds out by itself: called with each dead engine
+        # that another worker reports.
+        self.on_report: Callable[[Server, str, DeadEngine], None] | None = None
 
     def subscribe(self, listener: Listener) -> None:
         """Hear of changes of the table; before the listener runs."""
@@ -169,22 +196,41 @@ class Fleet:
         for server in self._servers.values():
             for entry in server.models.values():
                 if server.address.is_draining and entry.ready:
-                    entry = IndexEntry(entry.name, entry.version, False, "its server is drained")
+                    entry = replace(entry, ready=False, reason="its server is drained")
+                elif (dead := server.dead.get(entry.name)) is not None:
+                    entry = replace(entry, ready=False, reason=f"{dead} (server {server.name})")
                 known = best.get(entry.name)
                 if known is None or _rank(entry) > _rank(known):
                     best[entry.name] = entry
         return best
 
+    def report(self, dead: Mapping[tuple[str, str], DeadEngine]) -> None:
+        """Take over the dead engines that the workers report: by server and model."""
+        for server in self._servers.values():
+            reported = {model: one for (name, model), one in dead.items() if name == server.name}
+            if self.on_report is None:
+                server.dead = reported
+                continue
+            for model, one in reported.items():
+                self.on_report(server, model, one)
+
     async def refresh(self) -> None:
         """Ask every server; one that does not answer soon keeps nobody waiting."""
         if self._is_stale:
             await self._read()
-        expected = {one.ask(): one.error in (None, _NOT_ASKED) for one in self._servers.values()}
-        if expected:
-            await asyncio.wait(expected, timeout=_PATIENCE_WITH_THE_LOST)
-        late = [task for task, is_expected in expected.items() if is_expected and not task.done()]
+        asked = {one.ask(): one for one in self._servers.values()}
+        if asked:
+            await asyncio.wait(asked, timeout=_PATIENCE_WITH_THE_LOST)
+        late = {
+            task: server
+            for task, server in asked.items()
+            if server.error in (None, _NOT_ASKED) and not task.done()
+        }
         if late:
             await asyncio.wait(late, timeout=_PATIENCE)
+        for task, server in late.items():
+            if not task.done():
+                server.is_late()
         for server in [one for one in self._leaving if not one.running.total()]:
             self._leaving.remove(server)
             await server.close()

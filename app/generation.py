@@ -2,28 +2,37 @@
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 
 from app import telemetry, tracing
+from app.circuit_breaker import Answer, CircuitBreaker, Probe
 from app.errors import Failure, FailureCode
-from app.fleet import Fleet, Server
+from app.fleet import DeadEngine, Fleet, Server
 from app.job_queue import AttemptEnd, Claim, Outcome
 from app.model_registry import ModelRegistry
-from app.model_trust import ModelTrust
 from app.runner import Attempt, OnText, Place
 from app.triton_client import Delta
 from app.triton_errors import (
+    EngineDeadError,
+    EngineUnhealthyError,
     GenerationError,
     ModelDeadError,
     ModelFailedError,
     NotTakenError,
     RefusedError,
     StreamLostError,
+    UnclearError,
 )
 
+logger = logging.getLogger(__name__)
+
 _UNTRACED = contextlib.nullcontext()
-_PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
+# Shares of LLM_ENGINE_SILENCE_SECONDS: all streams of a model are silent for the first, then a probe
+# is not answered for the second. The rest is the time between two looks.
+_SILENT_SHARE = 0.4
+_PROBE_SHARE = 0.5
 
 
 class Generation(Attempt):
@@ -37,6 +46,8 @@ class Generation(Attempt):
     async def _work(self) -> tuple[Outcome, Failure | None]:
         try:
             await self._generate()
+        except UnclearError as error:
+            return self._judge(await self._backend.clarified(error, self.place))
         except GenerationError as error:
             return self._judge(error)
         if self.finish_reason is None:
@@ -55,14 +66,14 @@ class Generation(Attempt):
                         claim.model_name, claim.prompt, claim.parameters, self._hear, traceparent
                     )
             except ModelDeadError:
-                raise  # others hang there: who asked has to stop them
+                raise  # the other streams there hang: the worker stops them
             except NotTakenError as error:
                 if self.has_answered:  # it was taken: another's words must not follow its own
                     raise StreamLostError(str(error)) from error
                 _count(error, claim.model_name)
                 refusal = error
                 tried.add(server.name)
-                self._backend.doubt(self.place)
+                self._backend.record(error, self.place)
             else:
                 return
         raise refusal
@@ -82,6 +93,8 @@ class Generation(Attempt):
 
     def _hear(self, delta: Delta) -> None:
         self.heard_at = asyncio.get_running_loop().time()
+        if self.server is not None:
+            self.server.heard_at[self.claim.model_name] = self.heard_at
         self.has_answered = True
         if self.first_token_seconds is None and delta.text:
             self.first_token_seconds = self.heard_at - self.asked_at
@@ -101,7 +114,9 @@ class Generation(Attempt):
     def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
         """What an error of the stream means for the attempt."""
         if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
-            _count(error, self.claim.model_name)  # what a server did not take is counted by then
+            # What a server did not take is counted and recorded by then.
+            _count(error, self.claim.model_name)
+            self._backend.record(error, self.place)
         if isinstance(error, RefusedError):
             return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         if isinstance(error, ModelFailedError):
@@ -117,10 +132,21 @@ class Generation(Attempt):
 class TritonBackend:
     """Runs results on the servers that have their models ready, the least busy one first."""
 
-    def __init__(self, registry: ModelRegistry, fleet: Fleet) -> None:
+    def __init__(self, registry: ModelRegistry, fleet: Fleet, silence_seconds: float) -> None:
+        """`silence_seconds`: after which an engine that answers nothing is taken for dead."""
         self._registry = registry
         self._fleet = fleet
-        self._trust = ModelTrust()
+        self._silent_seconds = silence_seconds * _SILENT_SHARE
+        self._probe_seconds = silence_seconds * _PROBE_SHARE
+        self._breaker = CircuitBreaker(self._probe, self._on_circuit)
+        self._on_change: list[Callable[[], None]] = []
+        self._refreshes: set[asyncio.Task[None]] = set()
+        fleet.on_report = self._on_report
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        await self._breaker.close()
+        await asyncio.gather(*self._refreshes, return_exceptions=True)
 
     def ready(self) -> list[str]:
         """Names of the models that are ready now."""
@@ -129,48 +155,39 @@ class TritonBackend:
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call `handler` whenever models or servers became ready, or ceased to be."""
         self._registry.on_change(handler)
+        self._on_change.append(handler)
+
+    # --- where results go -----------------------------------------------------------------------
 
     def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
         """The free slots by model: each server's are shared between the models that it has ready."""
-        self._trust.learn(attempts)
         slots = Counter[str]()
         for server in self._fleet.servers:
             for model, count in _share(server, besides).items():
-                is_busy = server.running[model] > 0
-                place = _place(server, model)
-                slots[model] += self._trust.limit(place, count, is_busy=is_busy)
+                if self._breaker.allows(_place(server, model)):
+                    slots[model] += count
         for attempt in attempts:
             if isinstance(attempt, Generation) and attempt.server is None:  # about to choose one
                 slots[attempt.claim.model_name] -= 1
         return {model: count for model, count in slots.items() if count > 0}
 
     def choose(self, model: str, tried: Collection[str] = ()) -> Server | None:
-        """The server that takes a result now: one to be trusted, with the most room.
+        """The server that takes a result now: the one with the most room.
 
-        None where no other than those already tried has the model ready.
+        None where no other than those already tried has the model ready and answers.
         """
-        servers = [one for one in self._fleet.serving(model) if one.name not in tried]
-        return min(servers, key=lambda server: self._rank(server, model), default=None)
-
-    def _rank(self, server: Server, model: str) -> tuple[bool, float, str]:
-        place, is_busy = _place(server, model), server.running[model] > 0
-        is_doubtful = self._trust.limit(place, 1, is_busy=is_busy) == 0
-        return is_doubtful, server.running.total() / server.slots, server.name
+        servers = [
+            one
+            for one in self._fleet.serving(model)
+            if one.name not in tried and self._breaker.allows(_place(one, model))
+        ]
+        return min(
+            servers, key=lambda one: (one.running.total() / one.slots, one.name), default=None
+        )
 
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
         """The attempt of a claim, still to be run."""
         return Generation(claim, self, on_text)
-
-    def judge(self, attempt: Attempt, end: AttemptEnd) -> None:
-        """Learn from the end of an attempt where results are safe."""
-        self._trust.judge(attempt.place, end, is_only=self._is_only(attempt.place))
-
-    def doubt(self, place: Place) -> None:
-        """A result was not taken there."""
-        self._trust.doubt(place, is_only=self._is_only(place))
-
-    def _is_only(self, place: Place) -> bool:
-        return all(_place(one, place[-1]) == place for one in self._fleet.serving(place[-1]))
 
     def servers(self, attempts: Collection[Attempt]) -> Counter[str]:
         """How many of these attempts run on each server."""
@@ -180,19 +197,110 @@ class TritonBackend:
             if isinstance(attempt, Generation) and attempt.server is not None
         )
 
-    async def is_dead(self, place: Place) -> bool:
-        """Whether Triton itself says so; a model that is merely busy is given its time."""
+    # --- engines that die -----------------------------------------------------------------------
+
+    def judge(self, place: Place, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt there: one that completed shows that its engine works."""
+        if end.outcome is Outcome.COMPLETED:
+            self._breaker.succeeded(place)
+
+    def record(self, error: GenerationError, place: Place) -> None:
+        """Learn from an error of a stream there."""
+        if isinstance(error, ModelDeadError | EngineUnhealthyError | EngineDeadError):
+            self._breaker.open(place, _one_line(error))
+        elif isinstance(error, NotTakenError | StreamLostError):
+            is_only = all(_place(one, place[-1]) == place for one in self._fleet.serving(place[-1]))
+            self._breaker.suspect(place, is_only=is_only)
+
+    async def clarified(self, error: UnclearError, place: Place) -> GenerationError:
+        """The error itself where its engine answers a probe; else that of a dead engine."""
+        if (await self._breaker.ask(place)).answer is Answer.ANSWERED:
+            return error
+        return EngineDeadError(str(error))
+
+    def silent_places(self, attempts: Collection[Attempt]) -> list[Place]:
+        """The places that answered nothing for long although something runs there."""
+        asked: dict[Place, float] = {}
+        for attempt in attempts:
+            if isinstance(attempt, Generation) and attempt.server is not None:
+                asked[attempt.place] = min(
+                    attempt.asked_at, asked.get(attempt.place, attempt.asked_at)
+                )
+        return [place for place, first in asked.items() if self._is_silent(place, first)]
+
+    def _is_silent(self, place: Place, asked_at: float) -> bool:
         server = self._fleet.at(place[0])
         if server is None:
             return False
+        heard_at = max(asked_at, server.heard_at.get(place[-1], 0.0))
+        return asyncio.get_running_loop().time() - heard_at > self._silent_seconds
+
+    async def is_dead(self, place: Place) -> bool:
+        """Whether the engine there, which has been silent for long, answers no probe either."""
+        probe = await self._breaker.ask(place)
+        if probe.answer is Answer.SILENT:
+            self._breaker.open(place, probe.reason)
+        return probe.answer in (Answer.SILENT, Answer.FAILED)
+
+    def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
+        """The engines that are known to be dead: by model, then by server."""
+        found: dict[str, dict[str, DeadEngine]] = {}
+        for server in self._fleet.servers:
+            for model, dead in server.dead.items():
+                found.setdefault(model, {})[server.name] = dead
+        return found
+
+    async def _probe(self, place: Place) -> Probe:
+        """Generate one token."""
+        server, model = self._fleet.at(place[0]), place[-1]
+        if server is None:
+            return Probe(Answer.GONE)
+        loop, seconds = asyncio.get_running_loop(), self._probe_seconds
+        began = loop.time()
         try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                await server.client.run(place[-1], "a", {"max_tokens": 1}, lambda _: None)
-        except ModelDeadError:
-            return True
-        except (GenerationError, TimeoutError):
-            return False
-        return False
+            async with asyncio.timeout(seconds):
+                await server.client.run(model, "a", _PROBE_PARAMETERS, lambda _: None)
+        except TimeoutError:
+            if server.heard_at.get(model, 0.0) > began:
+                return Probe(Answer.ANSWERED)  # its streams are: it is full
+            # A connection that leads nowhere answers nothing either.
+            await server.client.reconnect()
+            return Probe(Answer.SILENT, f"no answer to one token within {seconds:g} s")
+        except RefusedError:
+            pass
+        except GenerationError as error:
+            is_dead = isinstance(error, ModelDeadError | EngineUnhealthyError | EngineDeadError)
+            is_away = isinstance(error, NotTakenError | StreamLostError) and not is_dead
+            return Probe(Answer.UNREACHED if is_away else Answer.FAILED, _one_line(error))
+        server.heard_at[model] = loop.time()
+        return Probe(Answer.ANSWERED)
+
+    def _on_circuit(self, place: Place) -> None:
+        """A circuit opened or closed: whoever looks at the server sees it."""
+        server, model, dead = self._fleet.at(place[0]), place[-1], self._breaker.dead(place)
+        if server is None:
+            return
+        extra = {"server": server.name, "model": model}
+        if dead is not None:
+            server.dead[model] = dead
+            logger.error(
+                "model %s on server %s: %s", model, server.name, dead,
+                extra=extra | {"action": "engine_dead"},
+            )  # fmt: skip
+        elif server.dead.pop(model, None) is not None:
+            logger.info(
+                "model %s on server %s answers again", model, server.name,
+                extra=extra | {"action": "engine_answers"},
+            )  # fmt: skip
+        for handler in self._on_change:
+            handler()
+        refresh = asyncio.create_task(self._registry.refresh(), name="refresh models")
+        self._refreshes.add(refresh)
+        refresh.add_done_callback(self._refreshes.discard)
+
+    def _on_report(self, server: Server, model: str, dead: DeadEngine) -> None:
+        """Another worker found an engine dead: ask before more work goes there."""
+        self._breaker.on_report(_place(server, model), dead.since)
 
 
 def _place(server: Server, model: str) -> Place:
@@ -214,8 +322,15 @@ def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
     return {name: share + (place < rest) for place, name in enumerate(models)}
 
 
+def _one_line(error: GenerationError) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+_PROBE_PARAMETERS = {"max_tokens": 1, "temperature": 0}
 _KINDS = (
     (ModelDeadError, "dead"),
+    (EngineUnhealthyError, "dead"),
+    (EngineDeadError, "dead"),
     (NotTakenError, "not_taken"),
     (StreamLostError, "lost"),
     (RefusedError, "refused"),

@@ -166,7 +166,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                 worker = Worker(
                     services.database,
                     services.queue,
-                    TritonBackend(services.registry, services.fleet),
+                    TritonBackend(
+                        services.registry, services.fleet, settings.engine_silence_seconds
+                    ),
                     services.listener,
                     services.hub,
                     settings,

@@ -18,7 +18,7 @@ from app.errors import (
     TritonUnavailableError,
     UnknownModelError,
 )
-from app.fleet import Fleet, Server
+from app.fleet import DeadEngine, Fleet, Server
 from app.prompt import PromptFormat, PromptFormats
 from app.settings import Settings
 from app.triton_client import IndexEntry
@@ -28,6 +28,16 @@ _MISS_REFRESH_SECONDS = 0.5
 _SERVED = """
 SELECT DISTINCT name FROM workers w, jsonb_object_keys(w.load) AS k(name)
 WHERE w.dead_at IS NULL AND w.lease_expires_at > now() AND starts_with(name, $1)
+"""
+# Reported by every worker that runs the model: one that has not found out yet runs results there.
+_DEAD = """
+SELECT s.key AS server, m.key AS model, min(s.value ->> 'since') AS since,
+  min(s.value ->> 'reason') AS reason
+FROM workers w, jsonb_each(w.load) AS m, jsonb_each(m.value -> 'dead') AS s
+WHERE w.dead_at IS NULL AND w.lease_expires_at > now()
+GROUP BY s.key, m.key HAVING count(*) = (
+  SELECT count(*) FROM workers o
+  WHERE o.dead_at IS NULL AND o.lease_expires_at > now() AND o.load ? m.key)
 """
 # What the clients of TGI send where a name must stand: text_generation, and huggingface_hub.
 _PLACEHOLDERS = {"tgi", "dummy"}
@@ -197,6 +207,7 @@ class ModelRegistry:
                 return
             before = self._readiness()
             await self._fleet.refresh()
+            await self._read_dead()
             entries = list(self._fleet.entries().values())
             await self._remember([entry for entry in entries if entry.ready])
             self._models = await self._merge(entries)
@@ -254,6 +265,22 @@ class ModelRegistry:
             return
         self._stored = {row["name"]: row["version"] for row in rows} | new
         self._seen_at = {row["name"]: row["first_seen_at"] for row in rows}
+
+    async def _read_dead(self) -> None:
+        try:
+            rows = await self._database.fetch(_DEAD)
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            return
+        self._fleet.report(
+            {
+                (row["server"], row["model"]): DeadEngine(
+                    datetime.fromisoformat(row["since"]), row["reason"]
+                )
+                for row in rows
+            }
+        )
 
     async def _read_served(self) -> None:
         try:

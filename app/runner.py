@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from app.errors import CANCELLED, DEADLINE_EXCEEDED, Failure
+from app.fleet import DeadEngine
 from app.job_queue import AttemptEnd, Chunk, Claim, Outcome
 from app.transcript import TokenLog, Transcript
 
@@ -182,11 +183,20 @@ class Backend(Protocol):
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
         """The attempt of a claim, still to be run."""
 
-    def judge(self, attempt: Attempt, end: AttemptEnd) -> None:
-        """Learn from the end of an attempt where results are safe."""
+    def judge(self, place: Place, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt there where results are safe."""
 
     def servers(self, attempts: Collection[Attempt]) -> Mapping[str, int]:
         """How many of these attempts run on each Triton server."""
 
+    def silent_places(self, attempts: Collection[Attempt]) -> list[Place]:
+        """The places that answered nothing for long although one of these attempts runs there."""
+
     async def is_dead(self, place: Place) -> bool:
         """Whether what runs there, which has been silent for long, is gone."""
+
+    def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
+        """The engines that are known to be dead: by model, then by server."""
+
+    async def close(self) -> None:
+        """End what runs in the background."""

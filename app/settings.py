@@ -127,6 +127,15 @@ class Settings(BaseSettings):
         le=60,
         description="How often each process asks Triton which models are ready.",
     )
+    engine_silence_seconds: float = Field(
+        30.0,
+        alias="LLM_ENGINE_SILENCE_SECONDS",
+        ge=1,
+        le=3600,
+        description="How long all results of a model on a server may be without a token, and a probe of one "
+        "token without an answer, until the engine counts as dead and its results run elsewhere. "
+        "Raise it where an engine needs longer to read one prompt.",
+    )
     model_repository: Path = Field(
         Path("models"),
         alias="LLM_MODEL_REPOSITORY",

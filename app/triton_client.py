@@ -25,6 +25,7 @@ from app.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.settings import split_address
 from app.triton_errors import (
     GenerationError,
+    ModelFailedError,
     NotTakenError,
     StreamLostError,
     to_model_error,
@@ -33,6 +34,7 @@ from app.triton_errors import (
 _CONTROL_TIMEOUT = 10.0  # seconds for calls that only ask
 _LOAD_TIMEOUT = 600.0  # seconds for a model to load or unload
 _CANCEL_SECONDS = 5.0  # for a model to end a stream that it was asked to end
+_LEAVE_SECONDS = 2 * _CANCEL_SECONDS  # for calls on a connection that is given up
 
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -189,6 +191,10 @@ class TritonClient:
         self._unheard: set[asyncio.Task[None]] = set()  # calls that nobody listens to any more
 
     async def __aenter__(self) -> "TritonClient":
+        self._connect()
+        return self
+
+    def _connect(self) -> None:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # The method takes a stream of requests. One message and the end of the stream look the
@@ -198,7 +204,18 @@ class TritonClient:
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
-        return self
+
+    async def reconnect(self) -> None:
+        """Use a new connection from now on; calls under way end on the old one.
+
+        A connection whose other end is gone without a word is found dead by its keepalive after five
+        minutes only.
+        """
+        old = self._channel
+        self._connect()
+        closing = asyncio.create_task(old.close(_LEAVE_SECONDS))
+        self._unheard.add(closing)
+        closing.add_done_callback(self._unheard.discard)
 
     async def __aexit__(
         self,
@@ -394,6 +411,10 @@ def _hear(response: Any, on_delta: Callable[[Delta], None], told: "asyncio.Futur
         return
     try:
         delta = read_response(response.infer_response)
+    except (ValueError, struct.error) as error:
+        told.set_exception(ModelFailedError(f"The model's response cannot be read: {error}."))
+        return
+    try:
         on_delta(delta)
     except Exception as error:  # noqa: BLE001 - a bug must reach its owner, and not end the reading
         told.set_exception(error)

@@ -57,7 +57,7 @@ class Worker:
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         listener.subscribe(ENDED, self._on_ended)
-        backend.on_change(self._wake.set)
+        backend.on_change(self._on_backend_change)
 
     def stop(self) -> None:
         """Stop claiming, let running results finish within the grace period, then hand back."""
@@ -66,8 +66,11 @@ class Worker:
 
     async def run(self) -> None:
         """Live under one id after another until stopped."""
-        while not self._stopping.is_set():
-            await self._live()
+        try:
+            while not self._stopping.is_set():
+                await self._live()
+        finally:
+            await self._backend.close()
 
     async def _live(self) -> None:
         if not await self._register():
@@ -225,6 +228,12 @@ class Worker:
             self._wake.set()
 
     # --- what others tell -----------------------------------------------------------------------
+
+    def _on_backend_change(self) -> None:
+        """A model became ready, or ceased to be: claim, and report it with a heartbeat."""
+        self._wake.set()
+        if self._queue.birthplace is self:
+            self._lease.hurry()
 
     def _load(self) -> Load:
         return self._attempts.load(self._lease.period)

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app import attempts, fleet, triton_client
+from app import attempts, fleet, generation, triton_client, triton_errors
 from app.embedded.triton import EmbeddedTriton
 from app.errors import UnknownModelError
 from app.settings import Settings, split_address
@@ -405,7 +405,7 @@ async def test_a_killed_server_fails_no_result(both: Service, second: MortalTrit
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that have been silent for a moment are asked whether they live."""
     monkeypatch.setattr(attempts, "_SILENCE_CHECK_SECONDS", 0.1)
-    monkeypatch.setattr(attempts, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(generation, "_SILENT_SHARE", 0.02)
     monkeypatch.setattr(triton_client, "_CANCEL_SECONDS", 0.5)
 
 
@@ -458,8 +458,9 @@ async def test_what_was_heard_of_one_server_is_never_another_ones_beginning(
     settings: Settings, second: MortalTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever Triton says in the middle of a text: it took the request, and the attempt counts."""
-    monkeypatch.setattr(triton_client, "_CODED", re.compile(r"(never): (.*)"))
-    monkeypatch.setattr(triton_client, "_NOT_SERVED", re.compile("the script failed"))
+    monkeypatch.setattr(triton_errors, "_CODED", re.compile(r"(never): (.*)"))
+    rule = (re.compile("the script failed").search, triton_errors.NotTakenError)
+    monkeypatch.setattr(triton_errors, "_RULES", [rule])
     twice = settings.model_copy(update={"max_attempts": 2})
     async with run_service(twice, with_worker=True) as service:
         await register(service, "second", grpc=second.address("grpc"))

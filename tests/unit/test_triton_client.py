@@ -20,6 +20,7 @@ from app.triton_errors import (
     NotTakenError,
     RefusedError,
     StreamLostError,
+    UnclearError,
     to_model_error,
 )
 
@@ -216,7 +217,7 @@ def test_logprobs_are_json_that_postgres_can_hold(given: str, kept: Any) -> None
          "Request for unknown model: 'm' is not found"),
         ("Request for unknown model: 'm' has no available versions", NotTakenError,
          "Request for unknown model: 'm' has no available versions"),
-        ("Error generating stream: boom\0", ModelFailedError, "Error generating stream: boom\ufffd"),
+        ("Error generating stream: boom\0", UnclearError, "Error generating stream: boom\ufffd"),
     ],
 )  # fmt: skip
 def test_what_a_models_error_means(message: str, kind: type[GenerationError], text: str) -> None:
