@@ -63,6 +63,10 @@ class Exposition:
         telemetry.show(telemetry.IN_FLIGHT, running)
         for model in models:
             _begin(model.name)
+        dead = Counter({model.name: 0 for model in models})
+        for server in self._fleet.servers:
+            dead.update(server.dead.keys())
+        telemetry.show(telemetry.ENGINES_DEAD, dead)
         telemetry.show(telemetry.MODEL_READY, {model.name: float(model.ready) for model in models})
         queued: dict[str, float] = {}
         at_work: dict[str, float] = {}

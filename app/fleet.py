@@ -71,6 +71,17 @@ class Server:
             if entry.ready and entry.name not in self.dead
         ]
 
+    def entries(self) -> list[IndexEntry]:
+        """Its models by name; one whose engine is dead is not ready, whatever Triton reports."""
+        return [self._entry(name) for name in sorted(self.models)]
+
+    def _entry(self, name: str) -> IndexEntry:
+        entry, dead = self.models[name], self.dead.get(name)
+        if dead is None:
+            return entry
+        reason = f"{dead} (server {self.name})"
+        return replace(entry, ready=False, reason=reason, engine_dead_since=dead.since)
+
     @contextlib.contextmanager
     def occupied(self, model: str) -> Iterator[None]:
         """A result of this model runs on it."""
@@ -103,8 +114,11 @@ class Server:
 
     def is_late(self) -> None:
         """Give it nothing more to do until it answers: a frozen server keeps its connections."""
-        self.models = {}
         self.error = f"{self.client.address}: no answer for {_PATIENCE:g} s"
+        self.models = {
+            name: replace(entry, ready=False, reason=self.error)
+            for name, entry in self.models.items()
+        }
 
     async def close(self) -> None:
         """Close its channel; who runs on it still is cut off."""
@@ -194,11 +208,9 @@ class Fleet:
         """
         best: dict[str, IndexEntry] = {}
         for server in self._servers.values():
-            for entry in server.models.values():
+            for entry in server.entries():
                 if server.address.is_draining and entry.ready:
                     entry = replace(entry, ready=False, reason="its server is drained")
-                elif (dead := server.dead.get(entry.name)) is not None:
-                    entry = replace(entry, ready=False, reason=f"{dead} (server {server.name})")
                 known = best.get(entry.name)
                 if known is None or _rank(entry) > _rank(known):
                     best[entry.name] = entry

@@ -275,6 +275,9 @@ QUEUE_OLDEST = _gauge("llm_queue_oldest_seconds", "Age of the oldest result that
 RUNNING = _gauge("llm_running", "Results that run, as the workers last told.", "model")
 WORKERS = _gauge("llm_workers", "Workers that renew their lease.", "kind")
 MODEL_READY = _gauge("llm_model_ready", "Whether some server has the model ready: 1 or 0.", "model")
+ENGINES_DEAD = _gauge(
+    "llm_engines_dead", "Servers on which the model's engine answers no probe.", "model"
+)
 
 
 def show(series: Series[Gauge], values: Mapping[str, float]) -> None:

@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
@@ -39,6 +40,8 @@ _LEAVE_SECONDS = 2 * _CANCEL_SECONDS  # for calls on a connection that is given 
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    # Else channels to one address share their connections, so that a new one might be an old one.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Also the time that one attempt to connect may take: a busy or distant server needs some.
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -69,6 +72,7 @@ class IndexEntry:
     version: int | None
     ready: bool
     reason: str
+    engine_dead_since: datetime | None = None  # found by probes, not by Triton
 
 
 def _input(name: str, datatype: str) -> pb.ModelInferRequest.InferInputTensor:

@@ -1,5 +1,6 @@
 """Triton servers' wire shapes."""
 
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -36,7 +37,10 @@ class ServedRead(BaseModel):
     name: str
     version: int | None
     ready: bool
-    reason: str | None = Field(description="Triton's words when it is not ready.")
+    reason: str | None = Field(description="Why it is not ready, mostly in Triton's words.")
+    engine_dead_since: datetime | None = Field(
+        description="Since when its engine answers nothing, although Triton may call it ready."
+    )
 
 
 class ServerRead(BaseModel):
@@ -75,7 +79,8 @@ def server_to_wire(server: Server, running: int) -> dict[str, Any]:
                 "version": entry.version,
                 "ready": entry.ready,
                 "reason": None if entry.ready else entry.reason,
+                "engine_dead_since": entry.engine_dead_since,
             }
-            for _, entry in sorted(server.models.items())
+            for entry in server.entries()
         ],
     }

@@ -59,24 +59,30 @@ class MortalTriton(EmbeddedTriton):
 
     def send_signal(self, number: signal.Signals) -> None:
         """Freeze or thaw the server and the model's process."""
-        assert self._process is not None
-        _signal_family(self._process.pid, number)
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def kill_engine(self) -> None:
         """Kill vLLM's engine process, which the model's own process has started."""
-        assert self._process is not None
-        family = processes.descendants(self._process.pid)
-        engines = [process for process in family if "EngineCore" in " ".join(process.cmdline())]
+        engines = [one for one in self.family() if "EngineCore" in " ".join(one.cmdline())]
         assert engines, "Triton runs no engine"
         processes.kill(engines)
 
     def kill_stub(self) -> None:
         """Kill the model's own process."""
-        assert self._process is not None
-        family = processes.descendants(self._process.pid)
-        stubs = [process for process in family if "stub" in "".join(process.cmdline()[:1])]
+        stubs = self.stubs()
         assert stubs, "Triton runs no stub"
         processes.kill(stubs)
+
+    def stubs(self) -> list[psutil.Process]:
+        """The models' own processes."""
+        return [one for one in self.family()[1:] if "stub" in "".join(one.cmdline()[:1])]
+
+    def family(self) -> list[psutil.Process]:
+        """The server and all processes below it."""
+        assert self._process is not None
+        return [psutil.Process(self._process.pid), *processes.descendants(self._process.pid)]
 
 
 class MortalPostgres(EmbeddedPostgres):

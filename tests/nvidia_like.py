@@ -1,0 +1,24 @@
+"""Servers with models that behave as NVIDIA's vLLM backend does; see tests/triton_models/nvidia_like."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+_LIKE_NVIDIA = Path(__file__).parent / "triton_models" / "nvidia_like"
+_SCRIPTED = ROOT / "triton" / "models" / "scripted"
+
+
+def nvidia_like(directory: Path, name: str = "nvidia", **parameters: str) -> Mapping[str, Path]:
+    """A repository entry of that name with `parameters` in its config.pbtxt."""
+    entry = directory / name
+    (entry / "1").mkdir(parents=True)
+    config = (_LIKE_NVIDIA / "config.pbtxt").read_text()
+    for key, value in parameters.items():
+        config += f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
+    (entry / "config.pbtxt").write_text(config)
+    shutil.copy(_LIKE_NVIDIA / "1" / "model.py", entry / "1")
+    shutil.copy(_SCRIPTED / "1" / "script.py", entry / "1")
+    shutil.copy(_SCRIPTED / "1" / "model.py", entry / "1" / "scripted.py")
+    return {name: entry}
