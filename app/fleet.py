@@ -104,7 +104,9 @@ class Server:
             self.models = {}
             detail = error.detail
             if self.client.address not in detail:
-                detail = f"{self.client.address}: {detail}. Is that Triton's gRPC port?"
+                detail = f"{self.client.address}: {detail}."
+            if self.client.address not in error.detail or "HTTP/2" in detail:
+                detail = f"{detail} Is that Triton's gRPC port?"
             if self.error != detail:
                 extra = {"action": "triton_away", "server": self.name}
                 logger.warning("server %s: %s", self.name, detail, extra=extra)

@@ -105,7 +105,11 @@ class Generation(Attempt):
             self.finish_reason = delta.finish_reason
             self.is_over = True
         if delta.logprobs is not None:
-            self.tokens.append(delta.logprobs)
+            try:
+                self.tokens.append(delta.logprobs)
+            except ValueError as error:
+                message = f"The model's log probabilities cannot be read: {error}."
+                raise ModelFailedError(message) from error
         if delta.model_version is not None:
             self.model_version = delta.model_version
         if delta.text:

@@ -57,6 +57,13 @@ _CODED = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL): (.*)", re.DOTALL)
 _GENERATING = re.compile(r"Error generating stream: ?(.*)", re.DOTALL)
 _SAMPLING_UNREADABLE = re.compile(r"'NoneType' object has no attribute 'lora_name'")
 
+_OTHER_TENSORS = re.compile(
+    r"unexpected inference (input|output) '|expected \d+ inputs but got \d+"
+)
+_OTHER_TENSORS_ADVICE = (
+    "The model lacks the tensors of Triton's vLLM backend (text_input, sampling_parameters, "
+    "text_output, ...): {}"
+)
 _UNREADABLE_ADVICE = (
     "The model's backend could not read the sampling parameters: a name is unknown to its vLLM, or a "
     "value is out of range. Triton's log names the parameter."
@@ -70,7 +77,6 @@ _MESSAGES: tuple[tuple[str, type[GenerationError]], ...] = (
     (r"unknown model|not at ready state|is not ready|no available versions", NotTakenError),
     (r"Cannot create tasks after shutdown has been requested", NotTakenError),
     (r"LoRA feature is not enabled|LoRA .{0,512} is not supported, we currently", RefusedError),
-    (r"unexpected inference (input|output) '|expected \d+ inputs but got \d+", RefusedError),
     (r"Request was cancelled", StreamLostError),
 )
 # Behind "Error generating stream: ". A message may quote the prompt, so that a pattern for a dead engine
@@ -113,6 +119,8 @@ def to_model_error(message: str) -> GenerationError:
         kinds = {"INVALID_ARG": RefusedError, "UNAVAILABLE": StreamLostError}
         return kinds.get(coded[1], ModelFailedError)(coded[2])
     generating = _GENERATING.match(message)
+    if _OTHER_TENSORS.search(message):
+        return RefusedError(_OTHER_TENSORS_ADVICE.format(message))
     if generating is None:
         return _first(_RULES, message, ModelFailedError)(message)
     if _SAMPLING_UNREADABLE.match(generating[1]):

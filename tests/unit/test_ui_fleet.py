@@ -14,7 +14,7 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 SERVER: dict[str, Any] = {
     "name": EVIL, "grpc": EVIL, "slots": 1, "state": "active", "registered": True, "healthy": False,
-    "error": EVIL, "running": 0, "models": [{"name": EVIL, "ready": False}],
+    "error": EVIL, "running": 0, "models": [{"name": EVIL, "ready": False, "engine_dead_since": None}],
 }  # fmt: skip
 
 
