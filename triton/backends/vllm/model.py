@@ -39,6 +39,9 @@ INPUTS = (
     ("return_num_output_tokens", "TYPE_BOOL", [1]),
     ("embedding_request", "TYPE_STRING", [1]),
     ("cancel_request_id", "TYPE_STRING", [1]),
+    ("return_token_ids", "TYPE_BOOL", [1]),
+    ("resume_token_ids", "TYPE_INT32", [-1]),
+    ("resume_text", "TYPE_STRING", [1]),
 )
 OUTPUTS = (
     ("text_output", "TYPE_STRING", [-1]),
@@ -47,6 +50,7 @@ OUTPUTS = (
     ("logprobs", "TYPE_STRING", [-1]),
     ("num_input_tokens", "TYPE_UINT32", [1]),
     ("num_output_tokens", "TYPE_UINT32", [-1]),
+    ("token_ids", "TYPE_INT32", [-1]),
 )
 
 
