@@ -34,7 +34,7 @@ NEUTRAL = {
     "extra_args": None,
     "trace_decode_token_ids": None,
 }
-# Tokens fed to the detokenizer before other requests get their turn: below a millisecond.
+# Tokens fed to the detokenizer before other requests get their turn: half a millisecond.
 REPLAY_TOKENS = 256
 
 
