@@ -1,7 +1,7 @@
 """Continuation of a lost generation by our vLLM backend, from the token ids of its output."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -109,7 +109,8 @@ async def test_a_greedy_answer_is_the_same_from_every_cut(vllm_triton: EmbeddedT
     [
         {"repetition_penalty": 1.2},
         {"seed": 7},  # without effect at temperature 0
-        {"stop_token_ids": [14], "include_stop_str_in_output": True},  # "."
+        {"stop_token_ids": [14]},  # "."
+        {"stop_token_ids": [14], "include_stop_str_in_output": True},
         {"logit_bias": {END: 100}, "min_tokens": 12, "ignore_eos": False},
         {"logit_bias": {END: 100}, "skip_special_tokens": False, "max_tokens": 8},
     ],
@@ -133,6 +134,10 @@ async def test_a_stop_string_across_the_cut_is_found(
     assert lost.text == whole[: whole.index(stop) + is_included * len(stop)]
     assert lost.responses[-1]["finish_reason"] == ["stop"]
     await check_every_cut(vllm_triton, lost)
+    # The engine is past the end before its tokens are looked at.
+    await check_every_cut(
+        vllm_triton, replace(lost, sampling=lost.sampling | {"stream_interval": 5})
+    )
     # Without the end in its budget the held-back text comes with the last token.
     lost = await run(vllm_triton, GREEDY | ending | {"max_tokens": len(lost.ids) - 1})
     assert lost.responses[-1]["finish_reason"] == ["length"]
