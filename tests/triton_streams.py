@@ -52,10 +52,14 @@ async def stream(address: str, request: pb.ModelInferRequest) -> AsyncIterator[d
     """The responses as lists by output name. Raises ModelError."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        error = ""
         async for response in stub.ModelStreamInfer(iter([request])):
-            if response.error_message:
-                raise ModelError(response.error_message)
-            yield _read(response.infer_response)
+            error = error or response.error_message
+            if not error:
+                yield _read(response.infer_response)
+        # Not before the call's end: a call that is cancelled then can keep its model from unloading.
+        if error:
+            raise ModelError(error)
 
 
 async def collect(address: str, request: pb.ModelInferRequest) -> list[dict[str, Any]]:
