@@ -15,7 +15,7 @@ RETURNS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
-_NUMBERS = {"FP32": "<f", "UINT32": "<I"}
+_NUMBERS = {"FP32": "<f", "INT32": "<i", "UINT32": "<I"}
 
 
 class ModelError(Exception):
@@ -30,18 +30,21 @@ def ask(
     request_id: str = "",
     **tensors: Any,
 ) -> pb.ModelInferRequest:
-    """A request; `tensors` are further inputs by name, each a bool or a string."""
+    """A request; `tensors` are further inputs by name, each a bool, a string or a list of INT32."""
     request = pb.ModelInferRequest(model_name=model, id=request_id)
-    given: dict[str, bool | str] = {"text_input": prompt, **tensors}
+    given: dict[str, bool | str | list[int]] = {"text_input": prompt, **tensors}
     given["sampling_parameters"] = json.dumps(sampling or {})
     for name, value in given.items():
-        datatype = "BOOL" if isinstance(value, bool) else "BYTES"
-        request.inputs.add(name=name, datatype=datatype, shape=[1])
         if isinstance(value, bool):
-            request.raw_input_contents.append(bytes([value]))
+            datatype, shape, content = "BOOL", 1, bytes([value])
+        elif isinstance(value, str):
+            encoded = value.encode()
+            datatype, shape = "BYTES", 1
+            content = struct.pack("<I", len(encoded)) + encoded
         else:
-            content = value.encode()
-            request.raw_input_contents.append(struct.pack("<I", len(content)) + content)
+            datatype, shape, content = "INT32", len(value), struct.pack(f"<{len(value)}i", *value)
+        request.inputs.add(name=name, datatype=datatype, shape=[shape])
+        request.raw_input_contents.append(content)
     return request
 
 
@@ -49,10 +52,14 @@ async def stream(address: str, request: pb.ModelInferRequest) -> AsyncIterator[d
     """The responses as lists by output name. Raises ModelError."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        error = ""
         async for response in stub.ModelStreamInfer(iter([request])):
-            if response.error_message:
-                raise ModelError(response.error_message)
-            yield _read(response.infer_response)
+            error = error or response.error_message
+            if not error:
+                yield _read(response.infer_response)
+        # Not before the call's end: a call that is cancelled then can keep its model from unloading.
+        if error:
+            raise ModelError(error)
 
 
 async def collect(address: str, request: pb.ModelInferRequest) -> list[dict[str, Any]]:

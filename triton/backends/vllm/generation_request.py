@@ -25,6 +25,7 @@ _RETURN_FLAGS = (
     "return_logprobs",
     "return_num_input_tokens",
     "return_num_output_tokens",
+    "return_token_ids",
 )
 # JSON has no infinity; vLLM's own server writes impossible tokens this way.
 _LEAST_LOGPROB = -9999.0
@@ -32,6 +33,14 @@ _LEAST_LOGPROB = -9999.0
 
 class RefusedError(ValueError):
     """The request itself is wrong; the message names the tensor or the parameter."""
+
+
+@dataclass
+class Resumed:
+    """What the client has of the lost generation that the request continues."""
+
+    token_ids: list[int]  # of the output, from its first token on
+    text: str
 
 
 @dataclass
@@ -45,6 +54,7 @@ class GenerationRequest:
     stream: bool
     echo: bool  # the prompt precedes the output
     wanted: frozenset[str]  # the return_* inputs that are true
+    resumed: Resumed | None
 
 
 def read_request(triton_request: Any) -> GenerationRequest:
@@ -53,14 +63,20 @@ def read_request(triton_request: Any) -> GenerationRequest:
     if "embedding_request" in inputs:
         raise RefusedError("embedding_request is not supported by this backend")
     stream = bool(inputs["stream"][0]) if "stream" in inputs else False
+    resumed = read_resumed(inputs)
     exclude = inputs.get("exclude_input_in_output")
     # NVIDIA's default: streams never echo the prompt, whole answers do.
-    echo = not (stream if exclude is None else bool(exclude[0]))
-    if stream and echo:
-        raise RefusedError("exclude_input_in_output cannot be false when stream is true")
+    only_new = stream or resumed is not None
+    echo = not (only_new if exclude is None else bool(exclude[0]))
+    if only_new and echo:
+        cause = "stream is true" if stream else "resume_token_ids is given"
+        raise RefusedError(f"exclude_input_in_output cannot be false when {cause}")
     encoded = inputs["sampling_parameters"][0] if "sampling_parameters" in inputs else b"{}"
     sampling, lora_name = read_sampling(encoded)
     sampling.output_kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    wanted = frozenset(name for name in _RETURN_FLAGS if name in inputs and inputs[name][0])
+    if "return_token_ids" in wanted and sampling.n > 1:
+        raise RefusedError(f"return_token_ids needs n=1, got n={sampling.n}")
     return GenerationRequest(
         prompt=decode("text_input", inputs["text_input"][0]),
         images=[read_image(encoded) for encoded in inputs.get("image", ())],
@@ -68,8 +84,17 @@ def read_request(triton_request: Any) -> GenerationRequest:
         lora_name=lora_name,
         stream=stream,
         echo=echo,
-        wanted=frozenset(name for name in _RETURN_FLAGS if name in inputs and inputs[name][0]),
+        wanted=wanted,
+        resumed=resumed,
     )
+
+
+def read_resumed(inputs: dict[str, Any]) -> Resumed | None:
+    ids = inputs.get("resume_token_ids")
+    text = decode("resume_text", inputs["resume_text"][0]) if "resume_text" in inputs else ""
+    if ids is None and text:
+        raise RefusedError("resume_token_ids is required with resume_text")
+    return None if ids is None else Resumed(ids.tolist(), text)
 
 
 def decode(name: str, encoded: bytes) -> str:
@@ -158,8 +183,15 @@ class ResponseBuilder:
                 self.cumulative[part.index] = part.cumulative_logprob
             if part.logprobs is not None and "return_logprobs" in self.request.wanted:
                 logprobs[part.index] = encode_logprobs(part)
+        tensors = [strings("text_output", texts), *self.returned(tokens, logprobs)]
+        if "return_token_ids" in self.request.wanted:
+            tensors.append(numbers("token_ids", list(output.outputs[0].token_ids), np.int32))
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def returned(self, tokens: list[int], logprobs: list[str]) -> list[Any]:
+        """The tensors that NVIDIA's return_* inputs ask for."""
         wanted = self.request.wanted
-        tensors = [strings("text_output", texts)]
+        tensors = []
         if "return_finish_reason" in wanted:
             tensors.append(strings("finish_reason", self.finish_reasons))
         if "return_cumulative_logprob" in wanted:
@@ -170,7 +202,7 @@ class ResponseBuilder:
             tensors.append(numbers("num_input_tokens", [self.input_tokens], np.uint32))
         if "return_num_output_tokens" in wanted:
             tensors.append(numbers("num_output_tokens", tokens, np.uint32))
-        return pb_utils.InferenceResponse(output_tensors=tensors)
+        return tensors
 
 
 def encode_logprobs(part: CompletionOutput) -> str:

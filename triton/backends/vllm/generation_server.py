@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import threading
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from continuation import continue_generation
 from engine_host import EngineHost
 from generation_request import (
     GenerationRequest,
@@ -17,6 +19,7 @@ from generation_request import (
 from server_metrics import ServerMetrics
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -126,9 +129,7 @@ class GenerationServer:
             if (name := request.lora_name) is not None:
                 lora = LoRARequest(name, self.lora_ids[name], self.host.lora_paths[name])
             request_id = f"{self.model_name}-{next(self.numbers)}"
-            outputs = self.host.engine.generate(
-                prompt, request.sampling, request_id, prompt_text=request.prompt, lora_request=lora
-            )
+            outputs = self.start_engine(request, prompt, request_id, lora)
             finished = False
             async for output in outputs:
                 before = builder.output_tokens
@@ -145,7 +146,21 @@ class GenerationServer:
                 await outputs.aclose()  # a cancelled one aborts in the engine
         return True
 
-    async def render(self, request: GenerationRequest) -> tuple[Any, int]:
+    def start_engine(
+        self,
+        request: GenerationRequest,
+        prompt: dict[str, Any],
+        request_id: str,
+        lora: LoRARequest | None,
+    ) -> AsyncGenerator[RequestOutput]:
+        engine = self.host.engine
+        if request.resumed is not None:
+            return continue_generation(engine, request, prompt, request_id, lora)
+        return engine.generate(
+            prompt, request.sampling, request_id, prompt_text=request.prompt, lora_request=lora
+        )
+
+    async def render(self, request: GenerationRequest) -> tuple[dict[str, Any], int]:
         """The tokenized prompt and its length; raises RefusedError when it does not fit."""
         prompt: dict[str, Any] = {"prompt": request.prompt}
         if request.images:

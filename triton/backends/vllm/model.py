@@ -12,6 +12,34 @@ NVIDIA's container. Its differences on purpose:
   it names. Cancelling the gRPC call works too, but races with the responses in Triton 2.51 and
   crashes the server about once in some thousand times.
 - With n > 1 every response of a stream has all n outputs, the unchanged ones empty.
+- The parameters ENABLE_VLLM_HEALTH_CHECK and REPORT_CUSTOM_METRICS in config.pbtxt have no effect:
+  the model is always unloaded after the engine's death, and always publishes metrics.
+
+Continuation. With `return_token_ids` each response has the ids of its new output tokens as
+`token_ids`. With these ids a later request continues a generation that was lost:
+
+- `resume_token_ids` has the ids of all output tokens so far, `resume_text` the text that the client
+  has received of them. All other inputs are those of the lost request: max_tokens and min_tokens
+  count the resumed tokens.
+- The responses have only what is new, in text, token_ids and num_output_tokens; num_input_tokens is
+  the length of the original prompt. The prompt is never echoed. When the resumed tokens already end
+  the generation, the answer is the rest of its text and the finish reason, without the engine.
+- Text, stop strings and characters of several tokens come out as in the undisturbed run. Greedy
+  output is the same as far as the engine's kernels for prompt and output agree: measured on the CPU
+  in float32 always, in bfloat16 except where logits are equal or neighbours.
+- A request that cannot be continued is refused with INVALID_ARG and a message that begins
+  `resume_token_ids`; the client then starts over. The reasons:
+
+    ids outside the vocabulary, more than max_tokens, or behind the end of the output
+    a resume_text with which the text of the ids does not begin
+    n above 1, image
+    logprobs, logprob_token_ids, prompt_logprobs, prompt_logprob_token_ids
+    structured_outputs, bad_words, presence_penalty, frequency_penalty (0 has no effect)
+    seed with a temperature above 0
+    thinking_token_budget, repetition_detection, extra_args, trace_decode_token_ids
+    an engine with logits_processors or watermark_config in model.json
+
+  repetition_penalty does not prevent it: it treats prompt and output alike.
 
 This module imports nothing heavy: Triton also loads it in a short-lived process that only
 completes the model's configuration.
@@ -39,6 +67,9 @@ INPUTS = (
     ("return_num_output_tokens", "TYPE_BOOL", [1]),
     ("embedding_request", "TYPE_STRING", [1]),
     ("cancel_request_id", "TYPE_STRING", [1]),
+    ("return_token_ids", "TYPE_BOOL", [1]),
+    ("resume_token_ids", "TYPE_INT32", [-1]),
+    ("resume_text", "TYPE_STRING", [1]),
 )
 OUTPUTS = (
     ("text_output", "TYPE_STRING", [-1]),
@@ -47,6 +78,7 @@ OUTPUTS = (
     ("logprobs", "TYPE_STRING", [-1]),
     ("num_input_tokens", "TYPE_UINT32", [1]),
     ("num_output_tokens", "TYPE_UINT32", [-1]),
+    ("token_ids", "TYPE_INT32", [-1]),
 )
 
 
