@@ -1,7 +1,6 @@
 """Servers with models that behave as NVIDIA's vLLM backend does; see tests/triton_models/nvidia_like."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -10,7 +9,7 @@ _LIKE_NVIDIA = Path(__file__).parent / "triton_models" / "nvidia_like"
 _SCRIPTED = ROOT / "triton" / "models" / "scripted"
 
 
-def nvidia_like(directory: Path, name: str = "nvidia", **parameters: str) -> Mapping[str, Path]:
+def nvidia_like(directory: Path, name: str = "nvidia", **parameters: str) -> dict[str, Path]:
     """A repository entry of that name with `parameters` in its config.pbtxt."""
     entry = directory / name
     (entry / "1").mkdir(parents=True)

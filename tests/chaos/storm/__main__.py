@@ -15,8 +15,8 @@ from tests.chaos.storm import report, storm
 from tests.chaos.storm.outcome import Options, Outcome
 
 _EPILOG = """\
-It raises PostgreSQL (durable), two tritonservers with the scripted model and one with vLLM, two APIs
-(one of them a worker too), two workers, and a TCP proxy on each way between them. Then a crowd of clients sends
+It raises PostgreSQL (durable), two tritonservers with the scripted model, one whose model fails as
+NVIDIA's vLLM backend does, and one with vLLM, two APIs (one of them a worker too), two workers, and a TCP proxy on each way between them. Then a crowd of clients sends
 requests of all dialects while processes are killed, stopped and frozen and networks are cut, refused,
 slowed and left half open. At the end everything that a client was told is held against the database:
 lost, doubled, stuck, wrong bytes, and the rest of docs/chaos.md. The status is 1 if anything is

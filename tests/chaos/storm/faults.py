@@ -15,6 +15,7 @@ _FAULTS = {
     "service": _PROCESS_FAULTS,
     "Triton": ("kill -9", "kill the model's process", "freeze"),
     "vLLM": ("kill -9", "kill the engine"),
+    "NVIDIA": ("kill -9", "kill the engine", "freeze"),
     "PostgreSQL": ("kill -9", "restart", "freeze"),
     "network": ("cut", "refuse", "delay", "half open"),
 }
@@ -86,6 +87,7 @@ class Saboteur:
     services: Mapping[str, Callable[[], Victim]]
     tritons: dict[str, Engine]
     vllm: dict[str, Engine]
+    nvidia: dict[str, Engine]
     postgres: Victim
     proxies: Mapping[str, FaultProxy]
     done: list[Fault] = field(default_factory=list)
@@ -95,7 +97,8 @@ class Saboteur:
     def parts(self) -> dict[str, str]:
         """Names of what may fail, each with its kind."""
         names = dict.fromkeys(self.services, "service") | dict.fromkeys(self.tritons, "Triton")
-        names |= dict.fromkeys(self.vllm, "vLLM") | {"PostgreSQL": "PostgreSQL"}
+        names |= dict.fromkeys(self.vllm, "vLLM") | dict.fromkeys(self.nvidia, "NVIDIA")
+        names |= {"PostgreSQL": "PostgreSQL"}
         return names | dict.fromkeys(self.proxies, "network")
 
     async def carry_out(self, faults: list[Fault], tell: Callable[[str], None]) -> None:
@@ -111,7 +114,7 @@ class Saboteur:
         try:
             if fault.part in self.proxies:
                 await self._disturb(self.proxies[fault.part], fault)
-            elif engine := (self.tritons | self.vllm).get(fault.part):
+            elif engine := (self.tritons | self.vllm | self.nvidia).get(fault.part):
                 await _hurt_engine(engine, fault)
             elif fault.part in self.services:
                 await _hurt(self.services[fault.part](), fault)

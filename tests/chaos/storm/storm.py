@@ -30,6 +30,7 @@ from tests.chaos.storm.orders import TEAMS, VLLM
 from tests.chaos.storm.outcome import Options, Outcome
 from tests.conftest import ROOT, SCRIPTED, TRITON_VENV
 from tests.integration.webhook_receiver import receiving
+from tests.nvidia_like import nvidia_like
 from tests.postgres import PostgresServer
 
 VLLM_MODELS = {VLLM: ROOT / "models" / "demo"}
@@ -45,6 +46,7 @@ _PATIENCE_SECONDS = 120.0  # for what is under way when the storm is over
 _LAST_SECONDS = 60.0  # for clients that were told to give up
 _TRITONS = 2
 _VLLM = "Triton with vLLM"
+_NVIDIA = "Triton like NVIDIA"
 
 
 async def run(directory: Path, options: Options, tell: Callable[[str], None]) -> Outcome:
@@ -73,9 +75,13 @@ async def run(directory: Path, options: Options, tell: Callable[[str], None]) ->
 async def _servers(
     directory: Path, options: Options
 ) -> AsyncIterator[tuple[MortalPostgres, dict[str, MortalTriton]]]:
-    """A durable PostgreSQL and two tritonservers, or three; each with the models of its name."""
+    """A durable PostgreSQL and three tritonservers, or four; each with the models of its name.
+
+    The third one fails as NVIDIA's vLLM backend does.
+    """
     postgres = MortalPostgres(directory / "postgres", directory / "postgres.log")
     names = {f"Triton {number}": SCRIPTED for number in range(1, _TRITONS + 1)}
+    names |= {_NVIDIA: nvidia_like(directory / "nvidia_models", "scripted")}
     names |= {_VLLM: VLLM_MODELS} if options.with_vllm else {}
     tritons = {}
     for name, models in names.items():
@@ -185,8 +191,9 @@ def _saboteur(
 ) -> Saboteur:
     return Saboteur(
         {name: lambda name=name: stack.parts[name] for name in stack.parts},  # type: ignore[misc]
-        {name: triton for name, triton in tritons.items() if name != _VLLM},
+        {name: triton for name, triton in tritons.items() if name not in (_VLLM, _NVIDIA)},
         {name: triton for name, triton in tritons.items() if name == _VLLM},
+        {name: triton for name, triton in tritons.items() if name == _NVIDIA},
         postgres,
         proxies,
     )
