@@ -124,7 +124,7 @@ def process_of(triton: EmbeddedTriton) -> psutil.Process:
     (pid,) = {
         connection.pid
         for connection in psutil.net_connections("tcp")
-        if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
+        if connection.status == psutil.CONN_LISTEN and tuple(connection.laddr)[1:] == (port,)
     }
     assert pid is not None
     return psutil.Process(pid)

@@ -49,7 +49,13 @@ class Supervised:
     def start_triton(self, *options: str, before: str = "") -> None:
         """Supervise a tritonserver with the scripted model; a shell runs `before` first."""
         work = self.folder / "work"
-        layout = ["sh", TRITON / "layout.sh", TRITON_VENV, TRITON / "backends", work]
+        layout: list[str | Path] = [
+            "sh",
+            TRITON / "layout.sh",
+            TRITON_VENV,
+            TRITON / "backends",
+            work,
+        ]
         subprocess.run(layout, check=True)
         (work / "models").mkdir()
         (work / "models" / "scripted").symlink_to(SCRIPTED["scripted"])

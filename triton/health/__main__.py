@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 
-from check import Server, check
+from check import Report, Server, check
 from family import keep
 from supervisor import Limits, Supervisor
 
@@ -38,7 +39,12 @@ def main() -> int:
         restarts=options.restarts,
         must_start=options.must_start,
     )
-    return Supervisor(options.command, lambda: check(server, options.min_ready), limits).run()
+
+    def new_check() -> Callable[[], Report]:
+        seen: dict[str, object] | None = {} if options.only_used else None
+        return lambda: check(server, options.min_ready, seen)
+
+    return Supervisor(options.command, new_check, limits).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,12 +67,18 @@ def _parser() -> argparse.ArgumentParser:
     _add(running, "--restarts", int, -1, "most restarts; -1: any number")
     running.add_argument("--must-start", action="store_true",
                          help="exit if the server ends before it was first healthy")  # fmt: skip
+    running.add_argument("--only-used", action="store_true",
+                         help="probe models that had requests since their last probe")  # fmt: skip
     running.add_argument("command", nargs="+", metavar="COMMAND", help="after --")
     return parser
 
 
 def _add(
-    parser: argparse.ArgumentParser, name: str, kind: object, default: object, text: str
+    parser: argparse.ArgumentParser,
+    name: str,
+    kind: Callable[[str], object],
+    default: object,
+    text: str,
 ) -> None:
     parser.add_argument(name, type=kind, default=default, help=f"{text} (default {default})")
 

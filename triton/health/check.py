@@ -29,6 +29,11 @@ REFUSALS = re.compile(
     r"^INVALID_ARG|does not support '\w+' request|Input prompt|prompt is too long"
 )
 _TOKENS = re.compile(r'^(vllm:\w+_total)\{[^}]*\bmodel="([^"]*)"[^}]*\} (\S+)', re.MULTILINE)
+_RUNNING = re.compile(
+    r"^(?:vllm:num_requests_\w+|nv_inference_pending_request_count)"
+    r'\{[^}]*\bmodel="([^"]*)"[^}]*\} (\S+)',
+    re.MULTILINE,
+)
 _AT_ONCE = 8  # models that are probed side by side
 _LONGEST_ANSWER = 16 * 1024 * 1024  # bytes
 _LONGEST_REASON = 300  # characters
@@ -89,18 +94,31 @@ class Server:
         vLLM's token counters where the backend reports them, as Triton counts each error of a
         decoupled model as a success; else the number of finished requests.
         """
-        try:
-            text = _exchange(self.metrics, _METRICS_SECONDS, "GET", "/metrics").decode()
-        except SilentError:  # metrics are switched off
-            text = ""
+        text = self._metrics()
         tokens = {name: float(value) for name, of, value in _TOKENS.findall(text) if of == model}
         if tokens:
             return tokens
+        return {version: counts[0] for version, counts in self._requests(model).items()}
+
+    def use(self, model: str) -> object:
+        """A value that stays equal while nobody uses the model; None while requests run."""
+        running = [value for of, value in _RUNNING.findall(self._metrics()) if of == model]
+        return None if any(map(float, running)) else self._requests(model)
+
+    def _metrics(self) -> str:
+        try:
+            return _exchange(self.metrics, _METRICS_SECONDS, "GET", "/metrics").decode()
+        except SilentError:  # metrics are switched off
+            return ""
+
+    def _requests(self, model: str) -> dict[str, tuple[int, int]]:
+        """Succeeded and failed requests, by version."""
         answer = self.ask("GET", f"/v2/models/{quote(model, safe='')}/stats")
-        return {
-            entry["version"]: entry["inference_stats"]["success"]["count"]
-            for entry in answer.get("model_stats", ())
-        }
+        found = {}
+        for entry in answer.get("model_stats", ()):
+            counts = entry["inference_stats"]
+            found[entry["version"]] = (counts["success"]["count"], counts["fail"]["count"])
+        return found
 
     def probe(self, model: str) -> str:
         """Generate one token; the reason if the model is ill, else an empty text."""
@@ -116,13 +134,17 @@ class Server:
         return "" if REFUSALS.search(error) else " ".join(error.split())[:_LONGEST_REASON]
 
 
-def check(server: Server, min_ready: int) -> Report:
-    """Probe every ready model. Fewer than `min_ready` ready models are a problem, too."""
+def check(server: Server, min_ready: int, seen: dict[str, object] | None = None) -> Report:
+    """Probe every ready model. Fewer than `min_ready` ready models are a problem, too.
+
+    `seen`: the use of each model after its last probe. A model without use since then is not probed,
+    as the probe would count as a request.
+    """
     report = Report()
 
     def probe(model: str) -> str:
         try:
-            reason = server.probe(model)
+            reason = server.probe(model) if seen is None else _probe_used(server, model, seen)
         except (SilentError, AnswerError) as error:
             reason = str(error)
         return f"model {model}: {reason}" if reason else ""
@@ -140,6 +162,17 @@ def check(server: Server, min_ready: int) -> Report:
     return report
 
 
+def _probe_used(server: Server, model: str, seen: dict[str, object]) -> str:
+    use = server.use(model)
+    if use is not None and seen.get(model) == use:
+        return ""
+    seen.pop(model, None)
+    reason = server.probe(model)
+    if not reason:
+        seen[model] = server.use(model)
+    return reason
+
+
 def _exchange(address: str, seconds: float, method: str, path: str, body: object = None) -> bytes:
     """One HTTP exchange; proxies of the environment do not apply."""
     host, _, port = address.rpartition(":")
@@ -151,6 +184,6 @@ def _exchange(address: str, seconds: float, method: str, path: str, body: object
     except TimeoutError as error:
         raise SilentError(f"{address} did not answer within {seconds:g} s") from error
     except (OSError, http.client.HTTPException) as error:
-        raise SilentError(f"{address} does not answer ({error or type(error).__name__})") from error
+        raise SilentError(f"{address} does not answer ({error!r:.100})") from error
     finally:
         connection.close()

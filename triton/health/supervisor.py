@@ -157,8 +157,11 @@ class Life:
 class Supervisor:
     """Runs lives of a server until it is asked to stop."""
 
-    def __init__(self, command: list[str], check: Callable[[], Report], limits: Limits) -> None:
-        self._command, self._check, self._limits = command, check, limits
+    def __init__(
+        self, command: list[str], new_check: Callable[[], Callable[[], Report]], limits: Limits
+    ) -> None:
+        """`new_check` returns the health check of one life."""
+        self._command, self._new_check, self._limits = command, new_check, limits
         self._is_stopping = False
 
     def run(self) -> int:
@@ -168,7 +171,7 @@ class Supervisor:
             signal.signal(number, self._stop)
         pause, restarts, was_healthy = _FIRST_PAUSE, 0, False
         while True:
-            life = Life(self._command, self._check, self._limits)
+            life = Life(self._command, self._new_check(), self._limits)
             reason = self._attend(life)
             status = self._end(life)
             if self._is_stopping:
@@ -183,8 +186,7 @@ class Supervisor:
             if life.healthy_at and time.monotonic() - life.healthy_at > _STEADY_SECONDS:
                 pause = _FIRST_PAUSE
             say(f"restart in {pause:g} s: {reason}")
-            self._sleep(pause)
-            if self._is_stopping:
+            if self._stops_within(pause):
                 return 0
             restarts += 1
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -213,10 +215,11 @@ class Supervisor:
                 say(f"killed, as it did not end within {self._limits.stop_seconds:g} s")
         return life.end()
 
-    def _sleep(self, seconds: float) -> None:
+    def _stops_within(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
         while not self._is_stopping and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
+        return self._is_stopping
 
 
 def say(text: str) -> None:
