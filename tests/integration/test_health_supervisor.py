@@ -212,7 +212,7 @@ async def test_a_server_that_never_starts(supervised: Supervised) -> None:
     supervised.start("--must-start", command=["sh", "-c", "echo no >&2; exit 7"])
     assert await asyncio.to_thread(supervised.wait) == 7
     assert supervised.lines == [
-        "not started again, as it was never healthy: it ended with status 7"
+        "not started again, as no model was ever ready: it ended with status 7"
     ]
     assert "no\n" in (supervised.folder / "log").read_text()
     supervised.start("--must-start", command=["/nonexistent/tritonserver"])

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(running, "--crash-seconds", _seconds, 5.0, "time to end after a crash was logged")
     _add(running, "--restarts", int, -1, "most restarts; -1: any number")
     running.add_argument("--must-start", action="store_true",
-                         help="exit if the server ends before it was first healthy")  # fmt: skip
+                         help="exit if the server ends before a model was ready")  # fmt: skip
     running.add_argument("--only-used", action="store_true",
                          help="probe models that had requests since their last probe")  # fmt: skip
     running.add_argument("command", nargs="+", metavar="COMMAND", help="after --")

@@ -34,6 +34,9 @@ _RUNNING = re.compile(
     r'\{[^}]*\bmodel="([^"]*)"[^}]*\} (\S+)',
     re.MULTILINE,
 )
+_FAILURES = re.compile(
+    r'^nv_inference_request_failure\{[^}]*\bmodel="([^"]*)"[^}]*\} (\S+)', re.MULTILINE
+)
 _AT_ONCE = 8  # models that are probed side by side
 _LONGEST_ANSWER = 16 * 1024 * 1024  # bytes
 _LONGEST_REASON = 300  # characters
@@ -50,9 +53,10 @@ class AnswerError(Exception):
 
 @dataclass
 class Report:
-    """Result of one check. `ready`: ready models that take text."""
+    """Result of one check. `ready`: ready models that take text; `is_ill`: one of them failed."""
 
     ready: int = 0
+    is_ill: bool = False
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -102,8 +106,12 @@ class Server:
 
     def use(self, model: str) -> object:
         """A value that stays equal while nobody uses the model; None while requests run."""
-        running = [value for of, value in _RUNNING.findall(self._metrics()) if of == model]
-        return None if any(map(float, running)) else self._requests(model)
+        metrics = self._metrics()
+        if any(float(value) for of, value in _RUNNING.findall(metrics) if of == model):
+            return None
+        # A request that killed its stub is counted here alone.
+        failures = [value for of, value in _FAILURES.findall(metrics) if of == model]
+        return self._requests(model), failures
 
     def _metrics(self) -> str:
         try:
@@ -158,7 +166,9 @@ def check(server: Server, min_ready: int, seen: dict[str, object] | None = None)
     if len(models) < min_ready:
         report.problems.append(f"{len(models)} models are ready, {min_ready} are required")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        report.problems += filter(None, pool.map(probe, models))
+        failures = list(filter(None, pool.map(probe, models)))
+    report.is_ill = bool(failures)
+    report.problems += failures
     return report
 
 

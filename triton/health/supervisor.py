@@ -1,7 +1,8 @@
 """Supervisor of one server: runs it, checks its health, starts it anew when it ended or is ill.
 
 Illness is the check's (check.py), a crash that the server logged without ending, or an engine whose
-backend unloaded its model. A server that starts is not judged: loading a large model takes minutes.
+backend unloaded its model. A server that starts may take its time, as large models load for minutes;
+a model that is ready and fails is ill from the beginning.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ UNLOADED = re.compile(
     rb"Engine is not healthy and model will be unloaded|the engine of model \S+ died: unloading it"
 )
 _POLL_SECONDS = 0.2
+_START_INTERVAL = 1.0  # most seconds between checks until the first healthy one
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _STEADY_SECONDS = 60.0  # so long in health starts the pauses anew
 _LONGEST_LINE = 4096  # bytes
@@ -81,6 +83,7 @@ class Life:
     def __init__(self, command: list[str], check: Callable[[], Report], limits: Limits) -> None:
         self.limits, self._check = limits, check
         self.began = time.monotonic()
+        self.was_up = False  # a model was ready
         self.healthy_at: float | None = None
         self.failures = 0
         self.output = Output()
@@ -112,10 +115,10 @@ class Life:
         if self.output.has_unloaded:
             return "an engine died, and its model was unloaded"
         reason = self._look(now)
-        if self.healthy_at is not None:
-            return reason if self.failures >= self.limits.failures else ""
+        if self.failures >= self.limits.failures:
+            return reason
         start_seconds = self.limits.start_seconds
-        if start_seconds and now - self.began > start_seconds:
+        if start_seconds and self.healthy_at is None and now - self.began > start_seconds:
             return f"it was not healthy {start_seconds:g} s after its start ({reason})"
         return ""
 
@@ -132,8 +135,11 @@ class Life:
         """Start a check when one is due and take over the result of the last one."""
         if self._checking is not None and not self._checking.is_alive():
             self._checking = None
-            self._next_check = now + self.limits.interval
+            interval = self.limits.interval
             self._count(self._report or Report(problems=["the health check broke"]))
+            if self.healthy_at is None:
+                interval = min(interval, _START_INTERVAL)
+            self._next_check = now + interval
         if self._checking is None and now >= self._next_check:
             self._checking = threading.Thread(target=self._run_check, daemon=True)
             self._checking.start()
@@ -143,9 +149,10 @@ class Life:
         self._report = self._check()
 
     def _count(self, report: Report) -> None:
+        self.was_up = self.was_up or report.ready > 0
         if report.reason:
-            self.failures += 1
-            if self.healthy_at is not None:
+            if self.healthy_at is not None or report.is_ill:
+                self.failures += 1
                 say(f"unhealthy ({self.failures} of {self.limits.failures}): {report.reason}")
             return
         self.failures = 0
@@ -169,16 +176,16 @@ class Supervisor:
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
-        pause, restarts, was_healthy = _FIRST_PAUSE, 0, False
+        pause, restarts, was_up = _FIRST_PAUSE, 0, False
         while True:
             life = Life(self._command, self._new_check(), self._limits)
             reason = self._attend(life)
             status = self._end(life)
             if self._is_stopping:
                 return status
-            was_healthy = was_healthy or life.healthy_at is not None
-            if self._limits.must_start and not was_healthy:
-                say(f"not started again, as it was never healthy: {reason}")
+            was_up = was_up or life.was_up
+            if self._limits.must_start and not was_up:
+                say(f"not started again, as no model was ever ready: {reason}")
                 return status or 1
             if restarts == self._limits.restarts:
                 say(f"not started again after {restarts} restarts: {reason}")
