@@ -276,3 +276,40 @@ def test_wrong_addresses_are_refused(address: str) -> None:
     )
     assert ended.returncode == 2
     assert f"argument --http: {address!r} is not HOST:PORT" in ended.stderr
+
+
+USE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from check import Server, check
+server, seen = Server(*sys.argv[2:4], 10.0), {}
+for _ in sys.stdin:  # a check for each line
+    assert not check(server, 1, seen).problems
+    print(server.ask("GET", "/v2/models/scripted/stats")["model_stats"][0]["inference_count"], flush=True)
+"""
+
+
+async def test_an_unused_model_is_probed_once(triton: EmbeddedTriton) -> None:
+    """As `--only-used` has it: probes are requests, and would keep an idle launch alive."""
+    addresses = [triton.address("http"), triton.address("metrics")]
+    checker = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-c", USE, str(ROOT / "triton" / "health"), *addresses,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+    async def count() -> int:
+        assert checker.stdin is not None
+        assert checker.stdout is not None
+        checker.stdin.write(b"\n")
+        return int(await checker.stdout.readline())
+
+    async with asyncio.timeout(60):
+        first, second = await count(), await count()
+        async with TritonClient(triton.address("grpc")) as client:
+            await generate(client, "scripted", "{{text=one}}")
+        third, fourth = await count(), await count()
+        checker.terminate()
+        await checker.wait()
+    assert second == first
+    assert third == second + 2  # the request and a probe
+    assert fourth == third
