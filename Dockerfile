@@ -19,6 +19,8 @@ COPY --from=environment /venv /venv
 COPY db db
 COPY app app
 COPY docs/errors.md docs/errors.md
+# Goes along with launches.
+COPY triton/health triton/health
 # The root file system is mounted read-only: byte code is made here or never.
 RUN python -m compileall -q app db
 USER 10001:10001

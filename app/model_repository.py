@@ -16,6 +16,8 @@ CONFIG = """backend: "vllm"
 max_batch_size: 0
 model_transaction_policy { decoupled: True }
 instance_group [ { count: 1 kind: KIND_MODEL } ]
+parameters: { key: "ENABLE_VLLM_HEALTH_CHECK" value: { string_value: "true" } }
+parameters: { key: "REPORT_CUSTOM_METRICS" value: { string_value: "true" } }
 """
 
 # A context longer than this costs more key-value cache than a demonstration needs.

@@ -342,10 +342,13 @@ class TritonClient:
         return answer.config
 
     async def request_count(self, model: str) -> int:
-        """Requests that the model has had since it was loaded, refused ones among them."""
+        """Requests that the model has had since it was loaded, refused and failed ones included."""
         message = pb.ModelStatisticsRequest(name=model)
         answer = await self._ask(self._stub.ModelStatistics, message)
-        return sum(statistics.inference_count for statistics in answer.model_stats)
+        return sum(
+            statistics.inference_count + statistics.inference_stats.fail.count
+            for statistics in answer.model_stats
+        )
 
     async def is_live(self) -> bool:
         """Whether the server answers at all."""

@@ -24,6 +24,7 @@ from nvidia_triton.vast import PROGRAM, Instance, clean
 
 CONNECT_SECONDS = 15
 _SCRIPT = Path(__file__).with_name("instance.sh")
+_HEALTH = Path(__file__).absolute().parent.parent / "triton" / "health"
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _OPTIONS = f"""\
     User root
@@ -81,7 +82,9 @@ class Remote:
         _exec([*_SSH, "-o", "BatchMode=no", "--", "instance"])
 
     def start_triton(self, definition: Definition) -> None:
-        """Start the server, unless it runs."""
+        """Bring the supervisor there and start the server under it, unless it runs."""
+        list(self._lines(["prepare", definition.model_dir]))
+        self._upload(_HEALTH, f"{definition.model_dir}.health/", [])
         ports = (
             definition.triton_http_port,
             definition.triton_grpc_port,
@@ -139,13 +142,16 @@ class Remote:
         return bool(self._rsync(definition, name, live, ["--dry-run", "--itemize-changes"]).strip())
 
     def _rsync(self, definition: Definition, name: str, target: str, options: Sequence[str]) -> str:
+        return self._upload(definition.models / name, target, options)
+
+    def _upload(self, folder: Path, target: str, options: Sequence[str]) -> str:
         # Times of folders say nothing about models; times of files tell which are the same.
         command = [
             "rsync", "--recursive", "--times", "--omit-dir-times", "--copy-links", "--delete",
             "--partial", "--protect-args", "--chmod=D755,F644",
             "--exclude=.*", "--exclude=__pycache__", "--exclude=*.pyc",
             *options, "--rsh=ssh -F ssh_config",
-            "--", f"{definition.models / name}/", f"instance:{target}",
+            "--", f"{folder}/", f"instance:{target}",
         ]  # fmt: skip
         return self._run(command, show="--info=progress2" in options)
 

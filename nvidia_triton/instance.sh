@@ -4,7 +4,8 @@
 #   sh -s -- COMMAND MODELS [ARGUMENT...]
 #
 # MODELS is the repository that Triton looks at. Beside it are its log (logs.log), MODELS.deployed with
-# the models' versions, and MODELS.server with the server's process. Ends with 1 and one line on
+# the models' versions, MODELS.health with the supervisor (triton/health), and MODELS.server with the
+# supervisor's process. Ends with 1 and one line on
 # standard error when something is missing.
 set -eu
 
@@ -44,16 +45,20 @@ start() {
     PATH=$PATH:/opt/tritonserver/bin
     export PATH
     command -v "$program" > /dev/null || fail "there is no $program: is it the image of tritonserver?"
+    command -v python3 > /dev/null || fail "there is no python3, which the supervisor needs"
     mkdir -p "$models"
     cd "$home" # paths in model.json are relative to it
     if [ "$(stat -c %s "$log" 2>/dev/null || echo 0)" -gt 50000000 ]; then mv -f "$log" "$log.old"; fi
     rm -f "$run/process"
-    set -- "$program" --model-repository="$models" \
+    # The supervisor restarts a server that ended, or whose engine is dead behind a ready model.
+    set -- python3 "$models.health" run --must-start \
+        --http "127.0.0.1:$http" --metrics "127.0.0.1:$metrics" -- \
+        "$program" --model-repository="$models" \
         --model-control-mode=poll --repository-poll-secs=5 --exit-on-error=false \
         --http-address=127.0.0.1 --http-port="$http" \
         --grpc-address=127.0.0.1 --grpc-port="$grpc" \
         --metrics-address=127.0.0.1 --metrics-port="$metrics"
-    # The shell that notes its process becomes the server. It keeps its standard input: tmux ends a
+    # The shell that notes its process becomes the supervisor. It keeps its standard input: tmux ends a
     # session whose terminal nobody holds.
     # shellcheck disable=SC2016 # expanded by that shell
     set -- sh -c 'run=$1 log=$2 path=$3
@@ -64,7 +69,7 @@ start() {
         # Triton starts its Python models by bash, which reads ~/.bashrc where it sees SSH_CLIENT: what
         # that puts in PATH may be another Python than the server needs.
         unset SSH_CLIENT SSH2_CLIENT SSH_CONNECTION SSH_TTY
-        echo "--- $(date -u +%FT%TZ) $1 starts"
+        echo "--- $(date -u +%FT%TZ) tritonserver starts"
         echo "$$ $(sed -n "s/^.*) //p" /proc/$$/stat | cut -d " " -f 20)" > "$run/process.new"
         mv "$run/process.new" "$run/process"
         exec "$@"' tritonserver "$run" "$log" "$PATH" "$@"
@@ -84,8 +89,9 @@ wait_for_start() {
     done
     # A wrong option or a taken port ends it soon.
     for _ in 1 2 3 4 5 6 7 8 9 10; do
-        pid=$(server) || fail "tritonserver ended at once: $(tail -n 1 "$log")"
-        sleep 0.1
+        pid=$(server) ||
+            fail "tritonserver ended at once: $(grep -v "Z supervisor: " "$log" | tail -n 1)"
+        sleep 0.2
     done
     echo "tritonserver runs (process $pid), its log is $log."
 }
@@ -105,7 +111,7 @@ stop() {
         fifths=$((fifths + 1))
         if [ $((fifths % 50)) -eq 0 ]; then echo "It unloads its models, $((fifths / 5)) s."; fi
     done
-    # It leads the group of its models' processes: whatever is left of them ends, too.
+    # What the supervisor started ends with it.
     kill -KILL -- "-$pid" 2> /dev/null || true
     rm -f "$run/process"
     echo "tritonserver has ended."

@@ -8,7 +8,7 @@ worker that dies is replaced when its lease is over, and finds the job by the la
     pending     the job waits; `reason` says for what
     starting    it runs, and its server is not ready yet
     healthy     the server answers, and is registered: results are routed to it
-    unhealthy   the job runs, and its server does not answer
+    unhealthy   the job runs, and its server does not answer, or its engine is dead
     stopping    the server is drained, the job ended, and what it left removed
     stopped, timeout, failed
 """
@@ -23,13 +23,8 @@ from itertools import islice, takewhile
 from uuid import UUID, uuid4
 
 from app.database import Database, is_passing
-from app.errors import (
-    ConflictError,
-    DatabaseUnavailableError,
-    NotFoundError,
-    TritonError,
-    TritonUnavailableError,
-)
+from app.errors import ConflictError, DatabaseUnavailableError, NotFoundError
+from app.launches import engine_probe
 from app.launches.directory import Directory, Published
 from app.launches.hosts import HostError, Hosts
 from app.launches.jobs import End, Job, Phase, Provider, RefusedError
@@ -41,7 +36,6 @@ from app.launches.tunnels import TunnelError, Tunnels
 from app.listener import LAUNCHES, Listener
 from app.server_store import ServerAddress, ServerStore
 from app.settings import Settings
-from app.triton_client import TritonClient
 from app.waiting import is_set_within
 
 logger = logging.getLogger(__name__)
@@ -59,6 +53,7 @@ _END_STATES: dict[End, EndState] = {
     End.TIMEOUT: "timeout",
     End.FAILED: "failed",
 }
+_NO_COUNT = -1  # of requests: differs from each
 _TERMINATED = 128 + 15  # as a shell tells SIGTERM
 _LAST_LINES, _LAST_CHARACTERS = 4, 600
 _ERROR, _TRACE, _LONGEST_TRACE = "error: ", "At:", 100
@@ -248,12 +243,46 @@ class Follower:
             # Stored before it is registered: whoever ends the launch knows what to remove.
             state = "starting" if launch.healthy_at is None else launch.state
             return replace(found, state=state, pause=0)
-        requests = await _probe(address["grpc"], launch.spec.served_name)
-        if requests is None:
+        return await self._judge(launch, profile, found)
+
+    async def _judge(self, launch: Launch, profile: Profile, found: Step) -> Step:
+        """The server can be reached: look at its model, and reload one whose engine is dead."""
+        assert found.address is not None
+        grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
+        is_doubtful = (
+            launch.healthy_at is None or engine_probe.dead_since(launch.reason) is not None
+        )
+        finding = await engine_probe.look(
+            grpc, model, _NO_COUNT if is_doubtful else launch.requests,
+            None if profile.is_supervised and not is_doubtful else seconds,
+        )  # fmt: skip
+        if finding.requests is None:
             return self._not_ready(launch, found, "the server does not answer")
-        return await self._healthy(launch, profile, replace(found, requests=requests))
+        found = replace(found, requests=finding.requests)
+        if not finding.error:
+            return await self._healthy(launch, profile, found, is_used=finding.is_used)
+        reason = engine_probe.dead_reason(finding.error, launch.now, launch.reason)
+        step = self._dead(launch, found, reason)
+        if step.state == "unhealthy" and not profile.is_supervised:
+            logger.warning("launch %s: %s; reloading the model", launch.name, reason)
+            await engine_probe.reload(grpc, model, seconds)
+        return step
+
+    def _dead(self, launch: Launch, found: Step, reason: str) -> Step:
+        """A dead engine is reloaded or restarted; its job is ended if that does not help."""
+        minutes = launch.spec.start_minutes
+        if not _has_passed(launch.now, engine_probe.dead_since(reason), minutes):
+            return replace(found, state="unhealthy", pause=self._poll, reason=reason)
+        profile = self._profiles[launch.profile]
+        advice = "" if profile.is_supervised else (
+            f"; `supervise = true` in the profile {profile.name!r} has its job restart the server"
+        )  # fmt: skip
+        reason = f"{reason}. It did not recover within {minutes:g} minutes: launch it again{advice}"
+        return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
     def _not_ready(self, launch: Launch, found: Step, reason: str) -> Step:
+        if engine_probe.dead_since(launch.reason) is not None:
+            return self._dead(launch, found, launch.reason)
         if launch.healthy_at is not None:
             return replace(found, state="unhealthy", pause=self._poll, reason=reason)
         minutes = launch.spec.start_minutes
@@ -264,7 +293,9 @@ class Follower:
             reason = f"{reason}. The job's last words: {last}"
         return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
-    async def _healthy(self, launch: Launch, profile: Profile, found: Step) -> Step:
+    async def _healthy(
+        self, launch: Launch, profile: Profile, found: Step, *, is_used: bool
+    ) -> Step:
         """The model is ready: its server is registered, and stopped when nobody has used it."""
         assert found.address is not None
         try:
@@ -275,7 +306,7 @@ class Follower:
             )
         is_used = (
             launch.healthy_at is None
-            or found.requests != launch.requests
+            or is_used
             or (await self._servers.running()).get(launch.name, 0) > 0
         )
         idle = launch.spec.idle_minutes
@@ -360,17 +391,6 @@ class Follower:
     def _follower_of(self, launch: Launch) -> UUID | None:
         """Us, where the launch needs a tunnel, which is a process's own."""
         return None if self._profiles[launch.profile].host is None else self._id
-
-
-async def _probe(address: str, model: str) -> int | None:
-    """How many requests the model has had; None if it is not ready."""
-    async with TritonClient(address) as client:
-        try:
-            if any(entry.name == model and entry.ready for entry in await client.index()):
-                return await client.request_count(model)
-        except (TritonError, TritonUnavailableError, NotFoundError):
-            pass
-    return None
 
 
 def job_by_its_file(launch: Launch, status: int, seconds: int) -> Job:

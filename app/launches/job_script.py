@@ -8,6 +8,8 @@ ends at once: no job lives on that nobody follows. The script writes there:
     running    a folder: a second job of the launch ends at once
     exit       its exit status and how many seconds it ran, when it ends
 
+Beside it lies health/, the supervisor that runs Triton (triton/health), where the profile has one.
+
 Every value fits a pattern (`patterns`), and is quoted all the same.
 """
 
@@ -15,7 +17,7 @@ import io
 import shlex
 import tarfile
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +30,7 @@ from app.model_repository import CONFIG
 LAUNCH_VARIABLE = "LAUNCH_ID"  # in the environment of every process of a launch
 # Below Linux's range for outgoing connections.
 _FIRST_PORT, _PORTS = 20_000, 12_000
+_HEALTH = Path(__file__).parents[2] / "triton" / "health"
 
 _SCRIPT = r"""umask 077
 directory={directory}
@@ -54,6 +57,8 @@ free_port() {{
 }}
 grpc=$(free_port) http=$(free_port) metrics=$(free_port)
 node=${{SLURMD_NODENAME:-127.0.0.1}}
+# For the health check.
+export TRITON_HTTP_SERVICE={listen}:"$http" TRITON_METRICS_SERVICE={listen}:"$metrics"
 
 {environment}
 {prepare}
@@ -162,9 +167,11 @@ def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPla
     """What Triton's own options are added to; its working directory is the launch's."""
     if profile.runtime == "embedded":
         assert profile.venv is not None
-        return ["sh", f"{profile.triton}/serve.sh", profile.venv, directory]
+        serve = ["sh", f"{profile.triton}/serve.sh", profile.venv, directory]
+        return [*_supervisor(profile, directory, f"{profile.venv}/bin/python"), *serve]
+    command = [*_supervisor(profile, directory, "python3"), *profile.command]
     if profile.runtime == "plain":
-        return list(profile.command)
+        return command
     assert profile.image is not None
     binds = [f"{directory}:{directory}"]
     if profile.cache is not None:
@@ -174,7 +181,17 @@ def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPla
     words = ["apptainer", "exec", *(["--nv"] if spec.gpus else []), "--pwd", directory]
     for bind in binds:
         words += ["--bind", bind]
-    return [*words, profile.image, *profile.command]
+    return [*words, profile.image, *command]
+
+
+def _supervisor(profile: Profile, directory: str, python: str) -> list[str]:
+    """What runs Triton and restarts it when it is ill; a server that never started ends the job.
+
+    It probes a model only after its use: a probe is a request, and an idle server is to be stopped.
+    """
+    if not profile.is_supervised:
+        return []
+    return [python, f"{directory}/health", "run", "--must-start", "--only-used", "--"]
 
 
 def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
@@ -205,6 +222,9 @@ def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace) -> bytes:
             archive.addfile(member, io.BytesIO(content))
 
         add("job.sh", script.encode())
+        add("health", kind=tarfile.DIRTYPE)
+        for file in sorted(_HEALTH.glob("*.py")):
+            add(f"health/{file.name}", file.read_bytes())
         add("repository", kind=tarfile.DIRTYPE)
         entry = f"repository/{spec.served_name}"
         if place.is_entry:

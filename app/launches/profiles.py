@@ -105,6 +105,7 @@ class Profile(BaseModel):
     command: tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...] = ("tritonserver",)
     venv: PlainPath | None = None  # embedded
     triton: PlainPath | None = None  # embedded: this repository's folder of that name
+    supervise: bool | None = None  # restart a dead server in its job; see is_supervised
     # --- what may run
     trust_remote_code: bool = False
     triton_entries: bool = False
@@ -115,6 +116,11 @@ class Profile(BaseModel):
     slots: Annotated[int, Field(ge=1, le=10_000)] | None = None
     start_minutes: Annotated[float, Field(gt=0, le=1440)] = 30
     idle_minutes: Annotated[float, Field(ge=0, le=100_000)] = 30
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether jobs run Triton under triton/health, which needs Python 3.9 where Triton runs."""
+        return self.runtime != "plain" if self.supervise is None else self.supervise
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -219,3 +219,24 @@ def test_prometheus_reaches_each_process_inside_the_network(
     assert "api" in settings.allowed_hosts
     shared = [set(SERVICES[name].get("networks", {"default": {}})) for name in ("api", "worker")]
     assert all("default" in networks for networks in shared)
+
+
+@pytest.mark.parametrize("name", ["triton-cpu", "triton-gpu"])
+def test_a_triton_is_checked_by_a_generation_and_supervised(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"] == ["CMD", "python3", "/opt/llm/health", "check"]
+    if name == "triton-gpu":  # NVIDIA's image
+        assert "./triton/health:/opt/llm/health:ro" in service["volumes"]
+        command = service["command"]
+    else:
+        dockerfile = (ROOT / "triton" / "Dockerfile").read_text()
+        assert "\nCOPY health /opt/llm/health\n" in dockerfile
+        assert 'ENTRYPOINT ["/opt/llm/entrypoint.sh"]' in dockerfile
+        (start,) = re.findall(
+            r"(?m)^exec (.*?[^\\])$", (ROOT / "triton" / "entrypoint.sh").read_text(), re.DOTALL
+        )
+        command = start.replace("\\\n", " ").split()
+    assert command[:3] == ["python3", "/opt/llm/health", "run"]
+    assert "--" in command
+    # The container's end leaves the supervisor time for an orderly one.
+    assert int(service["stop_grace_period"].removesuffix("s")) > 35

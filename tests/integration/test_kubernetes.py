@@ -161,3 +161,20 @@ def test_prometheus_alone_reaches_the_metrics_of_api_and_workers() -> None:
     text = (ROOT / "docs" / "kubernetes.md").read_text()
     assert all(f"{one}-metrics.llm" in text for one in ("llm-api", "llm-worker"))
     assert f"port: {settings.metrics_port}" in text
+
+
+def test_triton_is_alive_while_it_generates() -> None:
+    (pod,) = [pod for name, pod in pods() if name == "Deployment triton"]
+    (container,) = pod["spec"]["containers"]
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["exec"]["command"] == ["python3", "/opt/llm/health", "check"]
+        # A frozen server costs `check` its time limit of 10 s, and a hanging model another one.
+        assert container[probe]["timeoutSeconds"] >= 30
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "health"]
+    assert mount == {"name": "health", "mountPath": "/opt/llm/health", "readOnly": True}
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "health"]
+    made = re.findall(
+        r"(?m)^kubectl create configmap (\S+) --from-file=(\S+)$",
+        (ROOT / "docs" / "kubernetes.md").read_text(),
+    )
+    assert made == [(volume["configMap"]["name"], "triton/health")]

@@ -23,6 +23,8 @@ import pytest
 import yaml
 
 from app.embedded.processes import free_port
+from app.triton_client import TritonClient
+from app.triton_errors import GenerationError
 from tests.conftest import ROOT, SCRIPTED, TRITON_VENV, Service
 from tests.integration.support import fresh_database, read, serve, until
 from tests.integration.vast_stand_in import (
@@ -346,6 +348,31 @@ def check_the_rest(machine: Machine, contract: int, settings: str) -> None:
     assert "were not open" in machine.run("close-tunnels-tritonserver", **with_id).stderr
     machine.kill()
     assert "No tritonserver runs" in machine.run("kill-tritonserver", **with_id).stderr
+
+
+async def test_a_dead_model_is_restarted(machine: Machine, instance: int) -> None:
+    """The supervisor that is started with Triton sees what Triton's readiness hides."""
+    machine.make("deploy-models-tritonserver", CONTRACT_ID=instance)
+    machine.make("run-tritonserver", CONTRACT_ID=instance)
+    supervisor = machine.server()
+    assert supervisor is not None
+    async with TritonClient(f"127.0.0.1:{machine.definition['triton_grpc_port']}") as client:
+
+        async def answers() -> bool:
+            with contextlib.suppress(GenerationError):
+                return bool([one async for one in client.generate("scripted", "a", {})])
+            return False
+
+        await until(answers, DEADLINE_SECONDS)
+        before = {child.pid for child in supervisor.children(recursive=True)}
+        with contextlib.suppress(GenerationError):
+            async for _ in client.generate("scripted", "{{crash_at=0}}", {}):
+                pass
+        await until(answers, DEADLINE_SECONDS)
+    assert machine.server() == supervisor
+    assert not before & {child.pid for child in supervisor.children(recursive=True)}
+    machine.make("kill-tritonserver", CONTRACT_ID=instance)
+    assert machine.server() is None
 
 
 def test_every_key_reaches_vast_and_no_secret_is_in_a_process_s_arguments(machine: Machine) -> None:

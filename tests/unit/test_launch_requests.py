@@ -227,12 +227,22 @@ def test_the_script_of_a_container(profiles: dict[str, Profile]) -> None:
     assert script.startswith("#!/bin/bash -l\n")
     assert (
         f"apptainer exec --nv --pwd {directory} --bind {directory}:{directory} "
-        "--bind /scratch/hub:/scratch/hub /scratch/triton.sif tritonserver \\\n" in script
+        f"--bind /scratch/hub:/scratch/hub /scratch/triton.sif python3 {directory}/health run "
+        "--must-start --only-used -- tritonserver \\\n" in script
     )
     assert engine_settings(spec, ModelPlace()) == {
         "model": "org/model", "revision": "v1", "tokenizer_revision": "v1",
         "tensor_parallel_size": 4,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), [("", False), ("supervise = true", True)])
+def test_a_plain_command_is_supervised_where_the_profile_says_so(
+    tmp_path: Path, line: str, expected: bool
+) -> None:
+    profiles = profiles_of(tmp_path, PROFILE + line)
+    script = render_script(LAUNCH, spec_of(profiles, provider="local"), profiles["laptop"])
+    assert ("/health run " in script) is expected
 
 
 def test_a_command_of_the_profile_is_quoted(tmp_path: Path) -> None:
