@@ -20,6 +20,7 @@ def works(model: str, quantization: str) -> bool:
             enforce_eager=True,
             kv_cache_memory_bytes=8 << 20,
             max_model_len=128,
+            dtype="float16",  # bfloat16 needs AMX tiles, which the kernel may not have granted
         )
         one_token = SamplingParams(max_tokens=1, temperature=0)
         return len(engine.generate(["a"], one_token)[0].outputs[0].token_ids) == 1
