@@ -64,7 +64,7 @@ TARGETS = {
     "gpu": Target(
         "Triton and vLLM for NVIDIA GPUs (4 GB to download)",
         ("triton/requirements-gpu.txt",),
-        16_000,
+        10_000,
         ("3.11",),
         is_triton=True,
     ),

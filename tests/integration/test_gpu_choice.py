@@ -51,8 +51,8 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_pa
         gpu.find()
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
     return subprocess.run(
         ["make", "--dry-run", "run", *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
@@ -90,6 +90,20 @@ def test_make_runs_on_the_cpu_elsewhere(arguments: list[str]) -> None:
     assert planned.returncode == 0, planned.stderr
     assert "--gpu" not in planned.stdout
     assert ".venv-triton-gpu" not in planned.stdout
+
+
+def test_make_installs_and_starts_vllm_for_the_gpu_that_is_there(tmp_path: Path) -> None:
+    """The answer of the script is given: this machine may have no GPU."""
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\necho gpu\n")
+    python.chmod(0o755)
+    planned = make(PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert planned.returncode == 0, planned.stderr
+    assert "-m app up" in planned.stdout
+    assert " --gpu " in planned.stdout
+    if not (ROOT / ".venv-triton-gpu" / ".gpu").exists():
+        assert "install.py gpu .venv-triton-gpu" in planned.stdout
+    assert "install.py cpu" not in planned.stdout
 
 
 def test_a_gpu_needs_a_compiler_and_pythons_headers(
