@@ -130,7 +130,7 @@ async def _start(
             environment = _environment(options, {**postgres.environment, **triton.environment})
             async with progress.step("Schema", done="is up to date"):
                 await migrate(environment, logs / "migrate.log")
-            environment |= {**_local_profile(options), **await indexes}
+            environment |= {**local_profile(options), **await indexes}
         finally:
             indexes.cancel()
             await asyncio.gather(indexes, return_exceptions=True)
@@ -174,7 +174,7 @@ async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[st
     return {"INDEXES_FILE": str(file)} if file else {}
 
 
-def _local_profile(options: UpOptions) -> dict[str, str]:
+def local_profile(options: UpOptions) -> dict[str, str]:
     """A place to launch servers at, this machine, unless LLM_PROFILES_FILE says which there are."""
     data = options.data.absolute()
     roots = [_REPOSITORY / "models", _REPOSITORY / "triton" / "models", data / "weights"]

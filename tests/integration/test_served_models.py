@@ -12,6 +12,8 @@ from app.embedded.gpu import Gpu, GpuError
 from app.embedded.processes import StartError
 from app.embedded.progress import Progress
 from app.embedded.served_models import ModelOptions, prepare
+from app.embedded.up import GPU_VENV, UpOptions, local_profile
+from app.launches.profiles import read_profiles
 from app.prompt import read_format
 from tests.conftest import ROOT
 
@@ -105,3 +107,12 @@ def test_a_gpu_that_vanished_is_a_start_error(
     monkeypatch.setattr(gpu, "find", find)
     with pytest.raises(StartError, match="shows no GPU"):
         preflight.find_gpus(tmp_path)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_servers_are_launched_on_the_same_processor(gpu: bool, tmp_path: Path) -> None:
+    options = UpOptions(port=1, data=tmp_path, gpu=gpu)
+    file = local_profile(options)["LLM_PROFILES_FILE"]
+    (profile,) = read_profiles(Path(file)).values()
+    assert (profile.venv == str(GPU_VENV)) == gpu
+    assert [tier.gpus for tier in profile.tiers] == [int(gpu)]
