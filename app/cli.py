@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app import cli_doctor, cli_index, cli_plan, cli_token, logs
+from app import cli_doctor, cli_index, cli_model, cli_plan, cli_token, logs
 from app.cli_launch import add_launch_commands
 from app.cli_server import add_server_commands
 from app.cli_team import add_team_commands
@@ -83,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     everything.add_argument(
         "--light", action="store_true", help="the scripted model instead of vLLM: ready in seconds"
     )
+    everything.add_argument(
+        "--gpu", action="store_true", help="vLLM on the machine's NVIDIA GPU instead of its CPU"
+    )
     everything.add_argument("--model", help="Hugging Face id or local directory to serve as well")
     everything.add_argument("--quantization", help="quantization method of --model")
     everything.add_argument("--max-model-len", type=int, help="longest prompt plus output, tokens")
@@ -124,11 +127,13 @@ def _parser() -> argparse.ArgumentParser:
     cli_token.add_to(commands)
     cli_index.add_to(commands)
     cli_plan.add_to(commands)
+    cli_model.add_to(commands)
     cli_doctor.add_to(commands)
     return parser
 
 
 def _up(options: argparse.Namespace) -> int:
+    from app.embedded.served_models import ModelOptions
     from app.embedded.up import UpOptions, up
 
     return asyncio.run(
@@ -138,9 +143,8 @@ def _up(options: argparse.Namespace) -> int:
                 ui_port=options.ui_port,
                 data=options.data,
                 light=options.light,
-                model=options.model,
-                quantization=options.quantization,
-                max_model_len=options.max_model_len,
+                gpu=options.gpu,
+                model=ModelOptions(options.model, options.quantization, options.max_model_len),
             )
         )
     )

@@ -4,8 +4,10 @@ An entry is `<name>/config.pbtxt` and `<name>/1/model.json`, as NVIDIA's vLLM ba
 https://github.com/triton-inference-server/vllm_backend.
 """
 
+import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,22 @@ instance_group [ { count: 1 kind: KIND_MODEL } ]
 parameters: { key: "ENABLE_VLLM_HEALTH_CHECK" value: { string_value: "true" } }
 parameters: { key: "REPORT_CUSTOM_METRICS" value: { string_value: "true" } }
 """
+
+# Files of a model. Weights as safetensors only: other formats are pickles, which run code when
+# they are read.
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+
+# vLLM's own list (vllm.model_executor.layers.quantization); a test holds the two together.
+QUANTIZATIONS = (
+    "auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8",
+    "experts_int8", "fbgemm_fp8", "fp8", "fp8_per_block", "fp8_per_channel", "fp8_per_tensor",
+    "fp_quant", "gpt_oss_mxfp4", "gptq", "gptq_marlin", "humming", "inc",
+    "int8_per_channel_weight_only", "modelopt", "modelopt_fp4", "modelopt_mixed",
+    "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4_per_token", "online", "quark",
+    "torchao",
+)  # fmt: skip
+# Those that vLLM's CPU build has no kernels for; a test shows each of them failing.
+NOT_ON_CPU = ("fp8", "fp8_per_tensor", "humming", "mxfp4", "mxfp8")
 
 # A context longer than this costs more key-value cache than a demonstration needs.
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -76,11 +94,30 @@ def read_config(weights: Path) -> dict[str, Any]:
         raise ModelRepositoryError(f"{weights}/config.json is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ModelRepositoryError(f"{weights}/config.json is not a JSON object.")
+    quantized = config.get("quantization_config")
+    if isinstance(quantized, dict) and quantized.get("quant_method") == "bitsandbytes":
+        raise ModelRepositoryError(
+            f"{weights} is quantized with bitsandbytes, which vLLM no longer reads: choose the "
+            "unquantized model, and fp8_per_channel or another method with QUANTIZATION=."
+        )
     if not any(weights.glob("*.safetensors")):
         raise ModelRepositoryError(
             f"{weights} holds no *.safetensors: convert the weights (other formats can run code)."
         )
     return config
+
+
+def check_quantization(name: str | None, *, on_cpu: bool) -> None:
+    """Raise ModelRepositoryError for a quantization that vLLM does not have, or not on a CPU."""
+    if name is None:
+        return
+    known = [one for one in QUANTIZATIONS if not (on_cpu and one in NOT_ON_CPU)]
+    if name in known:
+        return
+    place = "on a CPU" if on_cpu else "here"
+    raise ModelRepositoryError(
+        f"QUANTIZATION={name} is not a method of vLLM {place}: choose one of {', '.join(known)}."
+    )
 
 
 def write_entry(
@@ -89,27 +126,65 @@ def write_entry(
     *,
     quantization: str | None = None,
     max_model_len: int | None = None,
+    engine: Mapping[str, Any] | None = None,
+    with_files: bool = False,
 ) -> None:
     """Write the entry directory `<name>` that serves `weights`, replacing an earlier one.
 
-    The weights stay where they are: `1/weights` links to them, so that model.json's path holds
-    wherever the repository is mounted as `models`.
+    `1/weights` is a link to the weights, or, `with_files`, a directory of them for a container that
+    sees the repository alone. model.json's path holds wherever the repository is mounted as
+    `models`. `engine` replaces the engine's arguments. An entry is there wholly or not at all.
     """
     config = read_config(weights)
-    shutil.rmtree(entry, ignore_errors=True)
-    version = entry / "1"
+    unfinished = entry.with_name(f".{entry.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    version = unfinished / "1"
     version.mkdir(parents=True)
-    (version / "weights").symlink_to(weights.resolve(), target_is_directory=True)
-    engine: dict[str, Any] = {
+    if with_files:
+        _take_files(weights, version / "weights")
+    else:
+        (version / "weights").symlink_to(weights.resolve(), target_is_directory=True)
+    arguments: dict[str, Any] = {
         "model": f"models/{entry.name}/1/weights",
         "max_model_len": max_model_len or _default_length(config),
-        "enforce_eager": True,
         "gpu_memory_utilization": 0.9,
+        **({"quantization": quantization} if quantization else {}),
+        **(engine or {}),
     }
-    if quantization:
-        engine["quantization"] = quantization
-    (version / "model.json").write_bytes(orjson.dumps(engine, option=orjson.OPT_INDENT_2))
-    (entry / "config.pbtxt").write_text(CONFIG)
+    (version / "model.json").write_bytes(orjson.dumps(arguments, option=orjson.OPT_INDENT_2))
+    (unfinished / "config.pbtxt").write_text(CONFIG)
+    shutil.rmtree(entry, ignore_errors=True)
+    unfinished.rename(entry)
+
+
+def _take_files(weights: Path, directory: Path) -> None:
+    """Fill `directory` with a model's files: hard links where the file system allows, else copies.
+
+    Raises ModelRepositoryError for a full disk and the like.
+    """
+    try:
+        for file in _model_files(weights):
+            target = directory / file.relative_to(weights)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = file.resolve()  # a Hugging Face cache holds links to its blobs
+            try:
+                os.link(source, target)
+            except OSError:  # another file system, or another user's file
+                shutil.copyfile(source, target)
+    except OSError as error:
+        raise ModelRepositoryError(
+            f"{error.filename2 or error.filename}: {error.strerror}: the model's files cannot be "
+            f"put into {directory}."
+        ) from error
+
+
+def _model_files(weights: Path) -> Iterator[Path]:
+    for pattern in MODEL_FILES:
+        for file in weights.rglob(pattern):
+            if file.is_file() and not any(
+                part.startswith(".") for part in file.relative_to(weights).parts
+            ):
+                yield file
 
 
 def model_length(config: dict[str, Any]) -> int | None:

@@ -12,3 +12,6 @@ compile() {
 compile "$@" --no-deps requirements-light.in --output-file requirements-light.txt
 compile "$@" --overrides overrides.txt --no-emit-package torch \
     requirements-cpu.in --output-file requirements-cpu.txt
+compile "$@" --overrides overrides.txt requirements-gpu.in --output-file requirements-gpu.txt
+# `==` also matches a 2.13.0+cpu where pip is configured with a source of it; `===` does not.
+sed -i 's/^torch==\([0-9]\)/torch===\1/' requirements-gpu.txt

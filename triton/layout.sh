@@ -3,7 +3,7 @@
 #
 #   layout.sh VENV BACKENDS WORK
 #
-# VENV      environment with nvidia-pytriton (requirements-light.txt or requirements-cpu.txt)
+# VENV      environment with nvidia-pytriton (requirements-light.txt, -cpu.txt or -gpu.txt)
 # BACKENDS  folder of our backends (triton/backends); each is linked beside the Python backend
 # WORK      directory to fill; the server runs with it as working directory (see serve.sh)
 #

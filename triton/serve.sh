@@ -11,16 +11,35 @@ shift 2
 
 # The stub finds the virtual environment through the first python on PATH.
 PATH=$venv/bin:$PATH
-# libpython only: nvidia_pytriton.libs here would also reach torch and vLLM.
-LD_LIBRARY_PATH=$work/lib
+# Not nvidia_pytriton.libs: it would also reach torch and vLLM.
+library_path=$work/lib
+# Nor a CUDA toolkit of the caller's: the wheels bring theirs. Only the NVIDIA driver's directory
+# stays, where the system's linker does not search it (containers, clusters).
+IFS=:
+for directory in ${LD_LIBRARY_PATH:-}; do
+    if [ -n "$directory" ] && [ -e "$directory/libcuda.so.1" ]; then
+        library_path=$library_path:$directory
+    fi
+done
+unset IFS
+LD_LIBRARY_PATH=$library_path
 LC_ALL=C.UTF-8
 export PATH LD_LIBRARY_PATH LC_ALL
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP
 
-# One core stays free for Triton and the engine's scheduler: torch threads that wait for a core
-# busy elsewhere cost far more than they bring.
-cores=$(nproc)
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 2 ? cores - 1 : 1))}"
+if ls "$venv"/lib/python3.*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1; then
+    # The GPU computes. torch threads on the CPU would only delay the engine's scheduler.
+    threads=1
+    # FlashInfer compiles its sampler with the machine's CUDA toolkit inside the first request that
+    # samples, which takes minutes or fails. vLLM has a sampler that needs no toolkit.
+    export VLLM_USE_FLASHINFER_SAMPLER="${VLLM_USE_FLASHINFER_SAMPLER:-0}"
+else
+    # One core stays free for Triton and the engine's scheduler: torch threads that wait for a core
+    # busy elsewhere cost far more than they bring.
+    cores=$(nproc)
+    threads=$((cores > 2 ? cores - 1 : 1))
+fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$threads}"
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 

@@ -2,22 +2,21 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable
 from os import environ
 from pathlib import Path
 
 from app.embedded import processes
 from app.embedded.processes import StartError
-from app.model_repository import ModelSource
+from app.model_repository import MODEL_FILES, ModelSource
 
-# Weights as safetensors only: other formats are pickles, which run code when they are read.
-_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 _REPORT_SECONDS = 0.5
 _COMPLETE = ".complete"
 
 
 async def fetch(
-    source: ModelSource, venv: Path, weights: Path, log_file: Path, tell: Callable[[str], None]
+    source: ModelSource, weights: Path, log_file: Path, tell: Callable[[str], None]
 ) -> None:
     """Bring the files of a Hugging Face model into `weights`; nothing to do when they are there.
 
@@ -28,10 +27,12 @@ async def fetch(
     if marker.exists() and marker.read_text() == source.revision:
         return
     log_start = processes.begin_log(log_file)
-    include = [argument for pattern in _PATTERNS for argument in ("--include", pattern)]
+    include = [argument for pattern in MODEL_FILES for argument in ("--include", pattern)]
     process = processes.spawn(
         [
-            venv / "bin" / "hf",
+            sys.executable,
+            "-Pm",
+            "huggingface_hub.cli.hf",
             "download",
             source.repository_id,
             f"--revision={source.revision}",
@@ -60,8 +61,9 @@ async def fetch(
             "no reason told",
         )
         raise StartError(
-            f"{source.repository_id} cannot be downloaded: {reason.strip()[:300]} A second run goes "
-            f"on where this one ended; without a network, give MODEL=<directory> (log: {log_file})."
+            f"{source.repository_id} cannot be downloaded: {reason.strip().rstrip('.')[:300]}. "
+            "A second run goes on where this one ended; without a network, give MODEL=<directory> "
+            f"(log: {log_file})."
         )
     marker.write_text(source.revision)
 

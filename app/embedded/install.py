@@ -61,6 +61,13 @@ TARGETS = {
         is_triton=True,
         torch_lock="triton/requirements-torch.txt",
     ),
+    "gpu": Target(
+        "Triton and vLLM for NVIDIA GPUs (4 GB to download)",
+        ("triton/requirements-gpu.txt",),
+        10_000,
+        ("3.11",),
+        is_triton=True,
+    ),
 }
 
 

@@ -3,12 +3,15 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from app.embedded import gpu
+from app.embedded.gpu import Gpu, GpuError
 from app.embedded.processes import StartError, free_port, is_port_free
 
 MIB = 2**20
@@ -17,6 +20,20 @@ LIGHT_MEMORY = 700 * MIB
 ENGINE_MEMORY = 2_200 * MIB
 DISK = 500 * MIB
 SHARED_MEMORY = 48 * MIB
+# Share of a GPU's memory that an entry lets vLLM take (gpu_memory_utilization).
+GPU_SHARE = 0.9
+# Seconds for a Python to print its configuration.
+_PYTHON_SECONDS = 20
+# Quantizations of vLLM that compress the weights while it loads them; names that begin so.
+_ON_LOAD = (
+    "fp8",
+    "int8_per_channel",
+    "nvfp4_per_token",
+    "mxfp8",
+    "experts_int8",
+    "online",
+    "torchao",
+)
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -98,9 +115,49 @@ def _available_memory() -> int:
     return available
 
 
-def check_weights(weights: Path) -> None:
-    """Raise `StartError` when a model's weights would not fit into the memory left for them."""
-    needed = ENGINE_MEMORY + sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+def find_gpus(venv: Path) -> list[Gpu]:
+    """The machine's GPUs; raises `StartError` where vLLM could not use them.
+
+    vLLM's kernels in Triton (the language) are compiled at run time, by a C compiler.
+    """
+    try:
+        gpus = gpu.find()
+    except GpuError as error:
+        raise StartError(str(error)) from error
+    if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang"))):
+        raise StartError(
+            "There is no C compiler, which vLLM needs on a GPU: `apt-get install gcc`, or set GPU=0."
+        )
+    code = "import sysconfig; print(sysconfig.get_paths(scheme='posix_prefix')['include'])"
+    printed = subprocess.run(  # noqa: S603 - the environment's own Python
+        [venv / "bin" / "python", "-I", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=_PYTHON_SECONDS,
+        check=False,
+    )
+    header = Path(printed.stdout.strip(), "Python.h")
+    if not header.exists():
+        raise StartError(
+            f"There is no {header}, which vLLM needs on a GPU: `apt-get install "
+            f"{header.parent.name}-dev`, or set GPU=0."
+        )
+    return gpus
+
+
+def check_weights(weights: Path, gpus: Sequence[Gpu] = (), quantization: str | None = None) -> None:
+    """Raise `StartError` when a model's weights would not fit: into memory, or the first GPU's."""
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    if gpus:
+        room = int(gpus[0].memory * GPU_SHARE)
+        if size > room and not (quantization or "").startswith(_ON_LOAD):
+            raise StartError(
+                f"{weights.name} does not fit {gpus[0].name}: {size // MIB} MiB of weights, "
+                f"{room // MIB} MiB for vLLM: choose a smaller model with MODEL=, or compress it "
+                "with QUANTIZATION=fp8."
+            )
+        return
+    needed = ENGINE_MEMORY + size
     available = _available_memory()
     if available < needed:
         raise StartError(

@@ -138,6 +138,13 @@ async def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, gr
     kill(family)
 
 
+def family(pid: int) -> list[psutil.Process]:
+    """A living process and all its living descendants; none when it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [psutil.Process(pid), *descendants(pid)]
+    return []
+
+
 def descendants(pid: int) -> list[psutil.Process]:
     """All living descendants of a process."""
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from app.embedded import processes
+from app.embedded.activity import Activity
 from app.embedded.processes import StartError
 from app.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.triton_client import TritonClient
@@ -39,8 +40,18 @@ ENGINE_DEATH_SECONDS = 0.5
 # signal handler, answers control calls and no others (measured with Triton 2.51).
 CRASH = re.compile(r"^Signal \((?:6|11)\) received", re.MULTILINE)
 TRACE_SECONDS = 5.0
+# A load is given up after so long without CPU time and disk transfers. The longest such pauses of
+# a load that goes on are waits for a slow network disk. A vLLM model's load hangs for ever when the
+# machine stands still for some 2 s within a second of its start (measured).
+STILL_SECONDS = 60.0
+LOOK_SECONDS = 2.0
+MAX_STARTS = 3  # of the server, while its loads hang or crash
 STUB = "triton_python_backend_stub"  # runs one instance of a model
 _TRITON = Path(__file__).parents[2] / "triton"
+
+
+class LoadLostError(Exception):
+    """The server hangs or crashed while it loaded a model; another start may succeed."""
 
 
 class EmbeddedTriton:
@@ -83,9 +94,30 @@ class EmbeddedTriton:
         """Bring server and models up, whatever part of them is down; raises `StartError`."""
         if not self.is_down and await self._is_mended(tell):
             return
+        lost = ""
+        for number in range(1, MAX_STARTS + 1):
+            remark = f" (start {number} of {MAX_STARTS}: {lost})" if lost else ""
+            try:
+                await self._start_anew(tell, remark)
+            except LoadLostError as error:
+                lost = str(error)
+                self._note(f"{lost}; start {number} of {MAX_STARTS} has failed")
+            else:
+                return
+        await self._kill()
+        raise StartError(f"Triton: {lost}, {MAX_STARTS} times (log: {self.log_file})")
+
+    async def _start_anew(self, tell_plain: Callable[[str], None], remark: str) -> None:
+        """Start the server and load its models; raises `StartError` and `LoadLostError`.
+
+        `remark` ends each line of progress.
+        """
+
+        def tell(text: str) -> None:
+            tell_plain(text + remark)
+
         # Also when only a model's process died: streams of its requests hang until the server ends.
-        if self._process is not None:
-            await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
+        await self._kill()
         await self._start_server(tell)
         try:
             async with TritonClient(self.address("grpc")) as client:
@@ -124,6 +156,12 @@ class EmbeddedTriton:
         """End the server and everything it started."""
         if self._process is not None:
             await processes.stop(self._process, signal.SIGTERM, EXIT_SECONDS)
+            self._process = None
+
+    async def _kill(self) -> None:
+        """End the server and everything it started, at once."""
+        if self._process is not None:
+            await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
             self._process = None
 
     async def probe(self, client: TritonClient, model: str) -> str:
@@ -184,7 +222,7 @@ class EmbeddedTriton:
         try:
             async with TritonClient(self.address("grpc")) as client:
                 await self._load(client, tell)
-        except (TritonError, TritonUnavailableError, NotFoundError):
+        except (TritonError, TritonUnavailableError, NotFoundError, LoadLostError):
             return False
         return True
 
@@ -192,10 +230,40 @@ class EmbeddedTriton:
         """Load the models that are not; raises TritonError when one does not answer then."""
         for model in self.models:
             if not await self._is_ready(client, model):
-                tell(f"loading {model}")
-                await client.load(model)
+                await self._load_model(client, model, tell)
             if reason := await self.probe(client, model):
                 raise TritonError(reason)
+
+    async def _load_model(
+        self, client: TritonClient, model: str, tell: Callable[[str], None]
+    ) -> None:
+        """Load one model. Raises `LoadLostError` when its load stands still or the server crashes."""
+        assert self._process is not None
+        begun = time.monotonic()
+        activity = Activity(self._process.pid, LOOK_SECONDS)
+        load = asyncio.create_task(client.load(model))
+        try:
+            while not load.done() and not await self._has_crashed():
+                still = activity.look()
+                if still >= STILL_SECONDS:
+                    raise LoadLostError(f"loading {model} stood still for {still:.0f} s")
+                pause = f", {still:.0f} s without progress" if still > LOOK_SECONDS else ""
+                tell(f"loading {model} ({time.monotonic() - begun:.0f} s{pause})")
+                await asyncio.wait({load}, timeout=LOOK_SECONDS)
+            if load.done() and isinstance(load.exception(), TritonUnavailableError):
+                await processes.any_exit([self._process.pid], TRACE_SECONDS)
+            if self.is_down:
+                raise LoadLostError(f"Triton crashed while it loaded {model}")
+            load.result()
+        finally:
+            if not load.done():
+                load.cancel()
+                await asyncio.gather(load, return_exceptions=True)
+
+    def _note(self, text: str) -> None:
+        """Write a line of our own into the server's log."""
+        with self.log_file.open("a") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} make run: {text}\n")
 
     async def _start_server(self, tell: Callable[[str], None]) -> None:
         tell("starting the server")

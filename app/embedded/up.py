@@ -7,38 +7,35 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.embedded import demo_index, preflight, processes
-from app.embedded.fetch import fetch
+from app.embedded import demo_index, preflight, processes, served_models
+from app.embedded.gpu import Gpu
 from app.embedded.postgres import EmbeddedPostgres
 from app.embedded.processes import StartError
 from app.embedded.progress import Progress
+from app.embedded.served_models import ModelOptions
 from app.embedded.service import ServicePart, migrate
 from app.embedded.supervisor import Supervisor
 from app.embedded.triton import EmbeddedTriton
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.launches.patterns import is_plain_path
-from app.model_repository import (
-    ModelRepositoryError,
-    ModelSource,
-    parse_source,
-    write_entry,
-)
 
 HOST = "127.0.0.1"
 # Running results may finish this long after Ctrl-C; then they are handed back to the queue.
 GRACE_SECONDS = 10.0
 SETTINGS_FILE = "settings.env"  # in the data directory
 _REPOSITORY = Path(__file__).parents[2]
+CPU_VENV = _REPOSITORY / ".venv-triton"
+GPU_VENV = _REPOSITORY / ".venv-triton-gpu"
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `up` was asked for. `model` is a Hugging Face id or a directory.
+    """What `up` was asked for. `gpu`: vLLM runs on NVIDIA GPUs.
 
     The web page's port is `ui_port`; None: the next one, or a free one where that is taken.
     """
@@ -46,11 +43,14 @@ class UpOptions:
     port: int
     data: Path
     light: bool = False
+    gpu: bool = False
     ui_port: int | None = None
-    model: str | None = None
-    quantization: str | None = None
-    max_model_len: int | None = None
-    triton_venv: Path = _REPOSITORY / ".venv-triton"
+    model: ModelOptions = field(default_factory=ModelOptions)
+
+    @property
+    def triton_venv(self) -> Path:
+        """The environment of Triton and vLLM."""
+        return GPU_VENV if self.gpu else CPU_VENV
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,9 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
         port=options.port, data=options.data, venv=options.triton_venv, light=options.light
     )
     _check_indexes_file()
+    gpus = await asyncio.to_thread(preflight.find_gpus, options.triton_venv) if options.gpu else []
+    for gpu in gpus:
+        progress.line(f"  GPU {gpu.name}, {gpu.memory / 2**30:.0f} GiB")
     processes.become_reaper()
     supervisor = Supervisor(progress)
     ports = _Ports(
@@ -87,12 +90,12 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
         metrics=os.environ.get("LLM_METRICS_PORT") or str(processes.free_port()),
     )
     stop = asyncio.create_task(stopping.wait())
-    start = asyncio.create_task(_start(options, ports, supervisor, progress))
+    start = asyncio.create_task(_start(options, ports, gpus, supervisor, progress))
     try:
         await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
-            models, indexes = start.result()
-            progress.line(_ready_text(options, ports, models, indexes, time.monotonic() - begun))
+            served, indexes = start.result()
+            progress.line(_ready_text(options, ports, served, indexes, time.monotonic() - begun))
             keep = asyncio.create_task(supervisor.wait())
             await asyncio.wait({keep, stop}, return_when=asyncio.FIRST_COMPLETED)
             if keep.done():
@@ -105,14 +108,20 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
 
 
 async def _start(
-    options: UpOptions, ports: _Ports, supervisor: Supervisor, progress: Progress
+    options: UpOptions,
+    ports: _Ports,
+    gpus: Sequence[Gpu],
+    supervisor: Supervisor,
+    progress: Progress,
 ) -> tuple[list[str], list[str]]:
     """Start all parts, the model beside the API and the worker; the names of models and indexes."""
     data = options.data.absolute()
     logs = data / "logs"
-    models = await _prepare_models(options, progress)
+    served = await served_models.prepare(
+        options.model, data, progress, light=options.light, gpus=gpus
+    )
     postgres = EmbeddedPostgres(data / "postgres", logs / "postgres.log")
-    triton = EmbeddedTriton(options.triton_venv, data / "triton", models, logs / "triton.log")
+    triton = EmbeddedTriton(options.triton_venv, data / "triton", served, logs / "triton.log")
 
     async def start_service() -> list[str]:
         indexes = asyncio.create_task(_prepare_indexes(options, progress))
@@ -121,7 +130,7 @@ async def _start(
             environment = _environment(options, {**postgres.environment, **triton.environment})
             async with progress.step("Schema", done="is up to date"):
                 await migrate(environment, logs / "migrate.log")
-            environment |= {**_local_profile(options), **await indexes}
+            environment |= {**local_profile(options), **await indexes}
         finally:
             indexes.cancel()
             await asyncio.gather(indexes, return_exceptions=True)
@@ -154,18 +163,18 @@ async def _start(
 
     # The API takes work before the model is loaded.
     _, indexes = await _together(supervisor.start(triton), start_service())
-    return list(models), indexes
+    return list(served), indexes
 
 
 async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[str, str]:
     """The demo index beside the demo models, unless INDEXES_FILE says what to open (or nothing)."""
-    if options.model is not None or "INDEXES_FILE" in os.environ:
+    if options.model.source is not None or "INDEXES_FILE" in os.environ:
         return {}
     file = await demo_index.prepare(options.data.absolute(), progress)
     return {"INDEXES_FILE": str(file)} if file else {}
 
 
-def _local_profile(options: UpOptions) -> dict[str, str]:
+def local_profile(options: UpOptions) -> dict[str, str]:
     """A place to launch servers at, this machine, unless LLM_PROFILES_FILE says which there are."""
     data = options.data.absolute()
     roots = [_REPOSITORY / "models", _REPOSITORY / "triton" / "models", data / "weights"]
@@ -180,6 +189,7 @@ def _local_profile(options: UpOptions) -> dict[str, str]:
         f'home = "{data}"\ncache = "{data / "weights"}"\n'
         f'venv = "{options.triton_venv.absolute()}"\ntriton = "{_REPOSITORY / "triton"}"\n'
         f"model_roots = {json.dumps([str(root) for root in roots])}\n"
+        + ('[[profiles.local.tiers]]\nname = "default"\ngpus = 1\n' if options.gpu else "")
     )
     return {"LLM_PROFILES_FILE": str(file)}
 
@@ -247,41 +257,6 @@ async def _together(*starts: Coroutine[Any, Any, Any]) -> list[Any]:
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def _prepare_models(options: UpOptions, progress: Progress) -> Mapping[str, Path]:
-    """The models to serve, by name, each a directory as of a Triton model repository."""
-    if options.model is None:
-        if options.light:
-            return {"scripted": _REPOSITORY / "triton" / "models" / "scripted"}
-        return {"demo": _REPOSITORY / "models" / "demo"}
-    if options.light:
-        raise StartError("MODEL needs vLLM, and LIGHT=1 leaves it out: give one of them.")
-    try:
-        return await _prepare_entry(options, parse_source(options.model), progress)
-    except ModelRepositoryError as error:
-        raise StartError(str(error)) from error
-
-
-async def _prepare_entry(
-    options: UpOptions, source: ModelSource, progress: Progress
-) -> Mapping[str, Path]:
-    """Write the entry of the model that MODEL names, after its download where it needs one."""
-    data = options.data.absolute()
-    weights = source.directory or data / "weights" / source.repository_id.replace("/", "--")
-    if source.directory is None:
-        async with progress.step(source.repository_id, done="is downloaded") as step:
-            log_file = data / "logs" / "download.log"
-            await fetch(source, options.triton_venv, weights, log_file, step.tell)
-    entry = data / "models" / source.name
-    write_entry(
-        entry,
-        weights,
-        quantization=options.quantization,
-        max_model_len=options.max_model_len,
-    )
-    preflight.check_weights(weights)
-    return {source.name: entry}
 
 
 def _environment(options: UpOptions, parts: Mapping[str, str]) -> dict[str, str]:

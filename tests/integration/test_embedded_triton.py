@@ -1,6 +1,8 @@
 """The embedded Triton: a real server, its processes killed."""
 
 import asyncio
+import contextlib
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -179,3 +181,105 @@ async def test_ports_are_free_and_distinct() -> None:
     ports = {processes.free_port() for _ in range(20)}
     assert all(processes.is_port_free(port) for port in ports)
     assert len(ports) > 15
+
+
+# Loads at the start for which FILE is there, and does ACTION at all others.
+LOADER = """
+import os, pathlib, signal, time
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        return config
+    def initialize(self, args):
+        if not pathlib.Path({file!r}).exists():
+            {action}
+    def execute(self, requests):
+        return [None for _ in requests]
+"""
+LOADER_CONFIG = """backend: "python"
+max_batch_size: 0
+model_transaction_policy { decoupled: True }
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
+
+@contextlib.asynccontextmanager
+async def loading(
+    tmp_path: Path, action: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[EmbeddedTriton, list[str]]]:
+    """A server whose only model does `action` while it loads, and what its start reports."""
+    monkeypatch.setattr("app.embedded.triton.STILL_SECONDS", 3.0)
+    monkeypatch.setattr("app.embedded.triton.LOOK_SECONDS", 0.25)
+    model = tmp_path / "loader"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(LOADER_CONFIG)
+    (model / "1" / "model.py").write_text(
+        LOADER.format(file=str(tmp_path / "loads"), action=action)
+    )
+    triton = EmbeddedTriton(
+        ROOT / ".venv-triton", tmp_path / "work", {"loader": model}, tmp_path / "log"
+    )
+
+    async def probe(_client: TritonClient, _model: str) -> str:
+        return ""  # the model generates nothing
+
+    monkeypatch.setattr(triton, "probe", probe)
+    try:
+        yield triton, []
+    finally:
+        await triton.stop()
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "loading loader stood still for 3 s"),
+        ("os.kill(os.getppid(), signal.SIGKILL)", "Triton crashed while it loaded loader"),
+    ],
+    ids=["stopped", "crash"],
+)
+async def test_a_load_that_is_lost_is_begun_again(
+    action: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading(tmp_path, action, monkeypatch) as (triton, told):
+
+        def tell(text: str) -> None:
+            told.append(text)
+            if "start 2 of 3" in text:
+                (tmp_path / "loads").touch()
+
+        async with asyncio.timeout(90):
+            await triton.start(tell)
+        assert not triton.is_down
+        assert re.search(rf"loading loader \(\d+ s.*\) \(start 2 of 3: {reason}", "\n".join(told))
+        assert not any("start 3 of 3" in text for text in told)
+        assert f"make run: {reason}" in (tmp_path / "log").read_text()
+        if "still" in reason:
+            assert any(re.search(r"\(\d+ s, [123] s without progress\)$", text) for text in told)
+
+
+async def test_a_load_that_always_hangs_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading(tmp_path, "time.sleep(1000)", monkeypatch) as (triton, told):
+        with pytest.raises(
+            StartError, match=r"^Triton: loading loader stood still for 3 s, 3 times \(log: "
+        ):
+            async with asyncio.timeout(90):
+                await triton.start(told.append)
+        assert triton.is_down
+        with pytest.raises(AssertionError):
+            find(tmp_path, "triton")
+
+
+async def test_a_long_load_that_works_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = "while time.monotonic() < end: time.sleep(0.1); sum(range(10**6))"
+    action = f"end = time.monotonic() + 6\n            {work}"
+    async with loading(tmp_path, action, monkeypatch) as (triton, told):
+        async with asyncio.timeout(90):
+            await triton.start(told.append)
+        assert any(re.search(r"loading loader \([456] s", text) for text in told)
+        assert not any("start 2" in text for text in told)
