@@ -137,8 +137,12 @@ async def test_a_dead_engine_fails_no_result_and_gets_no_more(
     await until_running(service, 60)
     first.kill_engine()
     await until_dead(service)
-    model = (await service.client.get(f"/models/{MODEL}")).json()
-    assert not model["ready"]
+
+    async def model_if_not_ready() -> dict[str, Any] | None:
+        model: dict[str, Any] = (await service.client.get(f"/models/{MODEL}")).json()
+        return None if model["ready"] else model
+
+    model = await until(model_if_not_ready)
     assert "engine dead since" in model["reason"]
     assert "EngineCore encountered an issue" in model["reason"]
     await until_running(service, 0)
