@@ -265,7 +265,11 @@ async def _run_worker(settings: Settings) -> None:
         worker = Worker(
             services.database,
             services.queue,
-            TritonBackend(services.registry, services.fleet),
+            TritonBackend(
+                services.registry,
+                services.fleet,
+                continues_by_text=settings.continue_by_text,
+            ),
             services.listener,
             services.hub,
             settings,

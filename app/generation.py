@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
 
 from app import telemetry, tracing
 from app.errors import Failure, FailureCode
@@ -12,7 +14,7 @@ from app.job_queue import AttemptEnd, Claim, Outcome
 from app.model_registry import ModelRegistry
 from app.model_trust import ModelTrust
 from app.runner import Attempt, OnText, Place
-from app.triton_client import Delta
+from app.triton_client import CannotContinueError, Delta, EarlierText
 from app.triton_errors import (
     GenerationError,
     ModelDeadError,
@@ -23,6 +25,7 @@ from app.triton_errors import (
 )
 
 _UNTRACED = contextlib.nullcontext()
+_RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
 _PROBE_SECONDS = 60.0  # a full engine answers when one of its results ends
 
 
@@ -35,9 +38,17 @@ class Generation(Attempt):
         self.server: Server | None = None  # until it begins
 
     async def _work(self) -> tuple[Outcome, Failure | None]:
+        resume = self.claim.resume
+        if resume is not None and resume.fault is not None:
+            return self._start_over(resume.fault)
         try:
             await self._generate()
+        except CannotContinueError as error:
+            return self._start_over(str(error))
         except GenerationError as error:
+            is_refusal = isinstance(error, RefusedError) and resume is not None
+            if is_refusal and str(error).startswith(_RESUME_REFUSED):
+                return self._start_over(str(error))
             return self._judge(error)
         if self.finish_reason is None:
             return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
@@ -46,14 +57,16 @@ class Generation(Attempt):
     async def _generate(self) -> None:
         """Have a server generate; one that does not take it leaves it to the next."""
         claim, tried = self.claim, set[str]()
-        refusal = NotTakenError(f"no server has model {claim.model_name} ready")
+        refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
+        cannot_continue: CannotContinueError | None = None
         while (server := self._backend.choose(claim.model_name, tried)) is not None:
             self.server, self.place = server, _place(server, claim.model_name)
             try:
                 with server.occupied(claim.model_name), self._traced(server) as traceparent:
-                    await server.client.run(
-                        claim.model_name, claim.prompt, claim.parameters, self._hear, traceparent
-                    )
+                    await self._ask(server, traceparent)
+            except CannotContinueError as error:
+                cannot_continue = error
+                tried.add(server.name)
             except ModelDeadError:
                 raise  # others hang there: who asked has to stop them
             except NotTakenError as error:
@@ -65,7 +78,42 @@ class Generation(Attempt):
                 self._backend.doubt(self.place)
             else:
                 return
-        raise refusal
+        raise cannot_continue or refusal
+
+    async def _ask(self, server: Server, traceparent: str | None) -> None:
+        """Have a server generate the answer, or the rest of it. Raises CannotContinueError."""
+        claim, resume = self.claim, self.claim.resume
+        run = partial(server.client.run, claim.model_name)
+        if resume is None:
+            return await run(
+                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                wants_ids=claim.resumable,
+            )
+        try:
+            if resume.token_ids is None:
+                raise CannotContinueError("the ids of its tokens are not known")
+            return await run(
+                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                wants_ids=True,
+                earlier=EarlierText(resume.text, resume.token_ids),
+            )
+        except CannotContinueError:
+            if not self._backend.continues_by_text or not resume.completion_tokens:
+                raise
+        parameters = rest_of(claim.parameters, resume.completion_tokens)
+        if parameters["max_tokens"] <= 0:
+            self.finish_reason = "length"
+            return None
+        return await run(claim.prompt + resume.text, parameters, self._hear, traceparent)
+
+    def _start_over(self, reason: str) -> tuple[Outcome, Failure | None]:
+        """Leave the result to an attempt that begins anew: a reader's text must not be replaced
+        within one attempt."""
+        self.starts_over = True
+        message = (
+            f"The text so far could not be continued ({reason}): the next attempt starts over."
+        )
+        return Outcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
 
     def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
         """The span of a stream, if it is traced; the context that Triton is told."""
@@ -85,9 +133,12 @@ class Generation(Attempt):
         self.has_answered = True
         if self.first_token_seconds is None and delta.text:
             self.first_token_seconds = self.heard_at - self.asked_at
-        if delta.prompt_tokens:
+        # A prompt that was continued by text has the earlier text in it.
+        if delta.prompt_tokens and (self.claim.resume is None or self.prompt_tokens is None):
             self.prompt_tokens = delta.prompt_tokens
         self.completion_tokens += delta.completion_tokens
+        if delta.token_ids:
+            self._ids += delta.token_ids
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.is_over = True
@@ -117,7 +168,10 @@ class Generation(Attempt):
 class TritonBackend:
     """Runs results on the servers that have their models ready, the least busy one first."""
 
-    def __init__(self, registry: ModelRegistry, fleet: Fleet) -> None:
+    def __init__(
+        self, registry: ModelRegistry, fleet: Fleet, *, continues_by_text: bool = False
+    ) -> None:
+        self.continues_by_text = continues_by_text
         self._registry = registry
         self._fleet = fleet
         self._trust = ModelTrust()
@@ -193,6 +247,14 @@ class TritonBackend:
         except (GenerationError, TimeoutError):
             return False
         return False
+
+
+def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
+    """The parameters of a text of which `done` tokens are generated, and sent as a prompt."""
+    rest = dict(parameters) | {"max_tokens": parameters["max_tokens"] - done}
+    if parameters.get("min_tokens"):
+        rest["min_tokens"] = max(0, parameters["min_tokens"] - done)
+    return rest
 
 
 def _place(server: Server, model: str) -> Place:

@@ -166,7 +166,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                 worker = Worker(
                     services.database,
                     services.queue,
-                    TritonBackend(services.registry, services.fleet),
+                    TritonBackend(
+                        services.registry,
+                        services.fleet,
+                        continues_by_text=settings.continue_by_text,
+                    ),
                     services.listener,
                     services.hub,
                     settings,

@@ -113,6 +113,8 @@ results = Table(
     Column("store", Boolean, nullable=False, server_default=text("true")),
     # How long it is kept from its end on, where its request says so (`retention`).
     Column("retain_seconds", Float),
+    # Whether the text of a lost attempt may be continued (`continuation`).
+    Column("resumable", Boolean, nullable=False, server_default=text("false")),
     # --- the state: written by job_queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
     # The place in the queue among results of the same priority: virtual time, docs/limits.md.
@@ -126,6 +128,10 @@ results = Table(
     Column("lost_attempts", SmallInteger, nullable=False, server_default="0"),
     Column("engine_deaths", SmallInteger, nullable=False, server_default="0"),
     Column("attempt_history", JSONB, nullable=False, server_default=_EMPTY_LIST),
+    # First attempt of the present text; NULL: the present attempt.
+    Column("text_attempt", Integer),
+    # Attempts that continued the present text.
+    Column("continuations", SmallInteger, nullable=False, server_default="0"),
     _time("cancel_requested_at"),
     # Set by a claim, cleared by a release: pending with started_at is running, without is queued.
     _time("started_at"),
@@ -234,11 +240,13 @@ result_chunks = Table(
     # Unicode code points of the output before this chunk.
     Column("offset", BigInteger, primary_key=True),
     Column("text", Text, nullable=False),
-    # Tokens of the whole attempt up to the end of this chunk.
+    # Tokens of the whole text up to the end of this chunk, earlier attempts included.
     Column("prompt_tokens", Integer),
     Column("completion_tokens", Integer),
     # Of the tokens of this chunk, where they were asked for: a JSON list. It is never searched.
     Column("logprobs", Text),
+    # Ids of the tokens of this chunk as little-endian INT32; NULL where the model returns none.
+    Column("token_ids", LargeBinary),
     postgresql_with=QUEUE,
 )
 
@@ -491,6 +499,8 @@ workers = Table(
     Column("load", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     # By Triton server: the results that run on it.
     Column("servers", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    # State of the engines that this worker probed.
+    Column("engines", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     Index("ix_workers_alive", "lease_expires_at", postgresql_where=text("dead_at IS NULL")),
 )
 

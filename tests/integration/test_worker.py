@@ -12,7 +12,7 @@ import pytest
 from app.ids import new_id
 from app.listener import ENQUEUED
 from app.settings import Settings
-from app.triton_client import Delta, TritonClient
+from app.triton_client import Delta, EarlierText, TritonClient
 from tests.conftest import Service, run_service, short_lease
 from tests.integration.support import finish, read, send, until, until_running
 
@@ -203,6 +203,9 @@ class BrokenTriton(TritonClient):
         parameters: dict[str, Any],
         on_delta: Callable[[Delta], None],
         traceparent: str | None = None,
+        *,
+        wants_ids: bool = False,
+        earlier: EarlierText | None = None,
     ) -> None:
         if prompt == "break":
             raise RuntimeError("a bug of ours")
