@@ -23,7 +23,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     text,
-)
+)  # fmt: skip
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSVECTOR, UUID
 
 from app.storage_parameters import COUNTERS, LONG, LONG_WITH_TEXTS, QUEUE
