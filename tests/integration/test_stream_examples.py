@@ -146,16 +146,28 @@ async def test_a_program_tells_attempts_and_failure(
     one: Service, tmp_path: Path, language: str
 ) -> None:
     api = str(one.client.base_url).rstrip("/")
-    sent = await send(one, "{{lost_at=5 delay_ms=30}}")
+    sent = await send(one, "{{lost_at=5 delay_ms=30}}", continue_lost_attempts=False)
     async with reading(language, api, sent["id"], tmp_path) as process:
         output, errors = await process.communicate()
     result = await read(one, sent["id"])
     assert result["attempt"] > 1
-    assert output.decode().rpartition(f"\n--- attempt {result['attempt']} ---\n")[1:] == (
-        f"\n--- attempt {result['attempt']} ---\n", result["result"],
-    )  # fmt: skip
+    notice = f"\n--- attempt {result['attempt']}, from character 0 ---\n"
+    assert output.decode().rpartition(notice)[1:] == (notice, result["result"])
     assert errors.decode() == result["error"]["message"] + "\n"
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("language", [needs_curl, "python"])
+async def test_a_program_keeps_the_text_that_is_continued(
+    one: Service, tmp_path: Path, language: str
+) -> None:
+    api = str(one.client.base_url).rstrip("/")
+    sent = await send(one, "{{once lost_at=5 delay_ms=30}}")
+    async with reading(language, api, sent["id"], tmp_path) as process:
+        output, errors = await process.communicate()
+    result = await read(one, sent["id"])
+    assert (result["attempt"], result["continued"]) == (2, 1)
+    assert (output.decode(), errors.decode()) == (result["result"], "")
 
 
 PAGES = {
