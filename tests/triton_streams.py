@@ -15,7 +15,7 @@ RETURNS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
-_NUMBERS = {"FP32": "<f", "UINT32": "<I"}
+_NUMBERS = {"FP32": "<f", "UINT32": "<I", "INT32": "<i"}
 
 
 class ModelError(Exception):
@@ -30,11 +30,15 @@ def ask(
     request_id: str = "",
     **tensors: Any,
 ) -> pb.ModelInferRequest:
-    """A request; `tensors` are further inputs by name, each a bool or a string."""
+    """A request; `tensors` are further inputs by name, each a bool, a string or a list of INT32."""
     request = pb.ModelInferRequest(model_name=model, id=request_id)
-    given: dict[str, bool | str] = {"text_input": prompt, **tensors}
+    given: dict[str, bool | str | list[int]] = {"text_input": prompt, **tensors}
     given["sampling_parameters"] = json.dumps(sampling or {})
     for name, value in given.items():
+        if isinstance(value, list):
+            request.inputs.add(name=name, datatype="INT32", shape=[len(value)])
+            request.raw_input_contents.append(struct.pack(f"<{len(value)}i", *value))
+            continue
         datatype = "BOOL" if isinstance(value, bool) else "BYTES"
         request.inputs.add(name=name, datatype=datatype, shape=[1])
         if isinstance(value, bool):

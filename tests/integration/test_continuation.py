@@ -1,16 +1,21 @@
 """The next attempt continues the text of a lost one: what is stored, sent, read and counted."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import asyncpg
+import psutil
 import pytest
 
+from app.embedded.triton import STUB, EmbeddedTriton
 from app.settings import Settings
-from tests.conftest import Service, run_service, short_lease
+from app.triton_client import CannotContinueError, Delta, EarlierText, TritonClient
+from tests.conftest import SCRIPTED, Service, run_service, run_triton, short_lease
 from tests.integration.launching import Worker
 from tests.integration.stream_reader import Reader
 from tests.integration.support import finish, read, send, serve, until, until_running
@@ -37,6 +42,16 @@ async def elsewhere(settings: Settings) -> AsyncIterator[Service]:
     """An API without a worker: it reads all text from the table."""
     async with serve(settings) as service:
         yield service
+
+
+@pytest.fixture
+async def waiting(settings: Settings, elsewhere: Service) -> dict[str, Any]:
+    """A result that waits with kept text, and no worker."""
+    impatient = settings.model_copy(update={"grace_seconds": 0.1})
+    async with run_service(impatient, with_worker=True) as service:
+        sent = await send(service, SLOW, parameters={"max_tokens": 65})
+        await until_running(service, sent["id"])
+    return await read(elsewhere, sent["id"], partial=True)
 
 
 async def attempts(service: Service, result_id: str) -> list[dict[str, Any]]:
@@ -230,29 +245,42 @@ async def test_a_reader_that_knows_more_than_was_kept_drops_the_rest(
 # --- when it does not happen ------------------------------------------------------------------------
 
 
-async def test_a_request_may_opt_out(one: Service, connection: asyncpg.Connection) -> None:
+@pytest.fixture
+async def twice(settings: Settings) -> AsyncIterator[Service]:
+    """A service that allows two attempts."""
+    async with run_service(
+        settings.model_copy(update={"max_attempts": 2}), with_worker=True
+    ) as service:
+        yield service
+
+
+async def test_a_request_may_opt_out(twice: Service, connection: asyncpg.Connection) -> None:
     prompt = losing(30, once="")
     sent = await send(
-        one, prompt, continue_lost_attempts=False, parameters={"max_tokens": 100}, metadata={"a": 1}
+        twice,
+        prompt,
+        continue_lost_attempts=False,
+        parameters={"max_tokens": 100},
+        metadata={"a": 1},
     )
-    result = await read(one, sent["id"], wait=50)
-    assert (result["state"], result["attempt"], result["continued"]) == ("failed", 5, 0)
-    history = await attempts(one, sent["id"])
+    result = await read(twice, sent["id"], wait=50)
+    assert (result["state"], result["attempt"], result["continued"]) == ("failed", 2, 0)
+    history = await attempts(twice, sent["id"])
     assert {entry["continued_from"] for entry in history} == {None}
     # Its retry asks for the same.
-    retried = (await one.client.post(f"/results/{sent['id']}/retry")).json()
+    retried = (await twice.client.post(f"/results/{sent['id']}/retry")).json()
     row = await connection.fetchval(
         "SELECT resumable FROM results WHERE id = $1", UUID(retried["id"])
     )
     assert row is False
-    await one.client.delete(f"/results/{retried['id']}?force=true")
+    await twice.client.delete(f"/results/{retried['id']}?force=true")
     assert await has_no_chunks(connection)
 
 
-async def test_a_seeded_answer_starts_over(one: Service) -> None:
-    sent = await send(one, losing(30, once=""), parameters={"seed": 1, "max_tokens": 100})
-    result = await read(one, sent["id"], wait=50)
-    assert (result["attempt"], result["continued"]) == (5, 0)
+async def test_a_seeded_answer_starts_over(twice: Service) -> None:
+    sent = await send(twice, losing(30, once=""), parameters={"seed": 1, "max_tokens": 100})
+    result = await read(twice, sent["id"], wait=50)
+    assert (result["attempt"], result["continued"]) == (2, 0)
 
 
 async def test_the_setting_turns_it_off_for_results_that_wait(
@@ -309,17 +337,129 @@ async def test_text_that_cannot_be_continued_is_generated_anew(
     assert await has_no_chunks(connection)
 
 
+# --- models without the inputs ----------------------------------------------------------------------
+
+_INPUTS = re.compile(r',\s*\{ name: "(?:return_token_ids|resume_\w+|token_ids)"[^}]*\}')
+
+
+class Changing(EmbeddedTriton):
+    """A Triton whose model takes token ids, or takes none, as NVIDIA's backend."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._config = self.models["scripted"] / "config.pbtxt"
+        self._text = self._config.read_text()
+
+    async def has_no_stub(self) -> bool:
+        assert self._process is not None
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        return not any(
+            child.name() in STUB and child.status() != psutil.STATUS_ZOMBIE for child in family
+        )
+
+    async def take_ids(self, *, takes: bool) -> None:
+        text = self._text if takes else _INPUTS.sub("", self._text)
+        assert ("resume_token_ids" in text) is takes
+        self._config.write_text(text)
+        async with TritonClient(self.address("grpc")) as client:
+            await client.unload("scripted")
+            await client.load("scripted")
+
+
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changing]:
+    folder = tmp_path_factory.mktemp("changing")
+    model = shutil.copytree(SCRIPTED["scripted"], folder / "scripted")
+    with run_triton(Changing, folder, {"scripted": model}) as server:
+        yield server
+
+
+async def start_over(service: Service, connection: asyncpg.Connection, result_id: str) -> None:
+    """The result waits on a model that takes no ids, and is generated anew."""
+    result = await read(service, result_id, wait=30)
+    assert (result["result"], result["attempt"], result["continued"]) == (TEXT, 3, 0)
+    refused, *_ = await attempts(service, result_id)
+    assert "no input resume_token_ids" in refused["error"]["message"]
+    assert await connection.fetchval("SELECT lost_attempts FROM results") == 0
+    assert await has_no_chunks(connection)
+
+
+async def test_a_model_without_the_inputs_starts_over(
+    settings: Settings, connection: asyncpg.Connection, waiting: dict[str, Any], changing: Changing
+) -> None:
+    await changing.take_ids(takes=False)
+    there = settings.model_copy(update={"triton_grpc": changing.address("grpc")})
+    async with run_service(there, with_worker=True) as service:
+        await start_over(service, connection, waiting["id"])
+
+
+async def test_text_is_continued_as_a_prompt_where_that_is_allowed(
+    settings: Settings, waiting: dict[str, Any], changing: Changing
+) -> None:
+    """The scripted model begins its text anew behind any prompt: the seam shows."""
+    await changing.take_ids(takes=False)
+    there = settings.model_copy(
+        update={"triton_grpc": changing.address("grpc"), "continue_by_text": True}
+    )
+    async with run_service(there, with_worker=True) as service:
+        result = await read(service, waiting["id"], wait=30)
+        entries = await attempts(service, waiting["id"])
+    done = entries[-1]["continued_from"]
+    rest = result["result"][done:]
+    assert result["result"][:done] == TEXT[:done]
+    assert done >= len(waiting["result"])
+    assert TEXT.startswith(rest)
+    assert (result["attempt"], result["continued"]) == (2, 1)
+    # One budget and one prompt for both.
+    assert result["usage"] == {"prompt_tokens": len(SLOW.split()), "completion_tokens": 65}
+    assert words(result["result"][:done]) + words(rest) == 65
+
+
+async def test_a_model_that_loses_the_inputs_fails_nothing(changing: Changing) -> None:
+    """By a reload, which nothing tells the client: the request is refused, and sent once more."""
+    await changing.take_ids(takes=True)
+    async with TritonClient(changing.address("grpc")) as client:
+        deltas: list[Delta] = []
+        for takes in (True, False):
+            await changing.take_ids(takes=takes)
+            deltas.clear()
+            await client.run("scripted", "{{chunks=3}}", {}, deltas.append, wants_ids=True)
+            assert [delta.token_ids is not None for delta in deltas] == [takes] * 3
+        earlier = EarlierText(deltas[0].text, b"\1\0\0\0")
+        with pytest.raises(CannotContinueError):
+            await client.run(
+                "scripted", "{{chunks=3}}", {}, deltas.append, wants_ids=True, earlier=earlier
+            )
+
+
+async def test_an_engine_that_is_killed_in_mid_text_is_continued_by_the_next(
+    settings: Settings, connection: asyncpg.Connection, changing: Changing
+) -> None:
+    await changing.take_ids(takes=True)
+    there = settings.model_copy(update={"triton_grpc": changing.address("grpc")})
+    async with run_service(there, with_worker=True) as service:
+        sent = await send(
+            service, losing(40, fault="crash_at", delay=30), parameters={"max_tokens": 100}
+        )
+
+        async def is_dead() -> bool:
+            return bool(await changing.has_no_stub())
+
+        await until(is_dead)
+        await changing.stop()
+        await changing.start()
+        result = await read(service, sent["id"], wait=60)
+        first, *_ = await attempts(service, sent["id"])
+        last = (await attempts(service, sent["id"]))[-1]
+    assert (result["state"], result["result"], result["continued"]) == ("completed", TEXT, 1)
+    assert result["usage"]["completion_tokens"] == 60
+    assert first["error"]["code"] == "triton_lost"
+    # What came through before the death is kept, all of it.
+    assert 30 < words(TEXT[: last["continued_from"]]) <= 40
+    assert await has_no_chunks(connection)
+
+
 # --- what waits for its next attempt ----------------------------------------------------------------
-
-
-@pytest.fixture
-async def waiting(settings: Settings, elsewhere: Service) -> dict[str, Any]:
-    """A result that waits with kept text, and no worker."""
-    impatient = settings.model_copy(update={"grace_seconds": 0.1})
-    async with run_service(impatient, with_worker=True) as service:
-        sent = await send(service, SLOW, parameters={"max_tokens": 100})
-        await until_running(service, sent["id"])
-    return await read(elsewhere, sent["id"], partial=True)
 
 
 async def test_a_cancelled_result_has_its_kept_text(
