@@ -58,6 +58,7 @@ class Attempts:
         self._throughput = throughput
         self._on_end = on_end
         self._ending = queue.ending_lane(worker_id, _FOREVER, hub)
+        self._keeping = queue.keeping_lane(worker_id, _FOREVER)
         self._early: dict[UUID, _Early] = {}  # whose results are just being stored
         self._unknown: set[UUID] = set()
         self._generated: Counter[str] = Counter()
@@ -135,7 +136,7 @@ class Attempts:
     async def _conclude(self, attempt: Attempt, end: AttemptEnd | None) -> None:
         """Commit the end, unless it is not ours to write, and make room for others."""
         claim, ended_at = attempt.claim, time.time()
-        self._generated[claim.model_name] += attempt.completion_tokens
+        self._generated[claim.model_name] += attempt.generated_tokens
         try:
             if end is not None:
                 telemetry.ATTEMPTS.of(claim.model_name, end.outcome).inc()
@@ -143,6 +144,8 @@ class Attempts:
                 if end.outcome in (Outcome.COMPLETED, Outcome.FAILED):
                     self._throughput.count(claim.model_name)
                 await self.writer.until_idle()
+                if end.keeps_text:
+                    await self._keep_text(attempt)
                 if not await self._write_end(end):
                     logger.info(
                         "result %s was decided elsewhere",
@@ -158,6 +161,22 @@ class Attempts:
                 del self.running[claim.id]
             self._hub.detach(attempt)
             self._on_end(claim)
+
+    async def _keep_text(self, attempt: Attempt) -> None:
+        """Store the last text of an attempt that is to be continued; without it there is less."""
+        chunk = attempt.take_chunk(is_last=True)
+        if chunk is None:
+            return
+        try:
+            await self._keeping.submit(chunk)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            logger.exception(
+                "the last text of result %s was refused",
+                chunk.result_id,
+                extra=self._extra("text_refused", attempt.claim),
+            )
 
     def _trace_queue(self, claim: Claim) -> None:
         if tracing.active is not None and claim.trace is not None:
@@ -231,7 +250,7 @@ class Attempts:
     # --- models that die ------------------------------------------------------------------------
 
     def _judge_model(self, attempt: Attempt, end: AttemptEnd) -> None:
-        if not self._is_stopping:
+        if not self._is_stopping and not attempt.starts_over:
             self._backend.judge(attempt.place, end)
         if attempt.model_is_dead:
             self._stop_all_at(attempt.place)
@@ -307,7 +326,7 @@ class Attempts:
         self._unknown = unknown
 
     async def _hand_back(self, result_id: UUID, attempt: int) -> None:
-        await self._write_end(AttemptEnd(result_id, attempt, Outcome.RETURNED))
+        await self._write_end(AttemptEnd(result_id, attempt, Outcome.RETURNED, keeps_text=True))
 
     # --- stop -----------------------------------------------------------------------------------
 
@@ -333,6 +352,7 @@ class Attempts:
             attempt.stop(StopReason.NOT_OURS)
         await cancel_all(self.tasks)
         await self._ending.close()
+        await self._keeping.close()
         for attempt in self.running.values():
             self._hub.detach(attempt)
         self.running.clear()

@@ -269,7 +269,12 @@ async def _run_worker(settings: Settings) -> None:
         worker = Worker(
             services.database,
             services.queue,
-            TritonBackend(services.registry, services.fleet, settings.engine_silence_seconds),
+            TritonBackend(
+                services.registry,
+                services.fleet,
+                settings.engine_silence_seconds,
+                continues_by_text=settings.continue_by_text,
+            ),
             services.listener,
             services.hub,
             settings,

@@ -20,6 +20,7 @@ class FailureCode(StrEnum):
     WORKER_LOST = "worker_lost"
     TRITON_LOST = "triton_lost"
     ENGINE_LOST = "engine_lost"
+    NOT_CONTINUED = "not_continued"  # of attempts alone: no result fails with it
     INFINI_GRAM_ERROR = "infini_gram_error"
     INTERNAL_ERROR = "internal_error"
 

@@ -52,9 +52,13 @@ class Position:
 
 @dataclass(slots=True, frozen=True)
 class AttemptStarted:
-    """Another attempt begins: its text replaces what was read of earlier ones."""
+    """Another attempt begins: its text replaces what was read of earlier ones.
+
+    `continued_from`: except for so many code points at the beginning, which it continues.
+    """
 
     position: Position
+    continued_from: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,6 +98,7 @@ class _Part:
     """What was found behind a position."""
 
     attempt: int
+    begins: int  # offset of the text in that attempt
     text: str
     has_more: bool = False  # that can be read at once
     ended: asyncpg.Record | None = None
@@ -104,7 +109,8 @@ class _Part:
 class Follower:
     """Reads one result from a position on. The caller has checked that it is the team's.
 
-    With tokens, it reads from the beginning: positions do not count them.
+    With tokens, it reads from the beginning: positions do not count them. `continues`: an attempt
+    that continues an earlier one begins where the reader is, instead of at its start.
     """
 
     def __init__(
@@ -117,7 +123,9 @@ class Follower:
         silence_seconds: float,
         *,
         with_tokens: bool = False,
+        continues: bool = False,
     ) -> None:
+        self._continues = continues
         self._hub = hub
         self._results = results
         self._team_id = team_id
@@ -156,16 +164,19 @@ class Follower:
     async def _read(self, news: News) -> _Part:
         """What there is behind the position: from memory, else from the table."""
         if news.row is not None:
-            return self._last_part(news.row)
+            return await self._last_part(news.row)
         attempt = self._hub.running(self._result_id)
         # An older one than the reader's this process has lost, and does not know it yet.
         if attempt is not None and attempt.claim.attempt >= self._position.attempt:
             self._is_announced = False  # should it run elsewhere later
-            number = attempt.claim.attempt
+            number, resume = attempt.claim.attempt, attempt.claim.resume
             offset = self._offset_in(number)
+            if number != self._position.attempt and self._continues and resume is not None:
+                offset = resume.kept_of(self._position.attempt, self._position.offset)
             text = attempt.text.since(offset, _MAX_CHARACTERS)
             return _Part(
                 number,
+                offset,
                 text,
                 has_more=offset + len(text) < len(attempt.text),
                 tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
@@ -173,31 +184,41 @@ class Follower:
             )
         if not news.is_end:
             stored = await self._results.text_since(
-                self._result_id, self._position.attempt, self._position.offset
+                self._result_id,
+                self._position.attempt,
+                self._position.offset,
+                continues=self._continues,
             )
             if stored.is_pending:
                 self._announce()
                 return self._stored_part(stored)
-        return self._last_part(await self._results.get(self._team_id, self._result_id))
+        return await self._last_part(await self._results.get(self._team_id, self._result_id))
 
     def _stored_part(self, stored: StoredText) -> _Part:
         lists = stored.logprobs if self._with_tokens else ()
         tokens = [token for logprobs in lists for token in orjson.loads(logprobs)]
         return _Part(
             stored.attempt,
+            stored.begins,
             stored.text,
             has_more=stored.has_more,
             tokens=tokens,
             completion_tokens=stored.completion_tokens,
         )
 
-    def _last_part(self, row: asyncpg.Record) -> _Part:
+    async def _last_part(self, row: asyncpg.Record) -> _Part:
         """What is behind the position in a terminal result."""
-        output = row["output"] or ""
+        output, place = row["output"] or "", self._position
+        offset = self._offset_in(row["attempt"])
+        since: int | None = row["text_attempt"]
+        if self._continues and since is not None and since <= place.attempt < row["attempt"]:
+            kept = await self._results.continued_from(self._result_id, place.attempt)
+            offset = min(place.offset, kept, len(output))
         tokens = orjson.loads(row["logprobs"] or "[]") if self._with_tokens else []
         return _Part(
             row["attempt"],
-            output[self._offset_in(row["attempt"]) :],
+            offset,
+            output[offset:],
             ended=row,
             tokens=tokens[self._tokens_in(row["attempt"]) :],
             completion_tokens=row["completion_tokens"],
@@ -217,8 +238,8 @@ class Follower:
     def _advance(self, part: _Part) -> Iterator[Event]:
         """Move behind a part, event by event."""
         if part.attempt > self._position.attempt:
-            self._position, self._tokens = Position(part.attempt, 0), 0
-            yield AttemptStarted(self._position)
+            self._position, self._tokens = Position(part.attempt, part.begins), 0
+            yield AttemptStarted(self._position, part.begins or None)
         tokens: Sequence[Any] = part.tokens
         self._tokens += len(tokens)
         for start in range(0, len(part.text) or bool(tokens), _MAX_CHARACTERS):

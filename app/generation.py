@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
 
 from app import telemetry, tracing
 from app.circuit_breaker import Answer, CircuitBreaker, Probe
@@ -13,7 +15,7 @@ from app.fleet import DeadEngine, Fleet, Server
 from app.job_queue import AttemptEnd, Claim, Outcome
 from app.model_registry import ModelRegistry
 from app.runner import Attempt, OnText, Place
-from app.triton_client import Delta
+from app.triton_client import CannotContinueError, Delta, EarlierText
 from app.triton_errors import (
     EngineDeadError,
     EngineUnhealthyError,
@@ -33,6 +35,7 @@ _UNTRACED = contextlib.nullcontext()
 # is not answered for the second. The rest is the time between two looks.
 _SILENT_SHARE = 0.4
 _PROBE_SHARE = 0.5
+_RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
 
 
 class Generation(Attempt):
@@ -44,11 +47,19 @@ class Generation(Attempt):
         self.server: Server | None = None  # until it begins
 
     async def _work(self) -> tuple[Outcome, Failure | None]:
+        resume = self.claim.resume
+        if resume is not None and resume.fault is not None:
+            return self._start_over(resume.fault)
         try:
             await self._generate()
+        except CannotContinueError as error:
+            return self._start_over(str(error))
         except UnclearError as error:
             return self._judge(await self._backend.clarified(error, self.place))
         except GenerationError as error:
+            is_refusal = isinstance(error, RefusedError) and resume is not None
+            if is_refusal and str(error).startswith(_RESUME_REFUSED):
+                return self._start_over(str(error))
             return self._judge(error)
         if self.finish_reason is None:
             return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
@@ -57,14 +68,16 @@ class Generation(Attempt):
     async def _generate(self) -> None:
         """Have a server generate; one that does not take it leaves it to the next."""
         claim, tried = self.claim, set[str]()
-        refusal = NotTakenError(f"no server has model {claim.model_name} ready")
+        refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
+        cannot_continue: CannotContinueError | None = None
         while (server := self._backend.choose(claim.model_name, tried)) is not None:
             self.server, self.place = server, _place(server, claim.model_name)
             try:
                 with server.occupied(claim.model_name), self._traced(server) as traceparent:
-                    await server.client.run(
-                        claim.model_name, claim.prompt, claim.parameters, self._hear, traceparent
-                    )
+                    await self._ask(server, traceparent)
+            except CannotContinueError as error:
+                cannot_continue = error
+                tried.add(server.name)
             except ModelDeadError:
                 raise  # the other streams there hang: the worker stops them
             except NotTakenError as error:
@@ -76,7 +89,42 @@ class Generation(Attempt):
                 self._backend.record(error, self.place)
             else:
                 return
-        raise refusal
+        raise cannot_continue or refusal
+
+    async def _ask(self, server: Server, traceparent: str | None) -> None:
+        """Have a server generate the answer, or the rest of it. Raises CannotContinueError."""
+        claim, resume = self.claim, self.claim.resume
+        run = partial(server.client.run, claim.model_name)
+        if resume is None:
+            return await run(
+                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                wants_ids=claim.resumable,
+            )
+        try:
+            if resume.token_ids is None:
+                raise CannotContinueError("the ids of its tokens are not known")
+            return await run(
+                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                wants_ids=True,
+                earlier=EarlierText(resume.text, resume.token_ids),
+            )
+        except CannotContinueError:
+            if not self._backend.continues_by_text or not resume.completion_tokens:
+                raise
+        parameters = rest_of(claim.parameters, resume.completion_tokens)
+        if parameters["max_tokens"] <= 0:
+            self.finish_reason = "length"
+            return None
+        return await run(claim.prompt + resume.text, parameters, self._hear, traceparent)
+
+    def _start_over(self, reason: str) -> tuple[Outcome, Failure | None]:
+        """Leave the result to an attempt that begins anew: a reader's text must not be replaced
+        within one attempt."""
+        self.starts_over = True
+        message = (
+            f"The text so far could not be continued ({reason}): the next attempt starts over."
+        )
+        return Outcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
 
     def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
         """The span of a stream, if it is traced; the context that Triton is told."""
@@ -98,9 +146,12 @@ class Generation(Attempt):
         self.has_answered = True
         if self.first_token_seconds is None and delta.text:
             self.first_token_seconds = self.heard_at - self.asked_at
-        if delta.prompt_tokens:
+        # A prompt that was continued by text has the earlier text in it.
+        if delta.prompt_tokens and (self.claim.resume is None or self.prompt_tokens is None):
             self.prompt_tokens = delta.prompt_tokens
         self.completion_tokens += delta.completion_tokens
+        if delta.token_ids:
+            self._ids += delta.token_ids
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.is_over = True
@@ -136,8 +187,16 @@ class Generation(Attempt):
 class TritonBackend:
     """Runs results on the servers that have their models ready, the least busy one first."""
 
-    def __init__(self, registry: ModelRegistry, fleet: Fleet, silence_seconds: float) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        fleet: Fleet,
+        silence_seconds: float,
+        *,
+        continues_by_text: bool = False,
+    ) -> None:
         """`silence_seconds`: after which an engine that answers nothing is taken for dead."""
+        self.continues_by_text = continues_by_text
         self._registry = registry
         self._fleet = fleet
         self._silent_seconds = silence_seconds * _SILENT_SHARE
@@ -305,6 +364,14 @@ class TritonBackend:
     def _on_report(self, server: Server, model: str, dead: DeadEngine) -> None:
         """Another worker found an engine dead: ask before more work goes there."""
         self._breaker.on_report(_place(server, model), dead.since)
+
+
+def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
+    """The parameters of a text of which `done` tokens are generated, and sent as a prompt."""
+    rest = dict(parameters) | {"max_tokens": parameters["max_tokens"] - done}
+    if parameters.get("min_tokens"):
+        rest["min_tokens"] = max(0, parameters["min_tokens"] - done)
+    return rest
 
 
 def _place(server: Server, model: str) -> Place:

@@ -17,6 +17,7 @@ import orjson
 from asyncpg import Record
 
 from app import job_queue_sql as sql, log_context, telemetry, tracing
+from app.continuation import Resume, load_resumes
 from app.database import Connection, Database, await_standby
 from app.errors import Failure
 from app.group_commit import Lane
@@ -77,6 +78,7 @@ class NewResult:
     tokens: int = 0  # of prompt and answer at most: what it counts for its team's rate
     limits: Limits = NO_LIMITS  # of its team and model
     trace: str | None = None  # the context of its request's trace (`traceparent`)
+    resumable: bool = False  # whether the text of a lost attempt may be continued
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,6 +95,8 @@ class Claim:
     has_attribution: bool = False  # one is to follow its completion
     team_id: str = ""
     trace: str | None = None
+    resumable: bool = False
+    resume: Resume | None = None  # the text of earlier attempts, to be continued
 
 
 class Outcome(StrEnum):
@@ -121,6 +125,11 @@ class AttemptEnd:
     failure: Failure | None = None
     retry_after_seconds: float = 0.0
     has_attribution: bool = False
+    # If the result is requeued: whether its stored text stays. `output` is empty where the attempt
+    # leaves it as it found it.
+    keeps_text: bool = False
+    continued_from: int | None = None  # length of the text that it was to continue
+    continued: bool = False  # and the model did
 
 
 @dataclass(slots=True, frozen=True)
@@ -134,6 +143,7 @@ class Chunk:
     prompt_tokens: int | None
     completion_tokens: int | None
     logprobs: str | None = None  # of its tokens, as a JSON list
+    token_ids: bytes | None = None  # of its tokens, as little-endian INT32
 
 
 class Birthplace(Protocol):
@@ -267,10 +277,22 @@ class JobQueue:
                     sql.CLAIM, worker_id, list(open_to_all), list(open_to_all.values())
                 )
                 # Before the connection's return, which may take time where it leads nowhere now.
-                yield [_to_claim(row) for row in free_for_all]
+                yield await self._to_claims(connection, free_for_all)
         for model, limits in limited.items():
-            rows = await self._claim_within_limits(worker_id, model, free[model], limits)
-            yield [_to_claim(row) for row in rows]
+            yield await self._claim_within_limits(worker_id, model, free[model], limits)
+
+    async def _to_claims(self, connection: Connection, rows: Sequence[Record]) -> list[Claim]:
+        """The claims of claimed rows, with the text that they are to continue."""
+        is_on = self._settings.continue_lost_attempts
+        if is_on:
+            resumes = await load_resumes(connection, rows)
+        else:
+            resumes = {
+                row["id"]: Resume(row["text_attempt"], fault="LLM_CONTINUE_LOST_ATTEMPTS is off")
+                for row in rows
+                if row["text_attempt"] is not None
+            }
+        return [_to_claim(row, resumes.get(row["id"]), is_resumable=is_on) for row in rows]
 
     @property
     def has_running_limits(self) -> bool:
@@ -283,28 +305,31 @@ class JobQueue:
 
     async def _claim_within_limits(
         self, worker_id: UUID, model: str, free: int, limits: RunningLimits
-    ) -> Sequence[Any]:
-        async with self._database.connection() as connection, connection.transaction():
-            await connection.execute(sql.LOCK_QUEUE, model)
-            return await connection.fetch(
-                sql.CLAIM_WITHIN_LIMITS,
-                worker_id,
-                model,
-                free,
-                limits.default,
-                list(limits.of_teams),
-                list(limits.of_teams.values()),
-            )
+    ) -> Sequence[Claim]:
+        async with self._database.connection() as connection:
+            async with connection.transaction():
+                await connection.execute(sql.LOCK_QUEUE, model)
+                rows = await connection.fetch(
+                    sql.CLAIM_WITHIN_LIMITS,
+                    worker_id,
+                    model,
+                    free,
+                    limits.default,
+                    list(limits.of_teams),
+                    list(limits.of_teams.values()),
+                )
+            return await self._to_claims(connection, rows)
 
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
         """Claim, for each model on which nothing runs, one result that must run alone."""
         claims = []
         for row in await self._database.fetch(sql.SUSPECT_MODELS, list(models)):
             model = row["model_name"]
-            async with self._database.connection() as connection, connection.transaction():
-                await connection.execute(sql.LOCK_QUEUE, model)
-                claimed = await connection.fetch(sql.CLAIM_SUSPECT, worker_id, model)
-            claims += [_to_claim(row) for row in claimed]
+            async with self._database.connection() as connection:
+                async with connection.transaction():
+                    await connection.execute(sql.LOCK_QUEUE, model)
+                    claimed = await connection.fetch(sql.CLAIM_SUSPECT, worker_id, model)
+                claims += await self._to_claims(connection, claimed)
         return claims
 
     async def append(
@@ -314,20 +339,21 @@ class JobQueue:
 
         Chunks of attempts no longer ours are dropped.
         """
-        await self._database.run(
-            lambda connection: connection.execute(
-                sql.APPEND,
-                worker_id,
-                [chunk.result_id for chunk in chunks],
-                [chunk.attempt for chunk in chunks],
-                [chunk.offset for chunk in chunks],
-                [chunk.text for chunk in chunks],
-                [chunk.prompt_tokens for chunk in chunks],
-                [chunk.completion_tokens for chunk in chunks],
-                [chunk.logprobs for chunk in chunks],
-                list(join_ids(watched)),
-            )
-        )
+        await self._database.run(lambda connection: _append(connection, worker_id, chunks, watched))
+
+    def keeping_lane(self, worker_id: UUID, retry_seconds: float) -> Lane[Chunk, None]:
+        """The lane on which one worker stores the last text of attempts that are to be continued.
+
+        Chunks of attempts no longer ours are dropped.
+        """
+
+        async def keep_texts(
+            connection: Connection, chunks: Sequence[Chunk], _resent: bool
+        ) -> list[None]:
+            await _append(connection, worker_id, chunks)
+            return [None] * len(chunks)
+
+        return Lane(self._database, keep_texts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
 
     def ending_lane(
         self, worker_id: UUID, retry_seconds: float, audience: Audience | None = None
@@ -442,7 +468,11 @@ class JobQueue:
         self, connection: Connection, worker_ids: Sequence[UUID], *, counted: bool
     ) -> int:
         count: int = await connection.fetchval(
-            sql.RELEASE, list(worker_ids), counted, self._settings.max_attempts
+            sql.RELEASE,
+            list(worker_ids),
+            counted,
+            self._settings.max_attempts,
+            self._settings.continue_lost_attempts,
         )
         return count
 
@@ -506,6 +536,7 @@ def _to_columns(results: Sequence[NewResult]) -> list[Sequence[object]]:
         [result.attribution for result in results],
         [result.retain_seconds for result in results],
         [result.trace for result in results],
+        [result.resumable for result in results],
     ]
 
 
@@ -546,6 +577,25 @@ def _to_first_claim(result: NewResult, prompt: str | None = None) -> Claim:
         has_attribution=result.attribution is not None,
         team_id=result.team_id,
         trace=result.trace,
+        resumable=result.resumable,
+    )
+
+
+async def _append(
+    connection: Connection, worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID] = ()
+) -> None:
+    await connection.execute(
+        sql.APPEND,
+        worker_id,
+        [chunk.result_id for chunk in chunks],
+        [chunk.attempt for chunk in chunks],
+        [chunk.offset for chunk in chunks],
+        [chunk.text for chunk in chunks],
+        [chunk.prompt_tokens for chunk in chunks],
+        [chunk.completion_tokens for chunk in chunks],
+        [chunk.logprobs for chunk in chunks],
+        [chunk.token_ids for chunk in chunks],
+        list(join_ids(watched)),
     )
 
 
@@ -576,6 +626,9 @@ async def _end_attempts(
         [failure.message if failure else None for failure in failures],
         [failure.retryable if failure else None for failure in failures],
         [end.retry_after_seconds for end in ends],
+        [end.keeps_text for end in ends],
+        [end.continued for end in ends],
+        [end.continued_from for end in ends],
         max_attempts,
         *([awaited] if awaited else ()),
     )
@@ -595,7 +648,7 @@ async def _end_attempts(
     return [end.result_id in ours for end in ends]
 
 
-def _to_claim(row: Any) -> Claim:
+def _to_claim(row: Record, resume: Resume | None, *, is_resumable: bool) -> Claim:
     return Claim(
         id=row["id"],
         attempt=row["attempt"],
@@ -607,4 +660,6 @@ def _to_claim(row: Any) -> Claim:
         has_attribution=row["attribution"] is not None,
         team_id=row["team_id"],
         trace=row["trace"],
+        resumable=row["resumable"] and is_resumable,
+        resume=resume,
     )

@@ -22,6 +22,7 @@ SUSPECT_DEATHS = 2
 # One notification carries the ids of one statement.
 MAX_BATCH = IDS_PER_NOTIFICATION
 _HISTORY_LIMIT = 20
+_MAX_CONTINUATIONS = 32_767  # of a smallint
 
 # What a read of a result gives; its end gives the same to those who wait for it in its process.
 READ_COLUMNS = (
@@ -29,8 +30,12 @@ READ_COLUMNS = (
     "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
     "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
     "finished_at", "metadata", "retry_of", "logprobs", "erased_at", "store", "request", "kind",
-    "source_id", "attribution",
+    "source_id", "attribution", "text_attempt", "continuations",
 )  # fmt: skip
+
+# The attempts whose chunks are the present text of a result `r`.
+_FIRST_ATTEMPT = "coalesce(r.text_attempt, r.attempt)"
+_OF_TEXT = f"c.result_id = r.id AND c.attempt BETWEEN {_FIRST_ATTEMPT} AND r.attempt"
 
 
 def _failure_sql(failure: Failure) -> tuple[str, str, str]:
@@ -113,11 +118,11 @@ WITH {keys} context_input AS (
   SELECT * FROM unnest($6::uuid[], $7::text[], $8::uuid[], $9::text[], $10::int[], $11::text[],
     $12::text[], $13::smallint[], $14::float8[], $15::text[], $16::uuid[], $17::uuid[],
     $18::text[], $19::text[], $20::float8[], $21::bool[], $22::text[], $23::bool[], $24::text[],
-    $25::uuid[], $26::text[], $27::float8[], $28::text[], $29::bool[])
+    $25::uuid[], $26::text[], $27::float8[], $28::text[], $29::bool[], $30::bool[])
     AS i(id, team_id, context_id, model_name, model_version, prompt, parameters, priority,
          deadline_seconds, metadata, group_id, retry_of, webhook_url, on_disconnect, step,
          has_new_context, request, store, kind, source_id, attribution, retain_seconds, trace,
-         may_start)
+         resumable, may_start)
 ), new_contexts AS (
   INSERT INTO contexts (id, team_id, content, messages, metadata)
   SELECT id, team_id, content, messages::jsonb, metadata::jsonb FROM context_input
@@ -131,7 +136,7 @@ WITH {keys} context_input AS (
   FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
         FROM input) f
 ), me AS (
-  SELECT id FROM workers WHERE id = $30::uuid AND dead_at IS NULL FOR KEY SHARE
+  SELECT id FROM workers WHERE id = $31::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models of which nothing waits: what comes now overtakes nobody.
   SELECT m.model_name, me.id AS worker_id
@@ -146,12 +151,12 @@ WITH {keys} context_input AS (
   INSERT INTO results (id, team_id, context_id, model_name, model_version, prompt, parameters,
                        priority, deadline_at, deadline_seconds, metadata, group_id, retry_of,
                        webhook_url, on_disconnect, request, store, kind, source_id, attribution,
-                       retain_seconds, trace, fair_key, worker_id, attempt, started_at)
+                       retain_seconds, trace, resumable, fair_key, worker_id, attempt, started_at)
   SELECT i.id, i.team_id, i.context_id, i.model_name, i.model_version, i.prompt,
          i.parameters::jsonb, i.priority, now() + make_interval(secs => i.deadline_seconds),
          i.deadline_seconds, i.metadata::jsonb, i.group_id, i.retry_of, i.webhook_url,
          i.on_disconnect, i.request::jsonb, i.store, i.kind, i.source_id, i.attribution::jsonb,
-         i.retain_seconds, i.trace, f.first_key + i.step * (row_number() OVER (
+         i.retain_seconds, i.trace, i.resumable, f.first_key + i.step * (row_number() OVER (
            PARTITION BY i.team_id, i.model_name, i.priority ORDER BY i.id) - 1),
          idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
@@ -178,7 +183,7 @@ _IS_REFUSED = (
     "i.id IN (SELECT id FROM refused) OR coalesce(i.group_id IN (SELECT id FROM refused), false)"
 )
 ENQUEUE_WITH_KEYS = _enqueue_sql(
-    take_keys_sql(31, _has_sources("i.is_rendered")),
+    take_keys_sql(32, _has_sources("i.is_rendered")),
     f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})",
     f"NOT ({_IS_REFUSED})",
 )
@@ -188,7 +193,8 @@ ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
 _CLAIMED = """
 RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
           extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths,
-          r.attribution, r.team_id, r.trace
+          r.attribution, r.team_id, r.trace, r.resumable, r.text_attempt,
+          CASE WHEN r.text_attempt IS NOT NULL THEN r.attempt_history END AS attempt_history
 """
 
 _START_PICKED = f"""
@@ -309,20 +315,25 @@ def _lock_named(strength: str, condition: str = "true") -> str:
 APPEND = f"""
 WITH {_lock_named("SHARE")}, kept AS (
   INSERT INTO result_chunks (result_id, attempt, "offset", text, prompt_tokens, completion_tokens,
-                             logprobs)
+                             logprobs, token_ids)
   SELECT i.result_id, i.attempt, i."offset", i.text, i.prompt_tokens, i.completion_tokens,
-         i.logprobs
+         i.logprobs, i.token_ids
   FROM (
     SELECT u.* FROM unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[], $7::int[],
-                           $8::text[])
-      AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens, logprobs)
+                           $8::text[], $9::bytea[])
+      AS u(result_id, attempt, "offset", text, prompt_tokens, completion_tokens, logprobs,
+           token_ids)
     JOIN locked r ON r.id = u.result_id
     WHERE r.worker_id = $1 AND r.attempt = u.attempt AND r.state = 'pending'
   ) i
   ON CONFLICT DO NOTHING
 )
-SELECT pg_notify('{APPENDED}', ids) FROM unnest($9::text[]) AS told(ids)
+SELECT pg_notify('{APPENDED}', ids) FROM unnest($10::text[]) AS told(ids)
 """
+
+# A requeued result keeps its text: its chunks stay, and its next attempt continues them. An attempt
+# without text of its own leaves the text as it is.
+_KEEPS_TEXT = "j.verdict = 'requeued' AND j.keeps_text AND r.resumable"
 
 # Writes the verdict `j` on the rows `r`: the one place where a result leaves its attempt.
 _CONCLUDE = f"""
@@ -344,11 +355,21 @@ _CONCLUDE = f"""
     lost_attempts = r.lost_attempts + j.lost::int,
     engine_deaths = r.engine_deaths + j.engine_died::int,
     attempt_history = CASE
-      WHEN j.error_code IS NULL OR jsonb_array_length(r.attempt_history) >= {_HISTORY_LIMIT}
+      WHEN (j.error_code IS NULL AND j.continued_from IS NULL)
+        OR jsonb_array_length(r.attempt_history) >= {_HISTORY_LIMIT}
       THEN r.attempt_history
       ELSE r.attempt_history || jsonb_build_object('attempt', r.attempt, 'worker_id', r.worker_id,
-        'started_at', r.started_at, 'ended_at', clock_timestamp(), 'counted', j.lost,
-        'error', jsonb_build_object('code', j.error_code, 'message', j.error_message)) END,
+        'started_at', r.started_at, 'ended_at', clock_timestamp(),
+        'counted', j.lost OR j.verdict = 'completed', 'continued_from', j.continued_from,
+        'error', CASE WHEN j.error_code IS NOT NULL
+          THEN jsonb_build_object('code', j.error_code, 'message', j.error_message) END) END,
+    text_attempt = CASE
+      WHEN {_KEEPS_TEXT}
+        THEN coalesce(r.text_attempt, CASE WHEN j.output <> '' THEN r.attempt END)
+      WHEN j.verdict = 'requeued' THEN NULL
+      ELSE r.text_attempt END,
+    continuations = CASE WHEN j.verdict = 'requeued' AND NOT ({_KEEPS_TEXT}) THEN 0
+      ELSE least(r.continuations + j.continued::int, {_MAX_CONTINUATIONS}) END,
     model_version = coalesce(j.model_version, r.model_version),
     output = CASE WHEN j.verdict = 'requeued' THEN NULL ELSE j.output END,
     finish_reason = CASE WHEN j.verdict = 'requeued' THEN NULL
@@ -398,14 +419,21 @@ _ATTRIBUTE = f"""due AS (
 ), """
 
 
+# Of a result that waits for an attempt to continue its text, nothing is removed.
+_SWEPT = """swept AS (
+  DELETE FROM result_chunks c USING ended e
+  WHERE c.result_id = e.id AND (e.state <> 'pending' OR e.text_attempt IS NULL)
+)"""
+
+
 def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
     """The end of a batch of attempts; it answers the ids of those that were ours.
 
-    `reads`: and what a read of those gives that $17 names. `attributes`: some of them, once they
+    `reads`: and what a read of those gives that $20 names. `attributes`: some of them, once they
     have completed, are to be attributed. What a batch does not need is no part of its statement: it
     would copy each row with all its text.
     """
-    returned = ["id", "state", "team_id", "webhook_url"]
+    returned = ["id", "state", "team_id", "webhook_url", "text_attempt"]
     if attributes:
         returned += ["attribution", "context_id", "priority", "output", "store"]
         returned += ["retain_seconds", "trace"]
@@ -414,7 +442,7 @@ def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
     columns = ", ".join(f"r.{column}" for column in dict.fromkeys(returned))
     answer = "SELECT * FROM told"
     if reads:
-        answer += " LEFT JOIN ended e ON e.id = ANY($17::uuid[]) AND e.state <> 'pending'"
+        answer += " LEFT JOIN ended e ON e.id = ANY($20::uuid[]) AND e.state <> 'pending'"
     locked = _lock_named("UPDATE", _CONTEXTS_ARE_HELD if attributes else "true")
     enqueued = (
         f"""CASE WHEN EXISTS (SELECT FROM attributions)
@@ -428,24 +456,22 @@ def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
 WITH {_HOLD_CONTEXTS if attributes else ""}{locked}, input AS (
   SELECT * FROM unnest($2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::int[],
     $8::int[], $9::text[], $10::int[], $11::float8[], $12::text[], $13::text[], $14::bool[],
-    $15::float8[])
+    $15::float8[], $16::bool[], $17::bool[], $18::bigint[])
     AS i(result_id, attempt, outcome, output, finish_reason, prompt_tokens, completion_tokens,
          logprobs, model_version, first_token_seconds, error_code, error_message, error_retryable,
-         retry_after_seconds)
+         retry_after_seconds, keeps_text, continued, continued_from)
 ), judged AS (
   SELECT r.id, i.*, i.outcome = 'lost' AS lost, i.outcome = 'lost' AS engine_died,
     CASE
       WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
       WHEN i.outcome IN ('completed', 'failed') THEN i.outcome
       WHEN r.deadline_at <= now() THEN 'expired'
-      WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= $16::int THEN
+      WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= $19::int THEN
         CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
       ELSE 'requeued' END AS verdict
   FROM input i JOIN locked r ON r.id = i.result_id
   WHERE r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'
-), ended AS ({_CONCLUDE} RETURNING {columns}), swept AS (
-  DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_ATTRIBUTE if attributes else ""}{_write_deliveries("ended")}, {_write_undigested("ended")}, told AS (
+), ended AS ({_CONCLUDE} RETURNING {columns}), {_SWEPT}, {_ATTRIBUTE if attributes else ""}{_write_deliveries("ended")}, {_write_undigested("ended")}, told AS (
   SELECT array_agg(id) AS ids, {_notify_ids(ENDED, "state <> 'pending'")} AS ended,
     {_NOTIFY_DELIVERIES} AS deliveries, {enqueued} AS enqueued
   FROM ended
@@ -480,6 +506,7 @@ ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
 """
 
 # The rows of dead workers ($1), whose text survives in the chunks. $2: whether the attempts count.
+# $4: whether their text may be continued.
 RELEASE = f"""
 WITH picked AS MATERIALIZED (
   -- In no order: ordered by id, the planner walks all results in the hope of a common owner.
@@ -495,11 +522,14 @@ WITH picked AS MATERIALIZED (
         THEN 'worker_lost'
       ELSE 'requeued' END AS verdict,
     coalesce((SELECT string_agg(c.text, '' ORDER BY c."offset") FROM result_chunks c
-              WHERE c.result_id = r.id AND c.attempt = r.attempt), '') AS output,
-    (SELECT max(c.prompt_tokens) FROM result_chunks c
-     WHERE c.result_id = r.id AND c.attempt = r.attempt) AS prompt_tokens,
-    (SELECT max(c.completion_tokens) FROM result_chunks c
-     WHERE c.result_id = r.id AND c.attempt = r.attempt) AS completion_tokens,
+              WHERE {_OF_TEXT}), '') AS output,
+    (SELECT max(c.prompt_tokens) FROM result_chunks c WHERE {_OF_TEXT}) AS prompt_tokens,
+    (SELECT max(c.completion_tokens) FROM result_chunks c WHERE {_OF_TEXT}) AS completion_tokens,
+    $4::bool AS keeps_text,
+    r.text_attempt IS NOT NULL AND EXISTS (SELECT FROM result_chunks c
+      WHERE c.result_id = r.id AND c.attempt = r.attempt) AS continued,
+    (SELECT max(c."offset" + char_length(c.text)) FROM result_chunks c
+     WHERE {_OF_TEXT} AND c.attempt < r.attempt) AS continued_from,
     NULL::text AS finish_reason, NULL::text AS logprobs, NULL::int AS model_version,
     NULL::float8 AS first_token_seconds, 0::float8 AS retry_after_seconds,
     CASE WHEN $2::bool THEN {_failure_sql(WORKER_LOST)[0]} END AS error_code,
@@ -507,18 +537,27 @@ WITH picked AS MATERIALIZED (
   FROM picked p JOIN results r ON r.id = p.id
   WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
   ORDER BY r.id FOR UPDATE OF r
-), ended AS ({_CONCLUDE} RETURNING r.id, r.state, r.team_id, r.webhook_url), swept AS (
-  DELETE FROM result_chunks c USING ended e WHERE c.result_id = e.id
-), {_write_deliveries("ended")}, {_write_undigested("ended")}
+), ended AS ({_CONCLUDE} RETURNING r.id, r.state, r.team_id, r.webhook_url, r.text_attempt),
+{_SWEPT}, {_write_deliveries("ended")}, {_write_undigested("ended")}
 SELECT count(*) AS released, CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END,
   {_notify_ids(ENDED, "state <> 'pending'")}, {_NOTIFY_DELIVERIES}
 FROM ended
 """
 
+# The kept text of a row `p` that ends while it waits to be continued.
+_KEPT = """LEFT JOIN LATERAL (
+    SELECT string_agg(c.text, '' ORDER BY c."offset") AS output,
+      max(c.prompt_tokens) AS prompt_tokens, max(c.completion_tokens) AS completion_tokens
+    FROM result_chunks c
+    WHERE c.result_id = p.id AND c.attempt BETWEEN p.text_attempt AND p.attempt
+  ) kept ON p.worker_id IS NULL AND p.text_attempt IS NOT NULL"""
+_KEPT_COLUMNS = """output = kept.output, prompt_tokens = kept.prompt_tokens,
+    completion_tokens = kept.completion_tokens"""
+
 # Unclaimed rows end at once; running ones are marked, and their owner is told.
 CANCEL = f"""
 WITH picked AS (
-  SELECT id, worker_id FROM results WHERE {{where}} AND state = 'pending'
+  SELECT id, worker_id, attempt, text_attempt FROM results WHERE {{where}} AND state = 'pending'
   ORDER BY id LIMIT {MAX_BATCH} FOR UPDATE
 ), cancelled AS (
   UPDATE results r SET
@@ -530,27 +569,35 @@ WITH picked AS (
     finish_reason = CASE WHEN p.worker_id IS NULL THEN 'cancelled' END,
     error_code = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[0]} END,
     error_message = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[1]} END,
-    error_retryable = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[2]} END
-  FROM picked p WHERE r.id = p.id
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
-), {_write_deliveries("cancelled")}, {_write_undigested("cancelled")}
+    error_retryable = CASE WHEN p.worker_id IS NULL THEN {_failure_sql(CANCELLED)[2]} END,
+    {_KEPT_COLUMNS}
+  FROM picked p {_KEPT}
+  WHERE r.id = p.id
+  RETURNING r.id, r.state, r.team_id, r.webhook_url, r.text_attempt
+), ended AS (
+  SELECT * FROM cancelled WHERE state <> 'pending'
+), {_SWEPT}, {_write_deliveries("cancelled")}, {_write_undigested("cancelled")}
 SELECT count(*) AS cancelled, {_notify_ids(ENDED, "state = 'failed'")},
   {_notify_ids(CANCELLED_CHANNEL, "state = 'pending'")}, {_NOTIFY_DELIVERIES}
 FROM cancelled
 """
 
 EXPIRE = f"""
-WITH ended AS (
+WITH picked AS MATERIALIZED (
+  SELECT id, worker_id, attempt, text_attempt FROM results
+  WHERE state = 'pending' AND worker_id IS NULL AND deadline_at <= now()
+  ORDER BY deadline_at LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED
+), ended AS (
   UPDATE results r SET state = 'failed', finished_at = now(), finish_reason = 'error',
     expires_at = now() + make_interval(secs => r.retain_seconds),
     error_code = {_failure_sql(DEADLINE_EXCEEDED)[0]},
     error_message = {_failure_sql(DEADLINE_EXCEEDED)[1]},
-    error_retryable = {_failure_sql(DEADLINE_EXCEEDED)[2]}
-  WHERE r.id IN (
-    SELECT id FROM results WHERE state = 'pending' AND worker_id IS NULL AND deadline_at <= now()
-    ORDER BY deadline_at LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED)
-  RETURNING r.id, r.state, r.team_id, r.webhook_url
-), {_write_deliveries("ended")}, {_write_undigested("ended")}
+    error_retryable = {_failure_sql(DEADLINE_EXCEEDED)[2]},
+    {_KEPT_COLUMNS}
+  FROM picked p {_KEPT}
+  WHERE r.id = p.id
+  RETURNING r.id, r.state, r.team_id, r.webhook_url, r.text_attempt
+), {_SWEPT}, {_write_deliveries("ended")}, {_write_undigested("ended")}
 SELECT count(*) AS ended, {_notify_ids(ENDED)}, {_NOTIFY_DELIVERIES} FROM ended
 """
 

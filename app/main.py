@@ -167,7 +167,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.database,
                     services.queue,
                     TritonBackend(
-                        services.registry, services.fleet, settings.engine_silence_seconds
+                        services.registry,
+                        services.fleet,
+                        settings.engine_silence_seconds,
+                        continues_by_text=settings.continue_by_text,
                     ),
                     services.listener,
                     services.hub,

@@ -11,6 +11,7 @@ import orjson
 
 from app.attributions import following, new_attribution, queue_of, renewed
 from app.contexts import Context
+from app.continuation import can_continue
 from app.errors import (
     ConflictError,
     ErasedError,
@@ -183,6 +184,7 @@ async def prepare_retry(
         retain_seconds=row["retain_seconds"],
         tokens=tokens,
         limits=limits,
+        resumable=row["resumable"] and services.settings.continue_lost_attempts,
     )
     return Prepared(model, result)
 
@@ -287,6 +289,7 @@ async def _new_result(
             "parameters.min_tokens",
             f"{parameters.min_tokens} exceeds max_tokens, which is {max_tokens} unless it is given",
         )
+    stored = parameters.to_stored(max_tokens)
     result = NewResult(
         id=result_id,
         team_id=principal.team_id,
@@ -294,7 +297,7 @@ async def _new_result(
         model_name=model.name,
         model_version=model.version,
         prompt=prompt,
-        parameters=_json(parameters.to_stored(max_tokens)),
+        parameters=_json(stored),
         priority=options.priority,
         deadline_seconds=deadline,
         metadata=_json(options.metadata) if options.metadata else "{}",
@@ -304,6 +307,9 @@ async def _new_result(
         retain_seconds=options.retain_seconds,
         tokens=tokens,
         limits=limits,
+        resumable=settings.continue_lost_attempts
+        and options.continue_lost_attempts is not False
+        and can_continue(stored),
     )
     return Prepared(model, result)
 

@@ -62,7 +62,7 @@ SELECT {columns} FROM results WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER 
 
 _REQUEST = """
 SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
-       webhook_url, store, erased_at, kind, source_id, attribution, output, retain_seconds
+       webhook_url, store, erased_at, kind, source_id, attribution, output, retain_seconds, resumable
 FROM results WHERE id = $1 AND team_id = $2
 """
 
@@ -73,7 +73,8 @@ WHERE source_id = $1 AND team_id = $2 AND model_name = $3 ORDER BY id DESC LIMIT
 
 _PARTIAL = """
 SELECT coalesce(string_agg(c.text, '' ORDER BY c."offset"), '') FROM results r
-LEFT JOIN result_chunks c ON c.result_id = r.id AND c.attempt = r.attempt
+LEFT JOIN result_chunks c ON c.result_id = r.id
+  AND c.attempt BETWEEN coalesce(r.text_attempt, r.attempt) AND r.attempt
 WHERE r.id = $1 AND r.team_id = $2
 """
 
@@ -98,33 +99,74 @@ _MARK_UNUSED = "UPDATE contexts SET unused_since = now() WHERE id = $1"
 
 # The chunks of a running result from the one that holds the reader's place on; of a result that is
 # terminal, only that it is.
+#
+# A text may be that of several attempts, each of which continues the one before. `known` is how much
+# of it a reader has: of an earlier attempt of the same text, as far as its successor kept it; else
+# nothing. The attempts are found one by one, so that each probe of the index reads what it returns.
 _MAX_CHUNKS = 64
 _TEXT_SINCE = f"""
-SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, coalesce(t.begins, 0) AS begins,
-  coalesce(t.text, '') AS text, coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs,
-  t.completion_tokens
-FROM unnest($1::uuid[], $2::int[], $3::bigint[]) WITH ORDINALITY AS i(id, attempt, after, place)
+SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, k.known,
+  coalesce(t.begins, 0) AS begins, coalesce(t.text, '') AS text,
+  coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs, t.completion_tokens
+FROM unnest($1::uuid[], $2::int[], $3::bigint[], $4::bool[])
+  WITH ORDINALITY AS i(id, attempt, after, continues, place)
 JOIN results r ON r.id = i.id
+CROSS JOIN LATERAL (
+  SELECT CASE
+    WHEN i.attempt = r.attempt THEN i.after
+    WHEN i.continues AND i.attempt >= r.text_attempt THEN least(i.after, coalesce(
+      (SELECT min(o."offset") FROM result_chunks o
+       WHERE o.result_id = r.id AND o.attempt > i.attempt AND o.attempt <= r.attempt),
+      (SELECT o."offset" + char_length(o.text) FROM result_chunks o
+       WHERE o.result_id = r.id AND o.attempt BETWEEN r.text_attempt AND r.attempt
+       ORDER BY o.attempt DESC, o."offset" DESC LIMIT 1), 0))
+    ELSE 0 END AS known
+) k
 LEFT JOIN LATERAL (
+  WITH RECURSIVE attempts(number) AS (
+    SELECT coalesce(r.text_attempt, r.attempt)
+    UNION ALL
+    SELECT (SELECT n.attempt FROM result_chunks n
+            WHERE n.result_id = r.id AND n.attempt > a.number AND n.attempt <= r.attempt
+            ORDER BY n.attempt LIMIT 1)
+    FROM attempts a WHERE a.number < r.attempt
+  ), place AS MATERIALIZED (
+    SELECT coalesce(max(b."offset"), 0) AS begins FROM attempts a CROSS JOIN LATERAL (
+      SELECT o."offset" FROM result_chunks o
+      WHERE o.result_id = r.id AND o.attempt = a.number AND o."offset" <= k.known
+      ORDER BY o."offset" DESC LIMIT 1) b
+  )
   SELECT min(c."offset") AS begins, string_agg(c.text, '' ORDER BY c."offset") AS text,
     count(*) AS chunks, max(c.completion_tokens) AS completion_tokens,
     -- Readers of tokens have whole chunks: what they know ends where a chunk does.
     array_agg(c.logprobs ORDER BY c."offset") FILTER (WHERE c.logprobs IS NOT NULL
-      AND c."offset" >= CASE WHEN i.attempt = r.attempt THEN i.after ELSE 0 END) AS logprobs
+      AND c."offset" >= k.known) AS logprobs
   FROM (
-    SELECT * FROM result_chunks c
-    WHERE c.result_id = r.id AND c.attempt = r.attempt AND c."offset" >= coalesce((
-      SELECT max(o."offset") FROM result_chunks o
-      WHERE o.result_id = r.id AND o.attempt = r.attempt
-        AND o."offset" <= CASE WHEN i.attempt = r.attempt THEN i.after ELSE 0 END), 0)
-    ORDER BY c."offset" LIMIT {_MAX_CHUNKS}
+    SELECT p.* FROM attempts a CROSS JOIN LATERAL (
+      SELECT * FROM result_chunks c
+      WHERE c.result_id = r.id AND c.attempt = a.number
+        AND c."offset" >= (SELECT begins FROM place)
+      ORDER BY c."offset" LIMIT {_MAX_CHUNKS}) p
+    ORDER BY p."offset" LIMIT {_MAX_CHUNKS}
   ) c
 ) t ON r.state = 'pending'
 """
 
+# Where the first attempt after $2 continued the text.
+_CONTINUED_FROM = """
+SELECT (e ->> 'continued_from')::bigint AS place
+FROM results r, jsonb_array_elements(r.attempt_history) e
+WHERE r.id = $1 AND (e ->> 'attempt')::int > $2 AND e ->> 'continued_from' IS NOT NULL
+ORDER BY (e ->> 'attempt')::int LIMIT 1
+"""
+
 _ATTEMPTS = """
 SELECT attempt_history, attempt, state, worker_id, started_at, finished_at, error_code,
-       error_message FROM results WHERE id = $1 AND team_id = $2
+       error_message, CASE WHEN worker_id IS NOT NULL AND text_attempt IS NOT NULL THEN (
+         SELECT max(c."offset" + char_length(c.text)) FROM result_chunks c
+         WHERE c.result_id = results.id AND c.attempt >= results.text_attempt
+           AND c.attempt < results.attempt) END AS continued_from
+FROM results WHERE id = $1 AND team_id = $2
 """
 
 
@@ -134,6 +176,7 @@ class StoredText:
 
     is_pending: bool
     attempt: int
+    begins: int = 0  # where this text begins; less than asked for if that much is not kept
     text: str = ""
     has_more: bool = False
     logprobs: Sequence[str] = ()  # of its tokens, as JSON lists
@@ -153,7 +196,7 @@ class ResultStore:
             max_items=_MAX_BATCH,
             retry_seconds=settings.database_timeout_seconds,
         )
-        self._texts: Lane[tuple[UUID, int, int], StoredText | None] = Lane(
+        self._texts: Lane[tuple[UUID, int, int, bool], StoredText | None] = Lane(
             database,
             _read_texts,
             max_items=_MAX_BATCH,
@@ -173,15 +216,23 @@ class ResultStore:
         """The results of one request, in their order; a group is called after its first."""
         return await self._database.fetch(_BY_GROUP, group_id, team_id)
 
-    async def text_since(self, result_id: UUID, attempt: int, offset: int) -> StoredText:
+    async def text_since(
+        self, result_id: UUID, attempt: int, offset: int, *, continues: bool
+    ) -> StoredText:
         """The stored text of a pending result, of its present attempt.
 
-        From `offset` on if that is `attempt`, else from the start. Raises NotFoundError.
+        From `offset` on if that is `attempt`, else from the start. `continues`: if the text of that
+        attempt was continued, from where it was, or `offset` if that is less. Raises NotFoundError.
         """
-        stored = await self._texts.submit((result_id, attempt, offset))
+        stored = await self._texts.submit((result_id, attempt, offset, continues))
         if stored is None:
             raise result_not_found(result_id)
         return stored
+
+    async def continued_from(self, result_id: UUID, attempt: int) -> int:
+        """How much of an attempt's text its successor continued; 0 where the history lacks it."""
+        row = await self._database.fetchrow(_CONTINUED_FROM, result_id, attempt)
+        return 0 if row is None else int(row["place"])
 
     async def partial_output(self, team_id: str, result_id: UUID) -> str:
         """The text of a running result that its worker has stored so far."""
@@ -275,23 +326,18 @@ async def _read(
 
 
 async def _read_texts(
-    connection: Connection, places: Sequence[tuple[UUID, int, int]], _resent: bool
+    connection: Connection, places: Sequence[tuple[UUID, int, int, bool]], _resent: bool
 ) -> Sequence[StoredText | None]:
     rows = await connection.fetch(
-        _TEXT_SINCE,
-        [result_id for result_id, _, _ in places],
-        [attempt for _, attempt, _ in places],
-        [offset for _, _, offset in places],
+        _TEXT_SINCE, *(list(column) for column in zip(*places, strict=True))
     )
     found: list[StoredText | None] = [None] * len(places)
     for row in rows:
-        _, attempt, offset = places[row["place"] - 1]
-        known = offset if attempt == row["attempt"] else 0
-        text = row["text"][max(0, known - row["begins"]) :]
         found[row["place"] - 1] = StoredText(
             row["is_pending"],
             row["attempt"],
-            text,
+            row["known"],
+            row["text"][max(0, row["known"] - row["begins"]) :],
             row["has_more"],
             row["logprobs"] or (),
             row["completion_tokens"],

@@ -60,7 +60,7 @@ class Attempt(ABC):
         self.place: Place = (claim.model_name,)
         self.text = Transcript()
         self.tokens = TokenLog()  # filled where log probabilities are asked for
-        self.completion_tokens = 0
+        self.completion_tokens = 0  # of the whole text
         self.prompt_tokens: int | None = None
         self.finish_reason: str | None = None
         self.model_version: int | None = None
@@ -70,10 +70,17 @@ class Attempt(ABC):
         self.asked_at = asyncio.get_running_loop().time()
         self.heard_at = self.asked_at  # of the last response, or the start
         self.has_answered = False
+        self.starts_over = False  # the text cannot be continued: the next attempt begins anew
         self.flushes: Flushes | None = None  # counted where it is traced
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
         self._tokens_kept = 0
+        self._ids = bytearray()  # of the tokens that are not stored, as little-endian INT32
+        if claim.resume is not None:
+            self.text.append(claim.resume.text)
+            self.completion_tokens = claim.resume.completion_tokens
+            self.prompt_tokens = claim.resume.prompt_tokens
+            self._kept = len(self.text)
         self._task: asyncio.Task[object] | None = None
         self._stop_reason: StopReason | None = None
 
@@ -119,9 +126,18 @@ class Attempt(ABC):
     def _lost(self) -> Failure:
         """The failure of a result whose last attempt the backend's death ended."""
 
-    def take_chunk(self) -> Chunk | None:
-        """The text since the last call, to be kept in the database; none once it has ended."""
-        if self.is_over or self._kept == len(self.text):
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of this attempt alone."""
+        resume = self.claim.resume
+        return self.completion_tokens - (resume.completion_tokens if resume else 0)
+
+    def take_chunk(self, *, is_last: bool = False) -> Chunk | None:
+        """The text since the last call, to be kept in the database.
+
+        None once it has ended, unless `is_last`: the next attempt continues it.
+        """
+        if (self.is_over and not is_last) or self._kept == len(self.text):
             return None
         chunk = Chunk(
             result_id=self.claim.id,
@@ -131,8 +147,10 @@ class Attempt(ABC):
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             logprobs=self.tokens.to_json(self._tokens_kept),
+            token_ids=bytes(self._ids) or None,
         )
         self._kept, self._tokens_kept = len(self.text), len(self.tokens)
+        self._ids.clear()
         return chunk
 
     def _say(self, text: str) -> None:
@@ -148,6 +166,11 @@ class Attempt(ABC):
 
     def _end(self, outcome: Outcome, failure: Failure | None) -> AttemptEnd:
         pauses = {Outcome.RETURNED: _NOT_TAKEN_PAUSE if failure else 0.0, Outcome.LOST: _LOST_PAUSE}
+        if self.starts_over:
+            pauses = {}
+        is_requeued = outcome in (Outcome.LOST, Outcome.RETURNED)
+        keeps_text = is_requeued and self.claim.resumable and not self.starts_over
+        resume = None if self.starts_over else self.claim.resume
         return AttemptEnd(
             result_id=self.claim.id,
             attempt=self.claim.attempt,
@@ -162,6 +185,9 @@ class Attempt(ABC):
             failure=failure,
             retry_after_seconds=pauses.get(outcome, 0.0),
             has_attribution=self.claim.has_attribution,
+            keeps_text=keeps_text and len(self.text) > 0,
+            continued_from=len(resume.text) if resume else None,
+            continued=resume is not None and self.has_answered,
         )
 
 

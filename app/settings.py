@@ -311,6 +311,19 @@ class Settings(BaseSettings):
         le=100,
         description="Attempts that Triton took and lost before a result fails.",
     )
+    continue_lost_attempts: bool = Field(
+        True,
+        alias="LLM_CONTINUE_LOST_ATTEMPTS",
+        description="Whether the next attempt continues the text of a lost one instead of starting "
+        "over ([continuation.md](continuation.md)). A request may opt out.",
+    )
+    continue_by_text: bool = Field(
+        False,
+        alias="LLM_CONTINUE_BY_TEXT",
+        description="Continue by text on models without the input `resume_token_ids`, as NVIDIA's "
+        "backend: the prompt and the text so far are sent as one prompt. The model's tokenizer may "
+        "split it otherwise, so that greedy text may differ from that of an undisturbed attempt.",
+    )
     default_deadline_seconds: float = Field(
         86_400.0,
         alias="LLM_DEFAULT_DEADLINE_SECONDS",

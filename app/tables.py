@@ -23,7 +23,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     text,
-)
+)  # fmt: skip
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSVECTOR, UUID
 
 from app.storage_parameters import COUNTERS, LONG, LONG_WITH_TEXTS, QUEUE
@@ -113,6 +113,7 @@ results = Table(
     Column("store", Boolean, nullable=False, server_default=text("true")),
     # How long it is kept from its end on, where its request says so (`retention`).
     Column("retain_seconds", Float),
+    Column("resumable", Boolean, nullable=False, server_default=text("false")),  # `continuation`
     # --- the state: written by job_queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
     # The place in the queue among results of the same priority: virtual time, docs/limits.md.
@@ -126,6 +127,8 @@ results = Table(
     Column("lost_attempts", SmallInteger, nullable=False, server_default="0"),
     Column("engine_deaths", SmallInteger, nullable=False, server_default="0"),
     Column("attempt_history", JSONB, nullable=False, server_default=_EMPTY_LIST),
+    Column("text_attempt", Integer),  # first attempt of the present text; NULL: the present one
+    Column("continuations", SmallInteger, nullable=False, server_default="0"),  # of that text
     _time("cancel_requested_at"),
     # Set by a claim, cleared by a release: pending with started_at is running, without is queued.
     _time("started_at"),
@@ -164,10 +167,7 @@ results = Table(
     Index("ix_results_context_id_id", "context_id", "id"),
     Index("ix_results_group_id", "group_id", postgresql_where=text("group_id IS NOT NULL")),
     Index(
-        "ix_results_source_id_id",
-        "source_id",
-        "id",
-        postgresql_where=text("source_id IS NOT NULL"),
+        "ix_results_source_id_id", "source_id", "id", postgresql_where=text("source_id IS NOT NULL")
     ),
     Index(
         "ix_results_team_id_id_pending", "team_id", "id", postgresql_where=text("state = 'pending'")
@@ -231,14 +231,14 @@ result_chunks = Table(
     # remove the chunks in the statement that ends the result.
     Column("result_id", UUID, primary_key=True),
     Column("attempt", Integer, primary_key=True),
-    # Unicode code points of the output before this chunk.
-    Column("offset", BigInteger, primary_key=True),
+    Column("offset", BigInteger, primary_key=True),  # code points of the output before this chunk
     Column("text", Text, nullable=False),
-    # Tokens of the whole attempt up to the end of this chunk.
+    # Tokens of the whole text up to the end of this chunk, earlier attempts included.
     Column("prompt_tokens", Integer),
     Column("completion_tokens", Integer),
     # Of the tokens of this chunk, where they were asked for: a JSON list. It is never searched.
     Column("logprobs", Text),
+    Column("token_ids", LargeBinary),  # of this chunk, little-endian INT32; NULL if unknown
     postgresql_with=QUEUE,
 )
 
@@ -489,8 +489,8 @@ workers = Table(
     # By model: {"running": results, "tokens_per_second": rate, "results_per_second": rate}; renewed
     # with the lease.
     Column("load", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
-    # By Triton server: the results that run on it.
-    Column("servers", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
+    Column("servers", JSONB, nullable=False, server_default=_EMPTY_OBJECT),  # results by server
+    Column("engines", JSONB, nullable=False, server_default=_EMPTY_OBJECT),  # as it probed them
     Index("ix_workers_alive", "lease_expires_at", postgresql_where=text("dead_at IS NULL")),
 )
 

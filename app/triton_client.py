@@ -9,6 +9,7 @@ Tensors: NVIDIA's vLLM backend, https://github.com/triton-inference-server/vllm_
 import asyncio
 import contextlib
 import json
+import math
 import re
 import struct
 from collections.abc import AsyncGenerator, Callable
@@ -62,6 +63,23 @@ class Delta:
     completion_tokens: int
     logprobs: str | None
     model_version: int | None
+    token_ids: bytes | None = None  # little-endian INT32; None where the model returns none
+
+
+@dataclass(slots=True, frozen=True)
+class EarlierText:
+    """What earlier attempts generated: the model is to generate the rest."""
+
+    text: str
+    token_ids: bytes  # little-endian INT32
+
+
+class CannotContinueError(GenerationError):
+    """The model takes no text to continue: it has no input `resume_token_ids`."""
+
+
+class _InputsChangedError(GenerationError):
+    """The model has other inputs than when it was last asked: it was reloaded."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,8 +93,8 @@ class IndexEntry:
     engine_dead_since: datetime | None = None  # found by probes, not by Triton
 
 
-def _input(name: str, datatype: str) -> pb.ModelInferRequest.InferInputTensor:
-    return pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[1])
+def _input(name: str, datatype: str, length: int = 1) -> pb.ModelInferRequest.InferInputTensor:
+    return pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[length])
 
 
 def _output(name: str) -> pb.ModelInferRequest.InferRequestedOutputTensor:
@@ -103,6 +121,15 @@ _OUTPUTS = [
 ]
 _LOGPROBS = _output("logprobs")
 _CANCEL_INPUT = "cancel_request_id"
+_RESUME_INPUT = "resume_token_ids"
+_TOKEN_IDS = _output("token_ids")
+_RETURN_TOKEN_IDS = _input("return_token_ids", "BOOL")
+_ID_BYTES = 4  # of a token id
+# Triton's own words: https://github.com/triton-inference-server/core, src/infer_request.cc
+_UNEXPECTED = re.compile(r"unexpected inference (input|output)")
+# A model without `resume_token_ids` is asked again after this time, as it may have been reloaded. One
+# that loses the input refuses it.
+_INPUTS_SECONDS = 60.0
 _ALL_TRUE = [_TRUE] * len(_FLAGS)
 
 
@@ -116,14 +143,20 @@ def _bytes_tensor(value: bytes) -> bytes:
 
 
 def build_request(
-    model: str, prompt: str, parameters: dict[str, Any], request_id: str = ""
+    model: str,
+    prompt: str,
+    parameters: dict[str, Any],
+    request_id: str = "",
+    *,
+    returns_ids: bool = False,
+    earlier: EarlierText | None = None,
 ) -> pb.ModelInferRequest:
     """The message that asks `model` to continue `prompt`, streamed and without its echo."""
     wants_logprobs = parameters.get("logprobs") is not None
     if "structured_outputs" in parameters:  # NVIDIA's backend reads it as JSON text
         text = orjson.dumps(parameters["structured_outputs"]).decode()
         parameters = parameters | {"structured_outputs": text}
-    return pb.ModelInferRequest(
+    request = pb.ModelInferRequest(
         id=request_id,
         model_name=model,
         inputs=_INPUTS,
@@ -135,6 +168,17 @@ def build_request(
             _TRUE if wants_logprobs else _FALSE,
         ],
     )
+    if returns_ids:
+        request.inputs.append(_RETURN_TOKEN_IDS)
+        request.outputs.append(_TOKEN_IDS)
+        request.raw_input_contents.append(_TRUE)
+    if earlier is not None:
+        count = len(earlier.token_ids) // _ID_BYTES
+        request.inputs.append(_input(_RESUME_INPUT, "INT32", count))
+        request.inputs.append(_input("resume_text", "BYTES"))
+        request.raw_input_contents.append(earlier.token_ids)
+        request.raw_input_contents.append(_bytes_tensor(earlier.text.encode()))
+    return request
 
 
 def build_cancellation(model: str, request_id: str) -> pb.ModelInferRequest:
@@ -161,6 +205,7 @@ def read_response(response: pb.ModelInferResponse) -> Delta:
         completion_tokens=_first_count(tensors.get("num_output_tokens")),
         logprobs=_logprobs(tensors.get("logprobs")),
         model_version=int(response.model_version) if response.model_version else None,
+        token_ids=tensors.get("token_ids"),
     )
 
 
@@ -192,6 +237,7 @@ class TritonClient:
         host, port = split_address(address, 8001)
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._takes_cancellations: dict[str, bool] = {}  # by model
+        self._takes_resumes: dict[str, tuple[bool, float]] = {}  # by model; when it was asked
         self._unheard: set[asyncio.Task[None]] = set()  # calls that nobody listens to any more
 
     async def __aenter__(self) -> "TritonClient":
@@ -238,16 +284,47 @@ class TritonClient:
         parameters: dict[str, Any],
         on_delta: Callable[[Delta], None],
         traceparent: str | None = None,
+        *,
+        wants_ids: bool = False,
+        earlier: EarlierText | None = None,
     ) -> None:
         """Have a model generate, and call `on_delta` with each response until the last token.
 
-        Cancelling this stops the engine's work. Raises a GenerationError: which one decides whether
-        the attempt counts.
+        `wants_ids`: with the ids of its tokens, where the model returns them. `earlier`: the rest of
+        that text alone. Cancelling this stops the engine's work. Raises a GenerationError: which one
+        decides whether the attempt counts.
         """
+        for _ in range(2):
+            returns_ids = wants_ids and await self._takes_resume(model, is_needed=bool(earlier))
+            if earlier is not None and not returns_ids:
+                raise CannotContinueError(f"model {model} has no input {_RESUME_INPUT}")
+            try:
+                return await self._run(
+                    *(model, prompt, parameters, on_delta, traceparent),
+                    returns_ids=returns_ids,
+                    earlier=earlier,
+                )
+            except _InputsChangedError:
+                self._takes_resumes.pop(model, None)
+        raise NotTakenError(f"the inputs of model {model} change")
+
+    async def _run(
+        self,
+        model: str,
+        prompt: str,
+        parameters: dict[str, Any],
+        on_delta: Callable[[Delta], None],
+        traceparent: str | None,
+        *,
+        returns_ids: bool,
+        earlier: EarlierText | None,
+    ) -> None:
         request_id = uuid4().hex
         # Triton reads it where it traces (--trace-config mode=opentelemetry).
         metadata = None if traceparent is None else (("traceparent", traceparent),)
-        request = build_request(model, prompt, parameters, request_id)
+        request = build_request(
+            model, prompt, parameters, request_id, returns_ids=returns_ids, earlier=earlier
+        )
         call = self._infer(request, metadata=metadata)
         told = asyncio.get_running_loop().create_future()
         # gRPC cancels a call at once when the task that reads it is cancelled: that is not ours.
@@ -256,8 +333,10 @@ class TritonClient:
         try:
             await told
             has_ended = True
-        except GenerationError:
+        except GenerationError as error:
             has_ended = True
+            if returns_ids and _UNEXPECTED.search(str(error)):
+                raise _InputsChangedError(str(error)) from error
             raise
         finally:
             if not told.cancelled():
@@ -316,6 +395,26 @@ class TritonClient:
             names = {tensor.name for tensor in metadata.inputs}
             self._takes_cancellations[model] = _CANCEL_INPUT in names
         return self._takes_cancellations[model]
+
+    async def _takes_resume(self, model: str, *, is_needed: bool) -> bool:
+        """Whether a model returns token ids and takes them again; False where it does not tell.
+
+        `is_needed`: then raise NotTakenError where it does not tell.
+        """
+        now = asyncio.get_running_loop().time()
+        takes, asked_at = self._takes_resumes.get(model, (False, -math.inf))
+        if takes or now - asked_at < _INPUTS_SECONDS:
+            return takes
+        try:
+            message = pb.ModelMetadataRequest(name=model)
+            metadata = await self._stub.ModelMetadata(message, timeout=_CONTROL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            if is_needed:
+                raise NotTakenError(error.details() or error.code().name) from error
+            return False
+        takes = any(tensor.name == _RESUME_INPUT for tensor in metadata.inputs)
+        self._takes_resumes[model] = (takes, now)
+        return takes
 
     async def index(self) -> list[IndexEntry]:
         """Every model in Triton's repositories; the highest version where there are several."""

@@ -62,7 +62,8 @@ _POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
 async def stream_result(request: Request) -> Response:
     """Read a result's text as it comes (server-sent events), from the beginning or from `after`.
 
-    Events: `attempt` {attempt, age}, whose text replaces that of earlier attempts (`age`: seconds since
+    Events: `attempt` {attempt, age}, whose text replaces that of earlier attempts, except for the first
+    `continued_from` code points where the event has this member (`age`: seconds since
     the result was accepted); `delta` {text,
     offset} and, where known, the attempt's `completion_tokens` so far; and at the end `completed` or `failed` with the Result. Offsets are code points.
     """
@@ -103,6 +104,7 @@ async def event_frames(
         result_id,
         position,
         services.settings.keep_alive_seconds,
+        continues=True,
     )
     is_first = True
     async with contextlib.aclosing(follower.events()) as events:
@@ -130,6 +132,8 @@ def _encode(
     elif isinstance(event, AttemptStarted):
         age = round(seconds_since(result_id), 3)
         name, data = "attempt", {"attempt": event.position.attempt, "age": age}
+        if event.continued_from is not None:
+            data["continued_from"] = event.continued_from
     else:
         name, data = event.row["state"], result_wire(services, event.row)
     return encode_event(name, str(event.position), orjson.dumps(data), retry=retry)

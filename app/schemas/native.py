@@ -125,6 +125,11 @@ class SendOptions(_WithMetadata):
         None,
         description="Delete the result so long after its end; at most as long as the team's are kept.",
     )
+    continue_lost_attempts: bool | None = Field(
+        None,
+        description="False: an attempt after a lost one starts over. Otherwise it continues the text "
+        "where the parameters allow it and LLM_CONTINUE_LOST_ATTEMPTS is on (docs/continuation.md).",
+    )
     idempotency_key: Key | None = Field(
         None,
         description="The same key and body again are answered with the first result, another body "
@@ -204,6 +209,9 @@ class ResultRead(BaseModel):
     parameters: dict[str, Any]
     usage: UsageRead | None
     attempt: int
+    continued: int = Field(
+        description="How often an attempt continued the text of a lost one (docs/continuation.md)."
+    )
     cancel_requested_at: datetime | None
     created_at: datetime
     updated_at: datetime
@@ -255,6 +263,10 @@ class AttemptRead(BaseModel):
     started_at: datetime | None
     ended_at: datetime | None
     counted: bool = Field(description="Whether it counts towards the attempts allowed.")
+    continued_from: int | None = Field(
+        description="The length in code points of the text that it was to continue; null where it "
+        "began anew."
+    )
     error: dict[str, str] | None
 
 
@@ -352,6 +364,7 @@ def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
         "parameters": orjson.Fragment(row["parameters"]),
         "usage": usage,
         "attempt": row["attempt"],
+        "continued": row["continuations"],
         "cancel_requested_at": cancelled,
         "created_at": created,
         "updated_at": finished or max(filter(None, (created, started, cancelled))),
@@ -398,6 +411,7 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
         "parameters": orjson.Fragment(result.parameters),
         "usage": None,
         "attempt": 0,
+        "continued": 0,
         "cancel_requested_at": None,
         "created_at": created,
         "updated_at": created,
@@ -418,7 +432,9 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
 
 def attempts_to_wire(row: asyncpg.Record) -> list[dict[str, Any]]:
     """The history of a result's attempts, with the present or last one at the end."""
-    history: list[dict[str, Any]] = orjson.loads(row["attempt_history"])
+    history: list[dict[str, Any]] = [
+        {"continued_from": None} | entry for entry in orjson.loads(row["attempt_history"])
+    ]
     attempt = row["attempt"]
     if row["worker_id"] is not None and not any(item["attempt"] == attempt for item in history):
         error = None
@@ -431,6 +447,7 @@ def attempts_to_wire(row: asyncpg.Record) -> list[dict[str, Any]]:
                 "started_at": row["started_at"],
                 "ended_at": row["finished_at"],
                 "counted": row["state"] != "pending",
+                "continued_from": row["continued_from"],
                 "error": error,
             }
         )

@@ -46,7 +46,9 @@ class StreamReader:
         assert not self.is_over, f"after the end: {frame}"
         if parts["event"] == "attempt":
             assert data["attempt"] > self.attempt, "an attempt that was over"
-            self.text, self.attempt = "", data["attempt"]
+            kept = data.get("continued_from", 0)
+            assert kept <= len(self.text), f"known: {len(self.text)}, {frame[:200]}"
+            self.text, self.attempt = self.text[:kept], data["attempt"]
             self.attempts.append(self.attempt)
         elif parts["event"] == "delta":
             assert self.attempts, "text before its attempt was announced"

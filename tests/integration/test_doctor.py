@@ -39,7 +39,7 @@ async def test_a_deployment_that_is_well(settings: Settings) -> None:
     # The tests' server keeps nothing over a crash of its machine, and says so.
     warned = {one.part for one in findings if one.level is Level.WARN}
     assert warned <= {"durability", "disk", "database disk"}
-    assert only(findings, "schema").found == "0014"
+    assert only(findings, "schema").found == "0015"
     assert only(findings, "models").found == "ready: scripted"
     assert only(findings, "workers").level is Level.OK
     assert only(findings, "clock").level is Level.OK

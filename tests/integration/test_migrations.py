@@ -231,6 +231,31 @@ def test_the_context_of_a_trace_comes_and_goes(empty: Settings) -> None:
     migrate(empty)
 
 
+def test_kept_text_of_a_lost_attempt_is_dropped_on_the_way_back(empty: Settings) -> None:
+    """Revision 0015, up and down with rows in its tables: what is dropped is generated anew."""
+    migrate(empty, "0014")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0015")
+    # What waits from before starts over, as it did.
+    assert set(asyncio.run(rows(empty, "SELECT resumable::text FROM results"))) == {"false"}
+    assert asyncio.run(rows(empty, "SELECT engines FROM workers")) == ["{}"]
+    kept = """UPDATE results SET resumable = true, text_attempt = 1, continuations = 2, attempt = 2
+              WHERE state = 'pending'"""
+    asyncio.run(rows(empty, kept))
+    asyncio.run(rows(empty, "UPDATE result_chunks SET token_ids = 'abcd'"))
+    migrate(empty, "0014", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, "SELECT text FROM result_chunks")) == []
+    asyncio.run(rows(empty, "UPDATE results SET attempt = 0 WHERE state = 'pending'"))
+    left = asyncio.run(rows(empty, EVERYTHING))
+    assert set(left) < set(everything)
+    assert len(left) == len(everything) - 1
+    migrate(empty)
+
+
 def migrating(settings: Settings) -> subprocess.Popen[bytes]:
     """A process of its own that migrates."""
     environment = os.environ | {

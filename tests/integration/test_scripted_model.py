@@ -1,6 +1,7 @@
 """The scripted model keeps what other tests build on: its text, its faults, its cancellation."""
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import time
@@ -242,3 +243,51 @@ async def test_a_clock_tells_when_each_chunk_was_sent(triton: EmbeddedTriton) ->
     assert sorted(sent) == sent
     assert began < sent[0]
     assert sent[-1] < time.monotonic_ns()
+
+
+def to_ids(responses: list[dict[str, Any]]) -> list[int]:
+    return [number for response in responses for number in response.get("token_ids", [])]
+
+
+@pytest.mark.parametrize("fault", ["", "once lost_at=40"])
+async def test_a_generation_goes_on_behind_an_earlier_one(
+    triton: EmbeddedTriton, fault: str
+) -> None:
+    address, prompt = triton.address("grpc"), f"{{{{{fault} chunks=50}}}} é"
+    flags: dict[str, Any] = dict.fromkeys((*RETURNS, "return_token_ids"), True)
+    whole = await collect(address, ask("scripted", "{{chunks=50}} é", {}, stream=True, **flags))
+    assert [len(response["token_ids"]) for response in whole] == [1] * 50
+    whole = []
+    with contextlib.suppress(ModelError):
+        async for response in stream(address, ask("scripted", prompt, {}, stream=True, **flags)):
+            whole.append(response)
+    ids = to_ids(whole)
+    assert len(ids) == (40 if fault else 50)
+    for count in (1, 20, 40, len(ids)):
+        earlier: dict[str, Any] = {
+            "resume_token_ids": ids[:count],
+            "resume_text": text(whole[:count]),
+        }
+        rest = await collect(address, ask("scripted", prompt, {}, stream=True, **flags, **earlier))
+        assert to_ids(rest)[: len(ids) - count] == ids[count:]
+        assert text(rest).startswith(text(whole[count:]))
+        assert sum(response["num_output_tokens"][0] for response in rest) == 50 - count
+        assert rest[-1]["finish_reason"] == ["stop"]
+        assert rest[0]["num_input_tokens"] == whole[0]["num_input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "earlier"), [([1, 2], None), (None, "another text"), ([], None), ([7] * 100, None)]
+)
+async def test_what_is_not_its_own_is_not_gone_on_with(
+    triton: EmbeddedTriton, ids: list[int] | None, earlier: str | None
+) -> None:
+    address = triton.address("grpc")
+    flags: dict[str, Any] = {"stream": True, "return_token_ids": True}
+    own = await collect(address, ask("scripted", "{{chunks=5}}", {}, **flags))
+    resume: dict[str, Any] = {
+        "resume_token_ids": to_ids(own)[:2] if ids is None else ids,
+        "resume_text": text(own[:2]) if earlier is None else earlier,
+    }
+    with pytest.raises(ModelError, match=r"^INVALID_ARG: resume_token_ids "):
+        await collect(address, ask("scripted", "{{chunks=5}}", {}, **flags, **resume))

@@ -11,8 +11,9 @@ from httpx_sse import aconnect_sse
 from app.errors import DatabaseUnavailableError
 from app.settings import Settings
 from tests.conftest import Service
+from tests.integration.stream_reader import Reader
 from tests.integration.support import assert_problem, finish, read, send, serve, until
-from tests.integration.test_streams import Reader, one, reader_side, script
+from tests.integration.test_streams import one, reader_side, script
 
 STREAM = {"Accept": "text/event-stream"}
 CANCEL = {"X-On-Disconnect": "cancel"}

@@ -10,10 +10,12 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
 
+from app.runner import StopReason
 from app.settings import Settings
 from tests.conftest import ROOT, Service
 from tests.integration.cutting_http_proxy import CuttingHttpProxy
@@ -146,16 +148,33 @@ async def test_a_program_tells_attempts_and_failure(
     one: Service, tmp_path: Path, language: str
 ) -> None:
     api = str(one.client.base_url).rstrip("/")
-    sent = await send(one, "{{lost_at=5 delay_ms=30}}")
+    sent = await send(one, "{{lost_at=5 delay_ms=30}}", continue_lost_attempts=False)
     async with reading(language, api, sent["id"], tmp_path) as process:
         output, errors = await process.communicate()
     result = await read(one, sent["id"])
     assert result["attempt"] > 1
-    assert output.decode().rpartition(f"\n--- attempt {result['attempt']} ---\n")[1:] == (
-        f"\n--- attempt {result['attempt']} ---\n", result["result"],
-    )  # fmt: skip
+    notice = f"\n--- attempt {result['attempt']}, from character 0 ---\n"
+    assert output.decode().rpartition(notice)[1:] == (notice, result["result"])
     assert errors.decode() == result["error"]["message"] + "\n"
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("language", [needs_curl, "python"])
+async def test_a_program_keeps_the_text_that_is_continued(
+    one: Service, tmp_path: Path, language: str
+) -> None:
+    api = str(one.client.base_url).rstrip("/")
+    sent = await send(one, "{{chunks=200 delay_ms=30}}", parameters={"max_tokens": 200})
+    async with reading(language, api, sent["id"], tmp_path) as process:
+        assert process.stdout is not None
+        begin = await asyncio.wait_for(process.stdout.read(1), 60)
+        attempt = one.services.hub.running(UUID(sent["id"]))
+        assert attempt is not None
+        attempt.stop(StopReason.MODEL_DIED)
+        output, errors = await process.communicate()
+    result = await read(one, sent["id"])
+    assert (result["attempt"], result["continued"]) == (2, 1)
+    assert ((begin + output).decode(), errors.decode()) == (result["result"], "")
 
 
 PAGES = {

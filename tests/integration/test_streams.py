@@ -5,21 +5,18 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 import asyncpg
-import httpx
 import orjson
 import pytest
-from httpx_sse import ServerSentEvent, aconnect_sse
 
 from app import stream_hub as stream_hub_module, watched as watched_module
 from app.generation import Generation, TritonBackend
 from app.job_queue import Claim
 from app.settings import Settings
 from tests.conftest import Service
+from tests.integration.stream_reader import Reader
 from tests.integration.support import (
     UNKNOWN_ID,
     assert_problem,
@@ -30,55 +27,6 @@ from tests.integration.support import (
     until,
     until_running,
 )
-
-
-@dataclass
-class Reader:
-    """A client that joins what it reads by offsets, as the documentation says."""
-
-    text: str = ""
-    attempt: int = 0
-    attempts: list[int] = field(default_factory=list)
-    position: str | None = None
-    result: dict[str, Any] | None = None
-    deltas: int = 0
-    counts: list[tuple[str, int]] = field(default_factory=list)
-
-    @property
-    def is_over(self) -> bool:
-        return self.result is not None
-
-    def take(self, event: ServerSentEvent) -> None:
-        data = json.loads(event.data)
-        if event.event == "attempt":
-            self.text, self.attempt = "", data["attempt"]
-            self.attempts.append(self.attempt)
-        elif event.event == "delta":
-            assert event.id == f"{self.attempt}:{data['offset'] + len(data['text'])}"
-            assert data["offset"] <= len(self.text), "a gap"
-            self.text = self.text[: data["offset"]] + data["text"]
-            self.deltas += 1
-            if "completion_tokens" in data:
-                self.counts.append((self.text, data["completion_tokens"]))
-        else:
-            assert event.event == data["state"]
-            self.result = data
-        self.position = event.id
-
-    async def read(
-        self, client: httpx.AsyncClient, result_id: str, most: int | None = None
-    ) -> None:
-        """Read on from where it was, to the end or for `most` events."""
-        headers = {"Last-Event-ID": self.position} if self.position else {}
-        path = f"/results/{result_id}/stream"
-        async with aconnect_sse(client, "GET", path, headers=headers) as source:
-            source.response.raise_for_status()
-            count = 0
-            async for event in source.aiter_sse():
-                self.take(event)
-                count += 1
-                if count == most:
-                    return
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ class LiveText {
     this.position = "";
   }
 
-  reset() {
+  reset(kept = "") {
     if (this.frame !== undefined) cancelAnimationFrame(this.frame); // it would draw what is gone
     this.frame = undefined;
-    this.points = 0;
+    this.points = countPoints(kept);
     this.waiting = "";
     this.tokens = null;
     this.sentAt = null;
@@ -40,6 +40,7 @@ class LiveText {
     this.firstTokens = 0;
     this.output.textContent = "";
     this.beginBlock();
+    if (kept) this.write(kept);
   }
 
   beginBlock() {
@@ -86,11 +87,13 @@ class LiveText {
   }
 
   // The API tells how old the result is: clocks of two machines are never compared.
-  begin({ attempt, age }) {
+  begin({ attempt, age, continued_from: continuedFrom = 0 }) {
     this.state.textContent = "running";
     this.state.className = "badge running";
-    if (attempt > 1) this.figures.textContent = `Attempt ${attempt}: the one before was lost, this one begins anew.`;
-    this.reset();
+    const how = continuedFrom > 0 ? "continues its text" : "begins anew";
+    if (attempt > 1) this.figures.textContent = `Attempt ${attempt}: the one before was lost, this one ${how}.`;
+    const known = this.output.textContent + this.waiting;
+    this.reset([...known].slice(0, continuedFrom).join(""));
     this.sentAt = age === undefined ? null : performance.now() - 1000 * age;
   }
 

@@ -22,6 +22,7 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
                       engine died, without anything being dead
     crash_at=K        kill this process (Triton's stub) after K chunks: kill -9
     hang_at=K         stop this process for ever after K chunks, its interpreter locked
+    once              the fault happens in no generation that continues an earlier one
     refuse            refuse the request with INVALID_ARG at once
     nul               the first chunk starts with a NUL character
     clock             each chunk is the time it is sent, in ns of CLOCK_MONOTONIC, and a space: how
@@ -29,6 +30,10 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
 
 A request with the input `cancel_request_id` says nothing itself and cancels the one whose id (of
 the ModelInferRequest) it names; see the vLLM backend for why that is better than gRPC's way.
+
+With `return_token_ids` each response has the ids of its chunks (`token_ids`). With
+`resume_token_ids` and `resume_text`, ids and text of the chunks that an earlier generation of the
+same request sent, the script goes on behind them; ids or a text that are not its own are refused.
 
 Unknown words in a directive, and values that are no number, are refused with INVALID_ARG.
 """
@@ -48,7 +53,14 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from script import RefusedError, read_sampling, write_logprobs, write_script
+from script import (
+    RefusedError,
+    read_sampling,
+    resume_script,
+    to_token_id,
+    write_logprobs,
+    write_script,
+)
 
 SPEAKERS = 4  # threads that send chunks; more bring nothing on 2 cores
 # A script without delays gives way to the others after this many chunks.
@@ -68,10 +80,15 @@ class Generation:
         self.sender = request.get_response_sender()
         self.request_id = request.request_id()
         self.is_cancelled = False
-        inputs = {tensor.name(): tensor.as_numpy().flat[0] for tensor in request.inputs()}
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        earlier_ids = arrays.pop("resume_token_ids", None)
+        inputs = {name: array.flat[0] for name, array in arrays.items()}
         prompt = inputs["text_input"].decode("utf-8", "replace")
         sampling = read_sampling(inputs.get("sampling_parameters", b"{}"))
         self.script = write_script(prompt, sampling)
+        if earlier_ids is not None:
+            earlier_text = inputs.get("resume_text", b"").decode("utf-8", "replace")
+            resume_script(self.script, prompt, earlier_ids.flatten().tolist(), earlier_text)
         self.stream = bool(inputs.get("stream", False))
         # NVIDIA's default: streams never echo the prompt, whole answers do.
         exclude_input = bool(inputs.get("exclude_input_in_output", self.stream))
@@ -81,7 +98,7 @@ class Generation:
         self.wanted = frozenset(name for name, value in inputs.items() if value is np.True_)
         self.input_tokens = len(prompt.split())
         self.logprobs_wanted = sampling.get("logprobs")
-        self.sent = 0  # chunks told so far
+        self.sent = self.script.start  # chunks told so far
         self.cumulative = 0.0  # their log probabilities, where these are asked for
         self.due = time.monotonic() + self.script.first_delay + self.script.delay
         self.next_poll = time.monotonic() + POLL_INTERVAL
@@ -101,6 +118,9 @@ class Generation:
         if "return_num_output_tokens" in self.wanted:
             count = np.array([end - start], dtype=np.uint32)
             tensors.append(pb_utils.Tensor("num_output_tokens", count))
+        if "return_token_ids" in self.wanted and chunks:
+            ids = np.array([to_token_id(chunk) for chunk in chunks], dtype=np.int32)
+            tensors.append(pb_utils.Tensor("token_ids", ids))
         if "return_logprobs" in self.wanted:
             tensors.append(strings("logprobs", self.logprobs(chunks)))
         if "return_cumulative_logprob" in self.wanted:
@@ -126,10 +146,11 @@ class Generation:
         self.sent += 1
         if self.stream:
             reason = script.finish_reason if last else "None"
-            response = self.response(self.sent - 1, min(self.sent, len(script.chunks)), reason)
+            end = min(self.sent, len(script.chunks))
+            response = self.response(min(self.sent - 1, end), end, reason)
             self.sender.send(response, flags=FINAL if last else 0)
         elif last:
-            response = self.response(0, len(script.chunks), script.finish_reason)
+            response = self.response(script.start, len(script.chunks), script.finish_reason)
             self.sender.send(response, flags=FINAL)
         return last
 

@@ -31,6 +31,7 @@ class Script:
     fault: str = ""  # one of "fail_at", "lost_at", "crash_at", "hang_at"
     fault_at: int = -1  # number of chunks before the fault; -1: none
     tells_time: bool = False  # each chunk is the time it is sent at
+    start: int = 0  # chunks that an earlier generation sent
 
 
 def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
@@ -69,6 +70,20 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     return script
 
 
+def resume_script(script: Script, prompt: str, token_ids: list[int], text: str) -> None:
+    """Go on behind the chunks of an earlier generation. Raises RefusedError if they are not the
+    script's."""
+    known = script.chunks[: len(token_ids)]
+    if [to_token_id(chunk) for chunk in known] != token_ids:
+        raise RefusedError("resume_token_ids are not the ids of this script")
+    # The service stores U+FFFD for NUL.
+    if "".join(known).replace("\0", "\ufffd") != text:
+        raise RefusedError("resume_token_ids do not fit resume_text")
+    script.start = len(token_ids)
+    if "once" in read_directive(prompt) or script.start > script.fault_at:
+        script.fault, script.fault_at = "", -1
+
+
 def read_directive(prompt: str) -> dict[str, Any]:
     match = DIRECTIVE.search(prompt)
     if match is None:
@@ -77,7 +92,7 @@ def read_directive(prompt: str) -> dict[str, Any]:
     directive: dict[str, Any] = {"text": text} if has_text else {}
     for word in words.split():
         key, _, value = word.partition("=")
-        if key in ("refuse", "nul", "clock") and not value:
+        if key in ("refuse", "nul", "clock", "once") and not value:
             directive[key] = True
         elif key in ("delay_ms", "first_delay_ms"):
             directive[key] = float_at_least_zero(key, value)
@@ -121,9 +136,17 @@ def invent_words(key: str, count: int) -> list[str]:
     ]
 
 
+def digest_of(chunk: str) -> bytes:
+    return hashlib.sha256(chunk.encode("utf-8", "surrogatepass")).digest()
+
+
+def to_token_id(chunk: str) -> int:
+    return int.from_bytes(digest_of(chunk)[:3], "big")
+
+
 def write_logprobs(chunk: str, wanted: int) -> dict[int, dict[str, Any]]:
     """A chunk's entry as vLLM has it: the chosen token first, then the `wanted` likeliest."""
-    digest = hashlib.sha256(chunk.encode("utf-8", "surrogatepass")).digest()
+    digest = digest_of(chunk)
     chosen = int.from_bytes(digest[:3], "big")
     rank = 1 + digest[3] % 2
     # -0.25 and less, so that texts differ in their sum.
