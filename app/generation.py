@@ -2,20 +2,19 @@
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from app import telemetry, tracing
-from app.circuit_breaker import Answer, CircuitBreaker, Probe
+from app.engine_health import EngineHealth, place_of
 from app.errors import Failure, FailureCode
 from app.fleet import DeadEngine, Fleet, Server
 from app.job_queue import AttemptEnd, Claim, Outcome
 from app.model_registry import ModelRegistry
 from app.runner import Attempt, OnText, Place
-from app.triton_client import CannotContinueError, Delta, EarlierText
+from app.triton_client import CannotContinueError
 from app.triton_errors import (
     EngineDeadError,
     EngineUnhealthyError,
@@ -27,14 +26,9 @@ from app.triton_errors import (
     StreamLostError,
     UnclearError,
 )
-
-logger = logging.getLogger(__name__)
+from app.triton_messages import Delta, EarlierText
 
 _UNTRACED = contextlib.nullcontext()
-# Shares of LLM_ENGINE_SILENCE_SECONDS: all streams of a model are silent for the first, then a probe
-# is not answered for the second. The rest is the time between two looks.
-_SILENT_SHARE = 0.4
-_PROBE_SHARE = 0.5
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
 
 
@@ -55,7 +49,7 @@ class Generation(Attempt):
         except CannotContinueError as error:
             return self._start_over(str(error))
         except UnclearError as error:
-            return self._judge(await self._backend.clarified(error, self.place))
+            return self._judge(await self._backend.health.clarified(error, self.place))
         except GenerationError as error:
             is_refusal = isinstance(error, RefusedError) and resume is not None
             if is_refusal and str(error).startswith(_RESUME_REFUSED):
@@ -71,7 +65,7 @@ class Generation(Attempt):
         refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
         cannot_continue: CannotContinueError | None = None
         while (server := self._backend.choose(claim.model_name, tried)) is not None:
-            self.server, self.place = server, _place(server, claim.model_name)
+            self.server, self.place = server, place_of(server, claim.model_name)
             try:
                 with server.occupied(claim.model_name), self._traced(server) as traceparent:
                     await self._ask(server, traceparent)
@@ -86,7 +80,7 @@ class Generation(Attempt):
                 _count(error, claim.model_name)
                 refusal = error
                 tried.add(server.name)
-                self._backend.record(error, self.place)
+                self._backend.health.record(error, self.place)
             else:
                 return
         raise cannot_continue or refusal
@@ -171,7 +165,7 @@ class Generation(Attempt):
         if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
             # What a server did not take is counted and recorded by then.
             _count(error, self.claim.model_name)
-            self._backend.record(error, self.place)
+            self._backend.health.record(error, self.place)
         if isinstance(error, RefusedError):
             return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         if isinstance(error, ModelFailedError):
@@ -197,19 +191,13 @@ class TritonBackend:
     ) -> None:
         """`silence_seconds`: after which an engine that answers nothing is taken for dead."""
         self.continues_by_text = continues_by_text
+        self.health = EngineHealth(registry, fleet, silence_seconds)
         self._registry = registry
         self._fleet = fleet
-        self._silent_seconds = silence_seconds * _SILENT_SHARE
-        self._probe_seconds = silence_seconds * _PROBE_SHARE
-        self._breaker = CircuitBreaker(self._probe, self._on_circuit)
-        self._on_change: list[Callable[[], None]] = []
-        self._refreshes: set[asyncio.Task[None]] = set()
-        fleet.on_report = self._on_report
 
     async def close(self) -> None:
         """End what runs in the background."""
-        await self._breaker.close()
-        await asyncio.gather(*self._refreshes, return_exceptions=True)
+        await self.health.close()
 
     def ready(self) -> list[str]:
         """Names of the models that are ready now."""
@@ -218,16 +206,14 @@ class TritonBackend:
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call `handler` whenever models or servers became ready, or ceased to be."""
         self._registry.on_change(handler)
-        self._on_change.append(handler)
-
-    # --- where results go -----------------------------------------------------------------------
+        self.health.on_change(handler)
 
     def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
         """The free slots by model: each server's are shared between the models that it has ready."""
         slots = Counter[str]()
         for server in self._fleet.servers:
             for model, count in _share(server, besides).items():
-                if self._breaker.allows(_place(server, model)):
+                if self.health.allows(place_of(server, model)):
                     slots[model] += count
         for attempt in attempts:
             if isinstance(attempt, Generation) and attempt.server is None:  # about to choose one
@@ -242,7 +228,7 @@ class TritonBackend:
         servers = [
             one
             for one in self._fleet.serving(model)
-            if one.name not in tried and self._breaker.allows(_place(one, model))
+            if one.name not in tried and self.health.allows(place_of(one, model))
         ]
         return min(
             servers, key=lambda one: (one.running.total() / one.slots, one.name), default=None
@@ -252,6 +238,11 @@ class TritonBackend:
         """The attempt of a claim, still to be run."""
         return Generation(claim, self, on_text)
 
+    def judge(self, place: Place, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt there: one that completed shows that its engine works."""
+        if end.outcome is Outcome.COMPLETED:
+            self.health.succeeded(place)
+
     def servers(self, attempts: Collection[Attempt]) -> Counter[str]:
         """How many of these attempts run on each server."""
         return Counter(
@@ -260,110 +251,23 @@ class TritonBackend:
             if isinstance(attempt, Generation) and attempt.server is not None
         )
 
-    # --- engines that die -----------------------------------------------------------------------
-
-    def judge(self, place: Place, end: AttemptEnd) -> None:
-        """Learn from the end of an attempt there: one that completed shows that its engine works."""
-        if end.outcome is Outcome.COMPLETED:
-            self._breaker.succeeded(place)
-
-    def record(self, error: GenerationError, place: Place) -> None:
-        """Learn from an error of a stream there."""
-        if isinstance(error, ModelDeadError | EngineUnhealthyError | EngineDeadError):
-            self._breaker.open(place, _one_line(error))
-        elif isinstance(error, NotTakenError | StreamLostError):
-            is_only = all(_place(one, place[-1]) == place for one in self._fleet.serving(place[-1]))
-            self._breaker.suspect(place, is_only=is_only)
-
-    async def clarified(self, error: UnclearError, place: Place) -> GenerationError:
-        """The error itself where its engine answers a probe; else that of a dead engine."""
-        if (await self._breaker.ask(place)).answer is Answer.ANSWERED:
-            return error
-        return EngineDeadError(str(error))
-
     def silent_places(self, attempts: Collection[Attempt]) -> list[Place]:
-        """The places that answered nothing for long although something runs there."""
+        """The places that answered nothing for long although one of these attempts runs there."""
         asked: dict[Place, float] = {}
         for attempt in attempts:
             if isinstance(attempt, Generation) and attempt.server is not None:
                 asked[attempt.place] = min(
                     attempt.asked_at, asked.get(attempt.place, attempt.asked_at)
                 )
-        return [place for place, first in asked.items() if self._is_silent(place, first)]
-
-    def _is_silent(self, place: Place, asked_at: float) -> bool:
-        server = self._fleet.at(place[0])
-        if server is None:
-            return False
-        heard_at = max(asked_at, server.heard_at.get(place[-1], 0.0))
-        return asyncio.get_running_loop().time() - heard_at > self._silent_seconds
+        return [place for place, at in asked.items() if self.health.is_silent(place, at)]
 
     async def is_dead(self, place: Place) -> bool:
         """Whether the engine there, which has been silent for long, answers no probe either."""
-        probe = await self._breaker.ask(place)
-        if probe.answer is Answer.SILENT:
-            self._breaker.open(place, probe.reason)
-        return probe.answer in (Answer.SILENT, Answer.FAILED)
+        return await self.health.is_dead(place)
 
     def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
         """The engines that are known to be dead: by model, then by server."""
-        found: dict[str, dict[str, DeadEngine]] = {}
-        for server in self._fleet.servers:
-            for model, dead in server.dead.items():
-                found.setdefault(model, {})[server.name] = dead
-        return found
-
-    async def _probe(self, place: Place) -> Probe:
-        """Generate one token."""
-        server, model = self._fleet.at(place[0]), place[-1]
-        if server is None:
-            return Probe(Answer.GONE)
-        loop, seconds = asyncio.get_running_loop(), self._probe_seconds
-        began = loop.time()
-        try:
-            async with asyncio.timeout(seconds):
-                await server.client.run(model, "a", _PROBE_PARAMETERS, lambda _: None)
-        except TimeoutError:
-            if server.heard_at.get(model, 0.0) > began:
-                return Probe(Answer.ANSWERED)  # its streams are: it is full
-            # A connection that leads nowhere answers nothing either.
-            await server.client.reconnect()
-            return Probe(Answer.SILENT, f"no answer to one token within {seconds:g} s")
-        except RefusedError:
-            pass
-        except GenerationError as error:
-            is_dead = isinstance(error, ModelDeadError | EngineUnhealthyError | EngineDeadError)
-            is_away = isinstance(error, NotTakenError | StreamLostError) and not is_dead
-            return Probe(Answer.UNREACHED if is_away else Answer.FAILED, _one_line(error))
-        server.heard_at[model] = loop.time()
-        return Probe(Answer.ANSWERED)
-
-    def _on_circuit(self, place: Place) -> None:
-        """A circuit opened or closed: whoever looks at the server sees it."""
-        server, model, dead = self._fleet.at(place[0]), place[-1], self._breaker.dead(place)
-        if server is None:
-            return
-        extra = {"server": server.name, "model": model}
-        if dead is not None:
-            server.dead[model] = dead
-            logger.error(
-                "model %s on server %s: %s", model, server.name, dead,
-                extra=extra | {"action": "engine_dead"},
-            )  # fmt: skip
-        elif server.dead.pop(model, None) is not None:
-            logger.info(
-                "model %s on server %s answers again", model, server.name,
-                extra=extra | {"action": "engine_answers"},
-            )  # fmt: skip
-        for handler in self._on_change:
-            handler()
-        refresh = asyncio.create_task(self._registry.refresh(), name="refresh models")
-        self._refreshes.add(refresh)
-        refresh.add_done_callback(self._refreshes.discard)
-
-    def _on_report(self, server: Server, model: str, dead: DeadEngine) -> None:
-        """Another worker found an engine dead: ask before more work goes there."""
-        self._breaker.on_report(_place(server, model), dead.since)
+        return self.health.dead_engines()
 
 
 def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
@@ -372,11 +276,6 @@ def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
     if parameters.get("min_tokens"):
         rest["min_tokens"] = max(0, parameters["min_tokens"] - done)
     return rest
-
-
-def _place(server: Server, model: str) -> Place:
-    """By its address: under its name there may soon be another server."""
-    return server.address.grpc, model
 
 
 def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
@@ -393,11 +292,6 @@ def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
     return {name: share + (place < rest) for place, name in enumerate(models)}
 
 
-def _one_line(error: GenerationError) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-_PROBE_PARAMETERS = {"max_tokens": 1, "temperature": 0}
 _KINDS = (
     (ModelDeadError, "dead"),
     (EngineUnhealthyError, "dead"),

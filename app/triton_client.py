@@ -1,14 +1,11 @@
-"""Triton over gRPC: the only importer of tritonclient, and of grpc.
+"""Triton over gRPC: the only importer of grpc; `triton_messages` builds and reads its messages.
 
 One bidirectional stream per generation, so that cancelling the call reaches the engine and an
-error belongs to one request. Requests and responses are protobuf messages built and read here
-directly: the client library's numpy wrappers cost more than the call (docs/benchmarks.md).
-Tensors: NVIDIA's vLLM backend, https://github.com/triton-inference-server/vllm_backend.
+error belongs to one request.
 """
 
 import asyncio
 import contextlib
-import json
 import math
 import re
 import struct
@@ -20,7 +17,6 @@ from typing import Any
 from uuid import uuid4
 
 import grpc
-import orjson
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from app.errors import NotFoundError, TritonError, TritonUnavailableError
@@ -31,6 +27,15 @@ from app.triton_errors import (
     NotTakenError,
     StreamLostError,
     to_model_error,
+)
+from app.triton_messages import (
+    CANCEL_INPUT,
+    RESUME_INPUT,
+    Delta,
+    EarlierText,
+    build_cancellation,
+    build_request,
+    read_response,
 )
 
 _CONTROL_TIMEOUT = 10.0  # seconds for calls that only ask
@@ -53,27 +58,6 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-@dataclass(slots=True)
-class Delta:
-    """What one response of the stream adds. Token counts are those of this response alone."""
-
-    text: str
-    finish_reason: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    logprobs: str | None
-    model_version: int | None
-    token_ids: bytes | None = None  # little-endian INT32; None where the model returns none
-
-
-@dataclass(slots=True, frozen=True)
-class EarlierText:
-    """What earlier attempts generated: the model is to generate the rest."""
-
-    text: str
-    token_ids: bytes  # little-endian INT32
-
-
 class CannotContinueError(GenerationError):
     """The model takes no text to continue: it has no input `resume_token_ids`."""
 
@@ -93,141 +77,11 @@ class IndexEntry:
     engine_dead_since: datetime | None = None  # found by probes, not by Triton
 
 
-def _input(name: str, datatype: str, length: int = 1) -> pb.ModelInferRequest.InferInputTensor:
-    return pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[length])
-
-
-def _output(name: str) -> pb.ModelInferRequest.InferRequestedOutputTensor:
-    return pb.ModelInferRequest.InferRequestedOutputTensor(name=name)
-
-
-_TRUE, _FALSE = b"\x01", b"\x00"
-_FLAGS = (
-    "stream",
-    "exclude_input_in_output",
-    "return_finish_reason",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-    "return_logprobs",
-)
-_INPUTS = [
-    _input("text_input", "BYTES"),
-    _input("sampling_parameters", "BYTES"),
-    *(_input(name, "BOOL") for name in _FLAGS),
-]
-_OUTPUTS = [
-    _output(name)
-    for name in ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
-]
-_LOGPROBS = _output("logprobs")
-_CANCEL_INPUT = "cancel_request_id"
-_RESUME_INPUT = "resume_token_ids"
-_TOKEN_IDS = _output("token_ids")
-_RETURN_TOKEN_IDS = _input("return_token_ids", "BOOL")
-_ID_BYTES = 4  # of a token id
 # Triton's own words: https://github.com/triton-inference-server/core, src/infer_request.cc
 _UNEXPECTED = re.compile(r"unexpected inference (input|output)")
 # A model without `resume_token_ids` is asked again after this time, as it may have been reloaded. One
 # that loses the input refuses it.
 _INPUTS_SECONDS = 60.0
-_ALL_TRUE = [_TRUE] * len(_FLAGS)
-
-
-# An escaped NUL in JSON, after any number of escaped backslashes.
-_NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-
-
-def _bytes_tensor(value: bytes) -> bytes:
-    """One element of a BYTES tensor: its length as 4 little-endian bytes, then itself."""
-    return struct.pack("<I", len(value)) + value
-
-
-def build_request(
-    model: str,
-    prompt: str,
-    parameters: dict[str, Any],
-    request_id: str = "",
-    *,
-    returns_ids: bool = False,
-    earlier: EarlierText | None = None,
-) -> pb.ModelInferRequest:
-    """The message that asks `model` to continue `prompt`, streamed and without its echo."""
-    wants_logprobs = parameters.get("logprobs") is not None
-    if "structured_outputs" in parameters:  # NVIDIA's backend reads it as JSON text
-        text = orjson.dumps(parameters["structured_outputs"]).decode()
-        parameters = parameters | {"structured_outputs": text}
-    request = pb.ModelInferRequest(
-        id=request_id,
-        model_name=model,
-        inputs=_INPUTS,
-        outputs=[*_OUTPUTS, _LOGPROBS] if wants_logprobs else _OUTPUTS,
-        raw_input_contents=[
-            _bytes_tensor(prompt.encode()),
-            _bytes_tensor(orjson.dumps(parameters)),
-            *_ALL_TRUE[1:],
-            _TRUE if wants_logprobs else _FALSE,
-        ],
-    )
-    if returns_ids:
-        request.inputs.append(_RETURN_TOKEN_IDS)
-        request.outputs.append(_TOKEN_IDS)
-        request.raw_input_contents.append(_TRUE)
-    if earlier is not None:
-        count = len(earlier.token_ids) // _ID_BYTES
-        request.inputs.append(_input(_RESUME_INPUT, "INT32", count))
-        request.inputs.append(_input("resume_text", "BYTES"))
-        request.raw_input_contents.append(earlier.token_ids)
-        request.raw_input_contents.append(_bytes_tensor(earlier.text.encode()))
-    return request
-
-
-def build_cancellation(model: str, request_id: str) -> pb.ModelInferRequest:
-    """The message that asks `model` to end a request of that id; our backends take it."""
-    return pb.ModelInferRequest(
-        model_name=model,
-        inputs=[_input("text_input", "BYTES"), _input(_CANCEL_INPUT, "BYTES")],
-        raw_input_contents=[_bytes_tensor(b""), _bytes_tensor(request_id.encode())],
-    )
-
-
-def read_response(response: pb.ModelInferResponse) -> Delta:
-    """Read one response; text that PostgreSQL cannot hold is replaced before it is counted."""
-    tensors = {
-        output.name: content
-        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
-    }
-    text = _first_text(tensors.get("text_output"))
-    finish_reason = _first_text(tensors.get("finish_reason"))
-    return Delta(
-        text=text.replace("\x00", "\ufffd") if "\x00" in text else text,
-        finish_reason=finish_reason if finish_reason not in ("", "None", "null") else None,
-        prompt_tokens=_first_count(tensors.get("num_input_tokens")),
-        completion_tokens=_first_count(tensors.get("num_output_tokens")),
-        logprobs=_logprobs(tensors.get("logprobs")),
-        model_version=int(response.model_version) if response.model_version else None,
-        token_ids=tensors.get("token_ids"),
-    )
-
-
-def _first_text(content: bytes | None) -> str:
-    if not content:
-        return ""
-    (length,) = struct.unpack_from("<I", content)
-    return content[4 : 4 + length].decode("utf-8", errors="replace")
-
-
-def _first_count(content: bytes | None) -> int:
-    return int.from_bytes(content[:4], "little") if content else 0
-
-
-def _logprobs(content: bytes | None) -> str | None:
-    """The JSON text of log probabilities, as PostgreSQL's jsonb can hold it."""
-    text = _first_text(content)
-    if text in ("", "null"):
-        return None
-    if "NaN" in text or "Infinity" in text:  # Python writes them; JSON has no such numbers
-        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
-    return _NUL_ESCAPE.sub(r"\1\\ufffd", text) if r"\u0000" in text else text
 
 
 class TritonClient:
@@ -297,7 +151,7 @@ class TritonClient:
         for _ in range(2):
             returns_ids = wants_ids and await self._takes_resume(model, is_needed=bool(earlier))
             if earlier is not None and not returns_ids:
-                raise CannotContinueError(f"model {model} has no input {_RESUME_INPUT}")
+                raise CannotContinueError(f"model {model} has no input {RESUME_INPUT}")
             try:
                 return await self._run(
                     *(model, prompt, parameters, on_delta, traceparent),
@@ -393,7 +247,7 @@ class TritonClient:
         if model not in self._takes_cancellations:
             metadata = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=model))
             names = {tensor.name for tensor in metadata.inputs}
-            self._takes_cancellations[model] = _CANCEL_INPUT in names
+            self._takes_cancellations[model] = CANCEL_INPUT in names
         return self._takes_cancellations[model]
 
     async def _takes_resume(self, model: str, *, is_needed: bool) -> bool:
@@ -412,7 +266,7 @@ class TritonClient:
             if is_needed:
                 raise NotTakenError(error.details() or error.code().name) from error
             return False
-        takes = any(tensor.name == _RESUME_INPUT for tensor in metadata.inputs)
+        takes = any(tensor.name == RESUME_INPUT for tensor in metadata.inputs)
         self._takes_resumes[model] = (takes, now)
         return takes
 

@@ -14,7 +14,8 @@ import pytest
 
 from app.embedded.triton import STUB, EmbeddedTriton
 from app.settings import Settings
-from app.triton_client import CannotContinueError, Delta, EarlierText, TritonClient
+from app.triton_client import CannotContinueError, TritonClient
+from app.triton_messages import Delta, EarlierText
 from tests.conftest import SCRIPTED, Service, run_service, run_triton, short_lease
 from tests.integration.launching import Worker
 from tests.integration.stream_reader import Reader

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app import attempts, fleet, generation, triton_client, triton_errors
+from app import attempts, engine_health, fleet, triton_client, triton_errors
 from app.embedded.triton import EmbeddedTriton
 from app.errors import UnknownModelError
 from app.settings import Settings, split_address
@@ -405,7 +405,7 @@ async def test_a_killed_server_fails_no_result(both: Service, second: MortalTrit
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that have been silent for a moment are asked whether they live."""
     monkeypatch.setattr(attempts, "_SILENCE_CHECK_SECONDS", 0.1)
-    monkeypatch.setattr(generation, "_SILENT_SHARE", 0.02)
+    monkeypatch.setattr(engine_health, "_SILENT_SHARE", 0.02)
     monkeypatch.setattr(triton_client, "_CANCEL_SECONDS", 0.5)
 
 

@@ -12,7 +12,8 @@ import pytest
 from app.ids import new_id
 from app.listener import ENQUEUED
 from app.settings import Settings
-from app.triton_client import Delta, EarlierText, TritonClient
+from app.triton_client import TritonClient
+from app.triton_messages import Delta, EarlierText
 from tests.conftest import Service, run_service, short_lease
 from tests.integration.support import finish, read, send, until, until_running
 

@@ -12,7 +12,7 @@ from app.generation import Generation, TritonBackend
 from app.ids import new_id
 from app.job_queue import Chunk, Claim, JobQueue
 from app.runner import Attempt
-from app.triton_client import Delta
+from app.triton_messages import Delta
 from app.watched import Watched
 
 

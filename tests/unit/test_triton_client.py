@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from app.triton_client import Delta, TritonClient, build_request, read_response
+from app.triton_client import TritonClient
 from app.triton_errors import (
     GenerationError,
     ModelDeadError,
@@ -23,6 +23,7 @@ from app.triton_errors import (
     UnclearError,
     to_model_error,
 )
+from app.triton_messages import Delta, build_request, read_response
 
 
 def inputs(request: pb.ModelInferRequest) -> dict[str, Any]:

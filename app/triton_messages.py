@@ -1,0 +1,168 @@
+"""The messages of a generation: a request's tensors, and the meaning of a response's.
+
+Protobuf messages are built and read here directly: the client library's numpy wrappers cost more than
+the call (docs/benchmarks.md). Tensors: NVIDIA's vLLM backend,
+https://github.com/triton-inference-server/vllm_backend; token ids are of the backends in triton/ alone.
+"""
+
+import json
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from tritonclient.grpc import service_pb2 as pb
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one response of the stream adds. Token counts are those of this response alone."""
+
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: str | None
+    model_version: int | None
+    token_ids: bytes | None = None  # little-endian INT32; None where the model returns none
+
+
+@dataclass(slots=True, frozen=True)
+class EarlierText:
+    """What earlier attempts generated: the model is to generate the rest."""
+
+    text: str
+    token_ids: bytes  # little-endian INT32
+
+
+def _input(name: str, datatype: str, length: int = 1) -> pb.ModelInferRequest.InferInputTensor:
+    return pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[length])
+
+
+def _output(name: str) -> pb.ModelInferRequest.InferRequestedOutputTensor:
+    return pb.ModelInferRequest.InferRequestedOutputTensor(name=name)
+
+
+_TRUE, _FALSE = b"\x01", b"\x00"
+_FLAGS = (
+    "stream",
+    "exclude_input_in_output",
+    "return_finish_reason",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "return_logprobs",
+)
+_INPUTS = [
+    _input("text_input", "BYTES"),
+    _input("sampling_parameters", "BYTES"),
+    *(_input(name, "BOOL") for name in _FLAGS),
+]
+_OUTPUTS = [
+    _output(name)
+    for name in ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
+]
+_LOGPROBS = _output("logprobs")
+CANCEL_INPUT = "cancel_request_id"
+RESUME_INPUT = "resume_token_ids"
+_TOKEN_IDS = _output("token_ids")
+_RETURN_TOKEN_IDS = _input("return_token_ids", "BOOL")
+_ID_BYTES = 4  # of a token id
+_ALL_TRUE = [_TRUE] * len(_FLAGS)
+
+
+# An escaped NUL in JSON, after any number of escaped backslashes.
+_NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def _bytes_tensor(value: bytes) -> bytes:
+    """One element of a BYTES tensor: its length as 4 little-endian bytes, then itself."""
+    return struct.pack("<I", len(value)) + value
+
+
+def build_request(
+    model: str,
+    prompt: str,
+    parameters: dict[str, Any],
+    request_id: str = "",
+    *,
+    returns_ids: bool = False,
+    earlier: EarlierText | None = None,
+) -> pb.ModelInferRequest:
+    """The message that asks `model` to continue `prompt`, streamed and without its echo."""
+    wants_logprobs = parameters.get("logprobs") is not None
+    if "structured_outputs" in parameters:  # NVIDIA's backend reads it as JSON text
+        text = orjson.dumps(parameters["structured_outputs"]).decode()
+        parameters = parameters | {"structured_outputs": text}
+    request = pb.ModelInferRequest(
+        id=request_id,
+        model_name=model,
+        inputs=_INPUTS,
+        outputs=[*_OUTPUTS, _LOGPROBS] if wants_logprobs else _OUTPUTS,
+        raw_input_contents=[
+            _bytes_tensor(prompt.encode()),
+            _bytes_tensor(orjson.dumps(parameters)),
+            *_ALL_TRUE[1:],
+            _TRUE if wants_logprobs else _FALSE,
+        ],
+    )
+    if returns_ids:
+        request.inputs.append(_RETURN_TOKEN_IDS)
+        request.outputs.append(_TOKEN_IDS)
+        request.raw_input_contents.append(_TRUE)
+    if earlier is not None:
+        count = len(earlier.token_ids) // _ID_BYTES
+        request.inputs.append(_input(RESUME_INPUT, "INT32", count))
+        request.inputs.append(_input("resume_text", "BYTES"))
+        request.raw_input_contents.append(earlier.token_ids)
+        request.raw_input_contents.append(_bytes_tensor(earlier.text.encode()))
+    return request
+
+
+def build_cancellation(model: str, request_id: str) -> pb.ModelInferRequest:
+    """The message that asks `model` to end a request of that id; our backends take it."""
+    return pb.ModelInferRequest(
+        model_name=model,
+        inputs=[_input("text_input", "BYTES"), _input(CANCEL_INPUT, "BYTES")],
+        raw_input_contents=[_bytes_tensor(b""), _bytes_tensor(request_id.encode())],
+    )
+
+
+def read_response(response: pb.ModelInferResponse) -> Delta:
+    """Read one response; text that PostgreSQL cannot hold is replaced before it is counted."""
+    tensors = {
+        output.name: content
+        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+    text = _first_text(tensors.get("text_output"))
+    finish_reason = _first_text(tensors.get("finish_reason"))
+    return Delta(
+        text=text.replace("\x00", "\ufffd") if "\x00" in text else text,
+        finish_reason=finish_reason if finish_reason not in ("", "None", "null") else None,
+        prompt_tokens=_first_count(tensors.get("num_input_tokens")),
+        completion_tokens=_first_count(tensors.get("num_output_tokens")),
+        logprobs=_logprobs(tensors.get("logprobs")),
+        model_version=int(response.model_version) if response.model_version else None,
+        token_ids=tensors.get("token_ids"),
+    )
+
+
+def _first_text(content: bytes | None) -> str:
+    if not content:
+        return ""
+    (length,) = struct.unpack_from("<I", content)
+    return content[4 : 4 + length].decode("utf-8", errors="replace")
+
+
+def _first_count(content: bytes | None) -> int:
+    return int.from_bytes(content[:4], "little") if content else 0
+
+
+def _logprobs(content: bytes | None) -> str | None:
+    """The JSON text of log probabilities, as PostgreSQL's jsonb can hold it."""
+    text = _first_text(content)
+    if text in ("", "null"):
+        return None
+    if "NaN" in text or "Infinity" in text:  # Python writes them; JSON has no such numbers
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+    return _NUL_ESCAPE.sub(r"\1\\ufffd", text) if r"\u0000" in text else text
