@@ -251,9 +251,9 @@ class TritonClient:
         return self._takes_cancellations[model]
 
     async def _takes_resume(self, model: str, *, is_needed: bool) -> bool:
-        """Whether a model returns token ids and takes them again; False where it does not tell.
+        """Whether a model returns token ids and takes them again.
 
-        `is_needed`: then raise NotTakenError where it does not tell.
+        False if the server does not answer; if the answer `is_needed`, NotTakenError is raised then.
         """
         now = asyncio.get_running_loop().time()
         takes, asked_at = self._takes_resumes.get(model, (False, -math.inf))

@@ -19,6 +19,10 @@ WORDS: Mapping[str, tuple[str, str]] = {
         "The inference engine died while this ran, and again at each further attempt.",
         "Retry once the model is ready again: Models tells.",
     ),
+    "not_continued": (
+        "The text so far could not be continued: the next attempt started over.",
+        "Nothing to do.",
+    ),
     "infini_gram_error": (
         "The index failed on this text.",
         "Retry once; if it fails again, tell the operator.",
