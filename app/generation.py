@@ -26,7 +26,7 @@ from app.triton_errors import (
     StreamLostError,
     UnclearError,
 )
-from app.triton_messages import Delta, EarlierText
+from app.triton_messages import ID_BYTES, Delta, EarlierText
 
 _UNTRACED = contextlib.nullcontext()
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
@@ -38,6 +38,7 @@ class Generation(Attempt):
     def __init__(self, claim: Claim, backend: "TritonBackend", on_text: OnText) -> None:
         super().__init__(claim, on_text)
         self._backend = backend
+        self.keeps_text_without_ids = backend.continues_by_text
         self.server: Server | None = None  # until it begins
 
     async def _work(self) -> tuple[Outcome, Failure | None]:
@@ -143,22 +144,28 @@ class Generation(Attempt):
         # A prompt that was continued by text has the earlier text in it.
         if delta.prompt_tokens and (self.claim.resume is None or self.prompt_tokens is None):
             self.prompt_tokens = delta.prompt_tokens
-        self.completion_tokens += delta.completion_tokens
-        if delta.token_ids:
-            self._ids += delta.token_ids
+        self._count_tokens(delta)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.is_over = True
+        if delta.model_version is not None:
+            self.model_version = delta.model_version
+        if delta.text:
+            self._say(delta.text)
+
+    def _count_tokens(self, delta: Delta) -> None:
+        """Keep what tells of a response's tokens."""
+        self.completion_tokens += delta.completion_tokens
+        if delta.token_ids:
+            self._ids += delta.token_ids
+        if delta.completion_tokens * ID_BYTES != len(delta.token_ids or b""):
+            self._lacks_ids = True
         if delta.logprobs is not None:
             try:
                 self.tokens.append(delta.logprobs)
             except ValueError as error:
                 message = f"The model's log probabilities cannot be read: {error}."
                 raise ModelFailedError(message) from error
-        if delta.model_version is not None:
-            self.model_version = delta.model_version
-        if delta.text:
-            self._say(delta.text)
 
     def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
         """What an error of the stream means for the attempt."""

@@ -473,6 +473,7 @@ class JobQueue:
             counted,
             self._settings.max_attempts,
             self._settings.continue_lost_attempts,
+            self._settings.continue_by_text,
         )
         return count
 

@@ -506,7 +506,7 @@ ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
 """
 
 # The rows of dead workers ($1), whose text survives in the chunks. $2: whether the attempts count.
-# $4: whether their text may be continued.
+# $4: whether their text may be continued; $5: also where ids of tokens are missing.
 RELEASE = f"""
 WITH picked AS MATERIALIZED (
   -- In no order: ordered by id, the planner walks all results in the hope of a common owner.
@@ -525,7 +525,9 @@ WITH picked AS MATERIALIZED (
               WHERE {_OF_TEXT}), '') AS output,
     (SELECT max(c.prompt_tokens) FROM result_chunks c WHERE {_OF_TEXT}) AS prompt_tokens,
     (SELECT max(c.completion_tokens) FROM result_chunks c WHERE {_OF_TEXT}) AS completion_tokens,
-    $4::bool AS keeps_text,
+    $4::bool AND ($5::bool OR (
+      SELECT coalesce(sum(octet_length(c.token_ids)), 0) = 4 * coalesce(max(c.completion_tokens), 0)
+      FROM result_chunks c WHERE {_OF_TEXT})) AS keeps_text,
     r.text_attempt IS NOT NULL AND EXISTS (SELECT FROM result_chunks c
       WHERE c.result_id = r.id AND c.attempt = r.attempt) AS continued,
     (SELECT max(c."offset" + char_length(c.text)) FROM result_chunks c

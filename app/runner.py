@@ -75,12 +75,15 @@ class Attempt(ABC):
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
         self._tokens_kept = 0
+        self.keeps_text_without_ids = False  # the next attempt may continue it by its text
+        self._lacks_ids = False  # some tokens came without their ids
         self._ids = bytearray()  # of the tokens that are not stored, as little-endian INT32
         if claim.resume is not None:
             self.text.append(claim.resume.text)
             self.completion_tokens = claim.resume.completion_tokens
             self.prompt_tokens = claim.resume.prompt_tokens
             self._kept = len(self.text)
+            self._lacks_ids = claim.resume.token_ids is None
         self._task: asyncio.Task[object] | None = None
         self._stop_reason: StopReason | None = None
 
@@ -169,7 +172,8 @@ class Attempt(ABC):
         if self.starts_over:
             pauses = {}
         is_requeued = outcome in (Outcome.LOST, Outcome.RETURNED)
-        keeps_text = is_requeued and self.claim.resumable and not self.starts_over
+        is_usable = self.keeps_text_without_ids or not self._lacks_ids
+        keeps_text = is_requeued and self.claim.resumable and is_usable and not self.starts_over
         resume = None if self.starts_over else self.claim.resume
         return AttemptEnd(
             result_id=self.claim.id,

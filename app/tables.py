@@ -486,11 +486,10 @@ workers = Table(
     _time("lease_expires_at", nullable=False),
     # A dead row never renews: a worker that finds itself dead comes back under a new id.
     _time("dead_at"),
-    # By model: {"running": results, "tokens_per_second": rate, "results_per_second": rate}; renewed
-    # with the lease.
+    # By model: {"running": results, "tokens_per_second": rate, "results_per_second": rate, "dead":
+    # {server: {"since": time, "reason": text}}}; renewed with the lease.
     Column("load", JSONB, nullable=False, server_default=_EMPTY_OBJECT),
     Column("servers", JSONB, nullable=False, server_default=_EMPTY_OBJECT),  # results by server
-    Column("engines", JSONB, nullable=False, server_default=_EMPTY_OBJECT),  # as it probed them
     Index("ix_workers_alive", "lease_expires_at", postgresql_where=text("dead_at IS NULL")),
 )
 

@@ -67,7 +67,7 @@ CANCEL_INPUT = "cancel_request_id"
 RESUME_INPUT = "resume_token_ids"
 _TOKEN_IDS = _output("token_ids")
 _RETURN_TOKEN_IDS = _input("return_token_ids", "BOOL")
-_ID_BYTES = 4  # of a token id
+ID_BYTES = 4  # of a token id
 _ALL_TRUE = [_TRUE] * len(_FLAGS)
 
 
@@ -111,7 +111,7 @@ def build_request(
         request.outputs.append(_TOKEN_IDS)
         request.raw_input_contents.append(_TRUE)
     if earlier is not None:
-        count = len(earlier.token_ids) // _ID_BYTES
+        count = len(earlier.token_ids) // ID_BYTES
         request.inputs.append(_input(RESUME_INPUT, "INT32", count))
         request.inputs.append(_input("resume_text", "BYTES"))
         request.raw_input_contents.append(earlier.token_ids)

@@ -6,7 +6,6 @@ Revises: 0014
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import JSONB
 
 from app import schema_changes
 
@@ -15,7 +14,7 @@ down_revision = "0014"
 branch_labels = None
 depends_on = None
 
-_TABLES = ("results", "result_chunks", "workers")
+_TABLES = ("results", "result_chunks")
 
 
 def upgrade() -> None:
@@ -31,10 +30,6 @@ def upgrade() -> None:
         sa.Column("continuations", sa.SmallInteger(), server_default="0", nullable=False),
     )
     schema_changes.add_column("result_chunks", sa.Column("token_ids", sa.LargeBinary()))
-    schema_changes.add_column(
-        "workers",
-        sa.Column("engines", JSONB(), server_default=sa.text("'{}'::jsonb"), nullable=False),
-    )
 
 
 def downgrade() -> None:
@@ -45,7 +40,6 @@ def downgrade() -> None:
         "DELETE FROM result_chunks c USING results r WHERE r.id = c.result_id "
         "AND r.state = 'pending' AND r.worker_id IS NULL AND r.text_attempt IS NOT NULL"
     )
-    op.drop_column("workers", "engines")
     op.drop_column("result_chunks", "token_ids")
     op.drop_column("results", "continuations")
     op.drop_column("results", "text_attempt")

@@ -461,7 +461,8 @@ async def test_what_was_heard_of_one_server_is_never_another_ones_beginning(
     monkeypatch.setattr(triton_errors, "_CODED", re.compile(r"(never): (.*)"))
     rule = (re.compile("the script failed").search, triton_errors.NotTakenError)
     monkeypatch.setattr(triton_errors, "_RULES", [rule])
-    twice = settings.model_copy(update={"max_attempts": 2})
+    changes = {"max_attempts": 2, "continue_lost_attempts": False}
+    twice = settings.model_copy(update=changes)
     async with run_service(twice, with_worker=True) as service:
         await register(service, "second", grpc=second.address("grpc"))
         ended = await finish(service, "{{chunks=6 fail_at=3}}")

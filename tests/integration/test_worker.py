@@ -212,7 +212,7 @@ class BrokenTriton(TritonClient):
     ) -> None:
         if prompt == "break":
             raise RuntimeError("a bug of ours")
-        on_delta(Delta("text", "stop", 1, 1, "[no json", 1))
+        on_delta(Delta("text", "st\0op", 1, 1, None, 1))
 
 
 @pytest.fixture
