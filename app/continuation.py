@@ -18,7 +18,8 @@ _ID_BYTES = 4  # of a token id: INT32
 # A text that lost so many attempts in a row before their first token may be what kills the engine.
 _MOST_FRUITLESS = 2
 
-_NEUTRAL = {"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,)}
+# A repetition penalty counts a token once, in the prompt or in the output: it continues as it was.
+_NEUTRAL = {"presence_penalty": (0,), "frequency_penalty": (0,)}
 _NEVER = ("structured_outputs", "logprobs", "prompt_logprobs")
 
 
@@ -26,7 +27,7 @@ def can_continue(parameters: Mapping[str, Any]) -> bool:
     """Whether sampling by these parameters depends only on the tokens, not on the attempt.
 
     A structured output has a parser's state and a seeded one a generator's. Penalties and bad words
-    count output tokens, which a continued attempt may take for its prompt. Log probabilities of the
+    count output tokens, which are a continued attempt's prompt. Log probabilities of the
     whole text are not stored with it.
     """
     if any(parameters.get(name) is not None for name in _NEVER):

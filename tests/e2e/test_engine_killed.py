@@ -1,0 +1,61 @@
+"""vLLM's engine killed in the middle of texts: they are continued, and equal to undisturbed ones."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from app.embedded import processes
+from app.embedded.triton import EmbeddedTriton
+from app.generation import Generation
+from app.triton_messages import Delta
+from tests.conftest import Service
+from tests.e2e.conftest import engines
+from tests.integration.support import read, until
+
+pytestmark = pytest.mark.vllm
+
+MAX_TOKENS = 400
+KILLED_AT = 300
+PROMPTS = ["def ", "import os\n", "class Reader:\n", '"""The '] * 2
+
+
+async def send_all(service: Service) -> list[str]:
+    parameters = {"max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+    body = [{"model": "demo", "content": prompt, "parameters": parameters} for prompt in PROMPTS]
+    answer = await service.client.post("/results/", json=body)
+    assert answer.status_code == 202, answer.text
+    return [result["id"] for result in answer.json()]
+
+
+async def ended(service: Service, ids: list[str]) -> list[dict[str, Any]]:
+    return [await read(service, one, wait=60) for one in ids]
+
+
+async def test_texts_of_a_killed_engine_are_continued(
+    vllm_service: Service, vllm_server: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = await ended(vllm_service, await send_all(vllm_service))
+    heard = Counter[str]()
+    count_tokens = Generation._count_tokens
+
+    def count(attempt: Generation, delta: Delta) -> None:
+        heard[str(attempt.claim.id)] += delta.completion_tokens
+        count_tokens(attempt, delta)
+
+    monkeypatch.setattr(Generation, "_count_tokens", count)
+    ids = await send_all(vllm_service)
+
+    async def are_far() -> bool:
+        return min(heard[one] for one in ids) >= KILLED_AT
+
+    await until(are_far, 60)
+    processes.kill(engines())
+    await vllm_server.start()
+    results = await ended(vllm_service, ids)
+    assert [(one["state"], one["attempt"], one["continued"]) for one in results] == [
+        ("completed", 2, 1)
+    ] * len(PROMPTS)
+    assert {one["usage"]["completion_tokens"] for one in results} == {MAX_TOKENS}
+    assert [one["result"] for one in results] == [one["result"] for one in undisturbed]
+    assert sum(heard.values()) - MAX_TOKENS * len(PROMPTS) < 100  # generated twice
