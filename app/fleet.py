@@ -23,6 +23,7 @@ from app.triton_client import IndexEntry, TritonClient
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 3.0  # seconds that one slow server may keep what others say
+_LATE_SECONDS = 5.0  # without an answer a server is not ready: it may be frozen
 _PATIENCE_WITH_THE_LOST = 0.25  # that one may which did not answer before
 _NOT_ASKED = "not asked yet"
 
@@ -51,6 +52,7 @@ class Server:
         self.running: Counter[str] = Counter()  # results of this process, by model
         self._default_slots = default_slots
         self._asking: asyncio.Task[None] | None = None
+        self._asked_at = 0.0  # loop time
 
     @property
     def name(self) -> str:
@@ -94,6 +96,7 @@ class Server:
     def ask(self) -> "asyncio.Task[None]":
         """Have it tell what it serves; who asks meanwhile has the same answer."""
         if self._asking is None or self._asking.done():
+            self._asked_at = asyncio.get_running_loop().time()
             self._asking = asyncio.create_task(self._ask(), name=f"ask {self.name}")
         return self._asking
 
@@ -114,9 +117,11 @@ class Server:
         else:
             self.error = None
 
-    def is_late(self) -> None:
-        """Give it nothing more to do until it answers: a frozen server keeps its connections."""
-        self.error = f"{self.client.address}: no answer for {_PATIENCE:g} s"
+    def check_time(self) -> None:
+        """Call it unready while its answer is late: a frozen server keeps its connections."""
+        if asyncio.get_running_loop().time() - self._asked_at < _LATE_SECONDS:
+            return
+        self.error = f"{self.client.address}: no answer for {_LATE_SECONDS:g} s"
         self.models = {
             name: replace(entry, ready=False, reason=self.error)
             for name, entry in self.models.items()
@@ -244,7 +249,7 @@ class Fleet:
             await asyncio.wait(late, timeout=_PATIENCE)
         for task, server in late.items():
             if not task.done():
-                server.is_late()
+                server.check_time()
         for server in [one for one in self._leaving if not one.running.total()]:
             self._leaving.remove(server)
             await server.close()
