@@ -38,7 +38,6 @@ class Generation(Attempt):
     def __init__(self, claim: Claim, backend: "TritonBackend", on_text: OnText) -> None:
         super().__init__(claim, on_text)
         self._backend = backend
-        self.keeps_text_without_ids = backend.continues_by_text
         self.server: Server | None = None  # until it begins
 
     async def _work(self) -> tuple[Outcome, Failure | None]:
@@ -243,7 +242,9 @@ class TritonBackend:
 
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
         """The attempt of a claim, still to be run."""
-        return Generation(claim, self, on_text)
+        attempt = Generation(claim, self, on_text)
+        attempt.keeps_text_without_ids = self.continues_by_text
+        return attempt
 
     def judge(self, place: Place, end: AttemptEnd) -> None:
         """Learn from the end of an attempt there: one that completed shows that its engine works."""

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,14 +32,24 @@ async def vllm_stack(
         yield stack
 
 
+async def send(stack: Stack, prompt: str, sampling: dict[str, Any], *, continues: bool) -> str:
+    body = {"model": "demo", "content": prompt, "parameters": sampling}
+    answer = await stack.client.post("/results/", body | {"continue_lost_attempts": continues})
+    assert answer.status == 202, answer
+    return str(answer.json["id"])
+
+
 async def test_disconnects_and_deaths(vllm_stack: Stack) -> None:
-    """Sampled without a seed, each attempt says something else: a splice would show."""
+    """Sampled without a seed, each attempt generates another text: a splice would show.
+
+    Every other result is continued after its worker's death; its readers keep what was stored.
+    """
     stack = vllm_stack
     other_api = await stack.start_api("other")
     worker = await stack.start_worker("alice")
     sampling = {"max_tokens": 900, "temperature": 1.0, "ignore_eos": True}
     ids = await asyncio.gather(
-        *(stack.send_one(f"def f{n}(x):\n", "demo", **sampling) for n in range(RESULTS))
+        *(send(stack, f"def f{n}(x):\n", sampling, continues=n % 2 == 0) for n in range(RESULTS))
     )
     readers = [StreamReader(one) for one in ids for _ in range(2)]
     ports = list(stack.ports.values())
@@ -69,6 +80,12 @@ async def test_disconnects_and_deaths(vllm_stack: Stack) -> None:
         assert reader.result["state"] == "completed"
         assert reader.attempts == [1, 2]
         assert reader.connections > CUTS
-        assert not reader.text.startswith(first[reader.result_id]), "the attempts are alike"
+        before = first[reader.result_id]
+        if ids.index(reader.result_id) % 2 == 0:
+            assert reader.result["continued"] == 1
+            assert reader.text[0] == before[0]
+        else:
+            assert reader.result["continued"] == 0
+            assert not reader.text.startswith(before), "the attempts are alike"
     await check_history(stack)
     check_logs(stack)

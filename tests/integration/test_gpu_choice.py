@@ -53,6 +53,8 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # of a make that runs the tests
+        environment.pop(name, None)
     return subprocess.run(
         ["make", "--dry-run", "run", *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
