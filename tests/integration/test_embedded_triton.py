@@ -229,6 +229,9 @@ async def loading(
         yield triton, []
     finally:
         await triton.stop()
+        # The process of a model whose server crashed: `up` reaps such orphans.
+        stubs = psutil.process_iter(["exe"])
+        processes.kill([one for one in stubs if str(tmp_path) in (one.info["exe"] or "")])
 
 
 @pytest.mark.parametrize(
