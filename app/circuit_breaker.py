@@ -14,6 +14,7 @@ from typing import Any
 
 from app.fleet import DeadEngine
 from app.runner import Place
+from app.waiting import is_set_within
 
 # Between two probes of one place; doubles while it is not answered.
 _FIRST_PAUSE_SECONDS = 0.25
@@ -48,7 +49,7 @@ class _Circuit:
 
     closes_at: float  # loop time; an earlier answer does not close it
     dead: DeadEngine | None = None
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # it closed, or is dead
 
 
 class CircuitBreaker:
@@ -112,6 +113,7 @@ class CircuitBreaker:
             circuit = self._break(place, asyncio.get_running_loop().time())
         is_news = circuit.dead is None
         circuit.dead = DeadEngine(circuit.dead.since if circuit.dead else datetime.now(UTC), reason)
+        circuit.settled.set()
         if is_news:
             self._on_change(place)
 
@@ -130,6 +132,12 @@ class CircuitBreaker:
         if probe.answer is Answer.FAILED:
             self.open(place, probe.reason)
         return probe
+
+    async def settled(self, place: Place, seconds: float) -> None:
+        """Wait until a suspect place is trusted again, or found dead; at most so long."""
+        circuit = self._circuits.get(place)
+        if circuit is not None:
+            await is_set_within(circuit.settled, seconds)
 
     async def close(self) -> None:
         """End all probes."""
@@ -158,5 +166,6 @@ class CircuitBreaker:
             await asyncio.sleep(max(pause, circuit.closes_at - loop.time()))
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
         del self._circuits[place]
+        circuit.settled.set()
         self._answered_at[place] = datetime.now(UTC)
         self._on_change(place)

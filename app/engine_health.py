@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 # is not answered for the second. The rest is the time between two looks.
 _SILENT_SHARE = 0.4
 _PROBE_SHARE = 0.5
+_SETTLING_SECONDS = 1.0  # that a claimed result waits for a probe, before it goes back
 _PROBE_PARAMETERS = {"max_tokens": 1, "temperature": 0}
 _DEAD = (ModelDeadError, EngineUnhealthyError, EngineDeadError)
 _AWAY = (NotTakenError, StreamLostError)
@@ -66,6 +67,12 @@ class EngineHealth:
                 place_of(one, place[-1]) == place for one in self._fleet.serving(place[-1])
             )
             self._breaker.suspect(place, is_only=is_only)
+
+    async def settled(self, model: str) -> None:
+        """Wait a moment for the probes of a model's suspect engines."""
+        places = [place_of(server, model) for server in self._fleet.serving(model)]
+        waits = (self._breaker.settled(place, _SETTLING_SECONDS) for place in places)
+        await asyncio.gather(*waits)
 
     async def clarified(self, error: UnclearError, place: Place) -> GenerationError:
         """Return the error itself where its engine answers a probe; else that of a dead engine."""

@@ -64,6 +64,8 @@ class Generation(Attempt):
         claim, tried = self.claim, set[str]()
         refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
         cannot_continue: CannotContinueError | None = None
+        if self._backend.choose(claim.model_name) is None:
+            await self._backend.health.settled(claim.model_name)
         while (server := self._backend.choose(claim.model_name, tried)) is not None:
             self.server, self.place = server, place_of(server, claim.model_name)
             try:
