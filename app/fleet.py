@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
@@ -37,6 +37,16 @@ class DeadEngine:
 
     def __str__(self) -> str:
         return f"engine dead since {self.since:%Y-%m-%d %H:%M:%S} UTC: {self.reason}"
+
+
+@dataclass(slots=True, frozen=True)
+class DeadReport:
+    """A dead engine as workers report it; `is_agreed`: all that run the model do."""
+
+    server: str
+    model: str
+    dead: DeadEngine
+    is_agreed: bool
 
 
 class Server:
@@ -223,15 +233,15 @@ class Fleet:
                     best[entry.name] = entry
         return best
 
-    def report(self, dead: Mapping[tuple[str, str], DeadEngine]) -> None:
-        """Take over the dead engines that the workers report: by server and model."""
+    def report(self, reports: Sequence[DeadReport]) -> None:
+        """Take over what the workers report: a process without one shows what they agree on."""
         for server in self._servers.values():
-            reported = {model: one for (name, model), one in dead.items() if name == server.name}
+            own = [report for report in reports if report.server == server.name]
             if self.on_report is None:
-                server.dead = reported
+                server.dead = {report.model: report.dead for report in own if report.is_agreed}
                 continue
-            for model, one in reported.items():
-                self.on_report(server, model, one)
+            for report in own:
+                self.on_report(server, report.model, report.dead)
 
     async def refresh(self) -> None:
         """Ask every server; one that does not answer soon keeps nobody waiting."""

@@ -18,7 +18,7 @@ from app.errors import (
     TritonUnavailableError,
     UnknownModelError,
 )
-from app.fleet import DeadEngine, Fleet, Server
+from app.fleet import DeadEngine, DeadReport, Fleet, Server
 from app.prompt import PromptFormat, PromptFormats
 from app.settings import Settings
 from app.triton_client import IndexEntry
@@ -29,15 +29,15 @@ _SERVED = """
 SELECT DISTINCT name FROM workers w, jsonb_object_keys(w.load) AS k(name)
 WHERE w.dead_at IS NULL AND w.lease_expires_at > now() AND starts_with(name, $1)
 """
-# Reported by every worker that runs the model: one that has not found out yet runs results there.
+# The workers that run the model agree once each of them has probed the engine.
 _DEAD = """
 SELECT s.key AS server, m.key AS model, min(s.value ->> 'since') AS since,
-  min(s.value ->> 'reason') AS reason
+  min(s.value ->> 'reason') AS reason, count(*) = (
+    SELECT count(*) FROM workers o
+    WHERE o.dead_at IS NULL AND o.lease_expires_at > now() AND o.load ? m.key) AS is_agreed
 FROM workers w, jsonb_each(w.load) AS m, jsonb_each(m.value -> 'dead') AS s
 WHERE w.dead_at IS NULL AND w.lease_expires_at > now()
-GROUP BY s.key, m.key HAVING count(*) = (
-  SELECT count(*) FROM workers o
-  WHERE o.dead_at IS NULL AND o.lease_expires_at > now() AND o.load ? m.key)
+GROUP BY s.key, m.key
 """
 # What the clients of TGI send where a name must stand: text_generation, and huggingface_hub.
 _PLACEHOLDERS = {"tgi", "dummy"}
@@ -273,14 +273,16 @@ class ModelRegistry:
             if not is_passing(error):
                 raise
             return
-        self._fleet.report(
-            {
-                (row["server"], row["model"]): DeadEngine(
-                    datetime.fromisoformat(row["since"]), row["reason"]
-                )
-                for row in rows
-            }
-        )
+        reports = [
+            DeadReport(
+                row["server"],
+                row["model"],
+                DeadEngine(datetime.fromisoformat(row["since"]), row["reason"]),
+                row["is_agreed"],
+            )
+            for row in rows
+        ]
+        self._fleet.report(reports)
 
     async def _read_served(self) -> None:
         try:

@@ -12,6 +12,7 @@ import pytest
 from app import attempts
 from app.settings import Settings, split_address
 from app.triton_client import TritonClient
+from app.triton_errors import EngineDeadError
 from tests.chaos.stack import MortalTriton
 from tests.conftest import Service, make_settings, run_service, run_triton
 from tests.integration.support import read, send, until
@@ -232,15 +233,16 @@ async def test_a_parameter_that_the_backend_cannot_read_is_refused(service: Serv
 async def test_every_process_reports_a_dead_engine(
     service: Service, first: NvidiaLike, settings: Settings
 ) -> None:
-    """Also an API without a worker, and a worker on which nothing ran there."""
+    """Also an API without a worker, and a worker on which nothing runs."""
     same = settings.model_copy(update={"triton_grpc": first.address("grpc")})
     async with (
         run_service(same, with_worker=False) as api,
         run_service(same, with_worker=True) as idle,
     ):
-        await send_all(service, [SLOW])
-        await until_running(service, 1)
         first.kill_engine()
+        place = (first.address("grpc"), MODEL)
+        backend = service.services.queue.birthplace._backend  # type: ignore[union-attr]
+        backend.health.record(EngineDeadError("found by this worker"), place)
         for process in (service, api, idle):
             await until_dead(process)
         answer = await api.client.post(
