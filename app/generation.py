@@ -155,7 +155,7 @@ class Generation(Attempt):
             self._say(delta.text)
 
     def _count_tokens(self, delta: Delta) -> None:
-        """Keep what tells of a response's tokens."""
+        """Count a response's tokens; keep their ids and log probabilities."""
         self.completion_tokens += delta.completion_tokens
         if delta.token_ids:
             self._ids += delta.token_ids
