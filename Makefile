@@ -26,7 +26,7 @@ PYTHON ?=
 TRITON_PYTHON ?=
 
 # The installer runs on any Python 3 and looks for one that fits.
-install := app/embedded/install.py
+install := app/cli/up/install.py
 venv_python := .venv/bin/python
 
 # An environment is complete when its stamp is there: it is written last, and dropped here when the
@@ -41,7 +41,7 @@ ifneq ($(filter run,$(MAKECMDGOALS)),)
 ifneq ($(LIGHT),)
 $(if $(filter 1,$(GPU)),$(error LIGHT=1 starts a scripted model, which needs no GPU: give LIGHT=1 or GPU=1))
 else
-processor := $(shell python3 -I app/embedded/gpu.py '$(GPU)')
+processor := $(shell python3 -I app/cli/up/gpu.py '$(GPU)')
 $(if $(filter cpu gpu,$(processor)),,$(error $(or $(processor),python3 does not run: install it)))
 endif
 endif
@@ -132,7 +132,7 @@ requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1:
 	done
 
 .PHONY: docs-settings
-docs-settings: $(service) ## Rewrite docs/settings.md from app/settings.py
+docs-settings: $(service) ## Rewrite docs/settings.md from app/core/settings.py
 	$(venv_python) -m docs.generate_settings > docs/settings.md.new
 	mv docs/settings.md.new docs/settings.md
 

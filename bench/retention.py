@@ -16,12 +16,12 @@ from uuid import UUID
 
 import asyncpg
 
-from app.database import Database
-from app.digest import Digest
-from app.ids import lowest_id, new_id
-from app.queue_depth import QueueDepth
-from app.retention import Retention
-from app.settings import DEFAULT_TEAM, Settings
+from app.core.database import Database
+from app.core.ids import lowest_id, new_id
+from app.core.settings import DEFAULT_TEAM, Settings
+from app.queue.depth import QueueDepth
+from app.results.indexer import Digest
+from app.results.retention.retention import Retention
 from bench import progress
 from bench.plots import Lines, Series
 from bench.report import Options, Report

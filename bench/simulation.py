@@ -203,7 +203,7 @@ class Signal:
 
 
 class Lane(Generic[T]):
-    """As `app.group_commit`: one statement at a time, for all that arrived during the last one.
+    """As `app.core.group_commit`: one statement at a time, for all that arrived during the last one.
 
     `statement` is given the items of a batch; who submitted one goes on when it is over.
     """

@@ -15,14 +15,14 @@ from uuid import UUID
 
 import asyncpg
 
-from app.database import Database
-from app.digest import Digest
-from app.ids import new_id
-from app.job_queue import AttemptEnd, Claim, JobQueue, NewContext, NewResult, Outcome
-from app.listener import ENDED, split_ids
-from app.queue_depth import QueueDepth
-from app.results import ResultStore
-from app.settings import DEFAULT_TEAM, Settings
+from app.core.database import Database
+from app.core.ids import new_id
+from app.core.listener import ENDED, split_ids
+from app.core.settings import DEFAULT_TEAM, Settings
+from app.queue.depth import QueueDepth
+from app.queue.job_queue import AttemptEnd, Claim, JobQueue, NewContext, NewResult, Outcome
+from app.results.indexer import Digest
+from app.results.store import ResultStore
 from bench.corpus import texts
 from bench.cpu import exact_seconds
 from bench.servers import House

@@ -1,4 +1,4 @@
-"""Print docs/settings.md, made of `app/settings.py` and `app/ui/settings.py`: `make docs-settings` writes it.
+"""Print docs/settings.md, made of `app/core/settings.py` and `app/ui/settings.py`: `make docs-settings` writes it.
 
 Run from the repository's root as `python -m docs.generate_settings`.
 """
@@ -13,12 +13,12 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from app.settings import LogSettings, Settings
+from app.core.settings import LogSettings, Settings
 from app.ui.settings import UiSettings
 
 _INTRODUCTION = """# Settings
 
-<!-- Made of app/settings.py and app/ui/settings.py by `make docs-settings`: change the descriptions there. -->
+<!-- Made of app/core/settings.py and app/ui/settings.py by `make docs-settings`: change the descriptions there. -->
 
 API, worker, migrations and web page read their settings from the environment, once, at start. A value out of
 its bounds stops the process with a line that names it. `make run` needs none of them: it chooses

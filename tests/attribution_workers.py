@@ -8,8 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from app.embedded.service import ServicePart
-from app.settings import Settings
+from app.cli.up.service import ServicePart
+from app.core.settings import Settings
 
 INDEX = "corpus"
 QUEUE = f"infini-gram/{INDEX}"

@@ -28,11 +28,11 @@ from fastapi import FastAPI
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from app import logs
-from app.embedded.triton import EmbeddedTriton
-from app.main import create_app
-from app.services import Services
-from app.settings import Settings
+from app.api.app import create_app
+from app.api.container import Services
+from app.cli.up.triton import EmbeddedTriton
+from app.core import logs
+from app.core.settings import Settings
 from tests.postgres import PostgresServer, start_postgres
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import asyncpg
 
-from app.embedded.postgres import DATABASE, HOST, USER, EmbeddedPostgres
+from app.cli.up.postgres import DATABASE, HOST, USER, EmbeddedPostgres
 
 IMAGE = "postgres:18"
 

@@ -1,6 +1,6 @@
 """history: words of results to search by, totals by the minute, samples of the queues
 
-Only new tables: what is there is digested in the background (app/digest.py).
+Only new tables: what is there is digested in the background (app/results/indexer.py).
 
 Revision: 0011
 Revises: 0010
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from app import schema_changes
+from app.core import schema_changes
 
 revision = "0011"
 down_revision = "0010"

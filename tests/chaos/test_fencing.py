@@ -5,11 +5,11 @@ import signal
 import time
 from uuid import UUID
 
-from app.database import Database
-from app.embedded.triton import EmbeddedTriton
-from app.errors import CANCELLED
-from app.job_queue import AttemptEnd, Chunk, JobQueue, Outcome
-from app.lease import Lease
+from app.cli.up.triton import EmbeddedTriton
+from app.core.database import Database
+from app.core.errors import CANCELLED
+from app.queue.job_queue import AttemptEnd, Chunk, JobQueue, Outcome
+from app.worker.lease import Lease
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import (
     LEASE_SECONDS,

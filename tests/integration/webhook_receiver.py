@@ -10,11 +10,11 @@ from typing import Any
 
 from standardwebhooks import Webhook
 
-from app.services import Services, open_services
-from app.settings import Settings
-from app.webhook_sender import Sender
-from app.webhook_target import Lookup
-from app.webhooks import Deliverer
+from app.api.container import Services, open_services
+from app.core.settings import Settings
+from app.webhooks.delivery import Deliverer
+from app.webhooks.sender import Sender
+from app.webhooks.target import Lookup
 
 SHORT = (0.05,) * 9
 
