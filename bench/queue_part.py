@@ -18,7 +18,7 @@ from app.core.database import Database
 from app.core.ids import new_id
 from app.core.listener import ENDED, ENQUEUED
 from app.core.settings import DEFAULT_TEAM, Settings
-from app.queue.job_queue import AttemptEnd, Claim, JobQueue, NewContext, NewResult, Outcome
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
 from app.worker.lease import Lease
 from bench.steps import run_steps
 
@@ -103,7 +103,7 @@ class _Worker:
                 self.wake.clear()
 
     async def _end(self, claim: Claim) -> None:
-        done = AttemptEnd(claim.id, claim.attempt, Outcome.COMPLETED, output="done")
+        done = AttemptEnd(claim.id, claim.attempt, AttemptOutcome.COMPLETED, output="done")
         if not await self._lane.submit(done):
             raise RuntimeError("a result was not ours to end")
         self._ended += 1

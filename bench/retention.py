@@ -20,7 +20,7 @@ from app.core.database import Database
 from app.core.ids import lowest_id, new_id
 from app.core.settings import DEFAULT_TEAM, Settings
 from app.queue.depth import QueueDepth
-from app.results.indexer import Digest
+from app.results.indexer import ResultIndexer
 from app.results.retention.retention import Retention
 from bench import progress
 from bench.plots import Lines, Series
@@ -165,7 +165,7 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
         async def clock() -> datetime:
             return now  # type: ignore[no-any-return]
 
-        digest = Digest(database, QueueDepth(database, settings), settings)
+        digest = ResultIndexer(database, QueueDepth(database, settings), settings)
         retention = _Watched(database, settings, clock=clock, share=1)
         week = _Week([], 0.0, 0, 0.0, 0.0)
         began = time.perf_counter()

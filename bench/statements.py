@@ -20,8 +20,8 @@ from app.core.ids import new_id
 from app.core.listener import ENDED, split_ids
 from app.core.settings import DEFAULT_TEAM, Settings
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import AttemptEnd, Claim, JobQueue, NewContext, NewResult, Outcome
-from app.results.indexer import Digest
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
+from app.results.indexer import ResultIndexer
 from app.results.store import ResultStore
 from bench.corpus import texts
 from bench.cpu import exact_seconds
@@ -131,7 +131,7 @@ class Bench:
         self._connection = connection
         self._queue = JobQueue(database, settings)
         self._results = ResultStore(database, self._queue, settings)
-        self._digest = Digest(database, QueueDepth(database, settings), settings)
+        self._digest = ResultIndexer(database, QueueDepth(database, settings), settings)
         self.worker_id = new_id()
         self._silent = self._queue.ending_lane(self.worker_id, math.inf)
         self._told = self._queue.ending_lane(self.worker_id, math.inf, self)
@@ -297,7 +297,7 @@ def _end_of(result: NewResult, output: str) -> AttemptEnd:
     return AttemptEnd(
         result.id,
         1,
-        Outcome.COMPLETED,
+        AttemptOutcome.COMPLETED,
         output=output,
         finish_reason="stop",
         prompt_tokens=20,

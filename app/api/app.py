@@ -32,8 +32,8 @@ from app.api.infini_gram.schemas import (
     RankRequest,
 )
 from app.api.middleware.access import needed_scope
-from app.api.middleware.request_guard import Door
-from app.api.middleware.request_id import Correlation
+from app.api.middleware.request_guard import RequestGuard
+from app.api.middleware.request_id import RequestIdMiddleware
 from app.api.native import (
     attributions,
     contexts,
@@ -63,7 +63,7 @@ from app.api.tenstorrent.schemas import InferenceRequest
 from app.api.tgi import router as tgi
 from app.api.tgi.schemas import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.auth.authentication import Authentication
-from app.batches.processor import Feeder
+from app.batches.processor import BatchProcessor
 from app.core.errors import ServiceError
 from app.core.settings import Settings
 from app.core.tracing import tracing
@@ -181,7 +181,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.hub,
                     settings,
                 )
-            feeder = Feeder(services, openai_batches.ENDPOINTS) if with_worker else None
+            feeder = BatchProcessor(services, openai_batches.ENDPOINTS) if with_worker else None
             async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 tasks.append(
@@ -214,7 +214,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         others=[exports.PATH],
     )
     app.add_middleware(
-        Door,
+        RequestGuard,
         allowed_hosts=settings.hosts_to_check,
         max_body_bytes=settings.max_body_bytes,
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
@@ -224,7 +224,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         is_on=settings.is_authenticated,
         failed_attempts_per_minute=settings.failed_attempts_per_minute,
     )
-    app.add_middleware(Correlation)
+    app.add_middleware(RequestIdMiddleware)
     app.add_exception_handler(ServiceError, error_responses.on_service_error)
     app.add_exception_handler(RequestValidationError, error_responses.on_validation_error)
     app.add_exception_handler(HTTPException, error_responses.on_http_error)

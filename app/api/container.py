@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.api.metrics_collector import Exposition
+from app.api.metrics_collector import MetricsCollector
 from app.api.metrics_server import MetricsServer
 from app.api.readiness import Readiness
 from app.auth.authentication import Authenticator
@@ -18,11 +18,11 @@ from app.core.database import Database
 from app.core.listener import Listener
 from app.core.settings import Settings
 from app.inference.model_registry import ModelRegistry
-from app.inference.server_pool import Fleet
+from app.inference.server_pool import ServerPool
 from app.infini_gram.declarations import read_declarations
 from app.infini_gram.indexes import Indexes
 from app.provisioning.profiles import Profile, read_profiles
-from app.provisioning.reconciler import Follower
+from app.provisioning.reconciler import Reconciler
 from app.provisioning.store import LaunchStore
 from app.queue.admission import Admission
 from app.queue.depth import QueueDepth
@@ -33,7 +33,7 @@ from app.queue.position import QueuePositions
 from app.queue.team_limits import TeamLimits
 from app.results.contexts import ContextStore
 from app.results.export import ResultExport
-from app.results.indexer import Digest
+from app.results.indexer import ResultIndexer
 from app.results.retention.erasure import Erasure
 from app.results.retention.policy import RetentionPolicy
 from app.results.retention.retention import Retention
@@ -41,8 +41,8 @@ from app.results.stats.history import HistoryStore
 from app.results.stats.system import SystemStore
 from app.results.store import ResultStore
 from app.results.streams.hub import StreamHub
-from app.results.streams.tickets import TicketOffice
-from app.webhooks.delivery import Deliverer
+from app.results.streams.tickets import StreamTicketStore
+from app.webhooks.delivery import WebhookDeliverer
 from app.webhooks.outbox import WebhookOutbox
 from app.webhooks.sender import Sender
 
@@ -53,7 +53,7 @@ class Services:
 
     settings: Settings
     database: Database
-    fleet: Fleet
+    fleet: ServerPool
     queue: JobQueue
     keys: IdempotencyKeys
     contexts: ContextStore
@@ -66,7 +66,7 @@ class Services:
     positions: QueuePositions
     listener: Listener
     hub: StreamHub
-    tickets: TicketOffice
+    tickets: StreamTicketStore
     outbox: WebhookOutbox
     files: FileStore
     batches: BatchStore
@@ -80,7 +80,7 @@ class Services:
     launches: LaunchStore
     history: HistoryStore
     system: SystemStore
-    exposition: Exposition
+    exposition: MetricsCollector
     readiness: Readiness
 
 
@@ -92,7 +92,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
     """
     async with (
         Database(settings, f"llm {name}") as database,
-        Fleet(database, settings) as fleet,
+        ServerPool(database, settings) as fleet,
     ):
         limits = TeamLimits(database, settings)
         queue = JobQueue(database, settings, limits)
@@ -120,7 +120,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             positions=QueuePositions(database),
             listener=listener,
             hub=StreamHub(database, results, settings),
-            tickets=TicketOffice(database, settings),
+            tickets=StreamTicketStore(database, settings),
             outbox=WebhookOutbox(database, settings),
             files=FileStore(database, settings.team_max_file_bytes),
             batches=BatchStore(database, settings.team_max_batches),
@@ -138,7 +138,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
             launches=LaunchStore(database),
             history=history,
             system=SystemStore(database, depth, history),
-            exposition=Exposition(fleet, registry, depth),
+            exposition=MetricsCollector(fleet, registry, depth),
             readiness=Readiness(database, registry, depth),
         )
 
@@ -170,9 +170,9 @@ async def background(
     }
     if feeder is not None:
         work["batches"] = feeder.run()
-        work["digest"] = Digest(services.database, services.depth, services.settings).run()
+        work["digest"] = ResultIndexer(services.database, services.depth, services.settings).run()
         work["retention"] = Retention(services.database, services.settings).run()
-        work["webhooks"] = Deliverer(
+        work["webhooks"] = WebhookDeliverer(
             services.outbox,
             services.results,
             services.registry,
@@ -180,7 +180,7 @@ async def background(
             Sender(services.settings),
         ).run()
         if services.profiles:
-            work["launches"] = Follower(
+            work["launches"] = Reconciler(
                 services.database, services.listener, services.settings, services.profiles
             ).run()
     if services.settings.metrics_port is not None:

@@ -10,12 +10,12 @@ import time
 from collections import Counter
 
 from app.core import metrics
-from app.core.database import is_passing
+from app.core.database import is_transient
 from app.core.errors import FailureCode
 from app.inference.model_registry import ModelRegistry
-from app.inference.server_pool import Fleet
+from app.inference.server_pool import ServerPool
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import Outcome
+from app.queue.job_queue import AttemptOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _PATIENCE = (
 )
 
 
-class OwnExposition:
+class ProcessMetrics:
     """The metrics of a process that knows nothing of the others."""
 
     async def text(self) -> bytes:
@@ -33,10 +33,10 @@ class OwnExposition:
         return metrics.render()
 
 
-class Exposition:
+class MetricsCollector:
     """The metrics of one process as text."""
 
-    def __init__(self, fleet: Fleet, registry: ModelRegistry, depth: QueueDepth) -> None:
+    def __init__(self, fleet: ServerPool, registry: ModelRegistry, depth: QueueDepth) -> None:
         self._fleet = fleet
         self._registry = registry
         self._depth = depth
@@ -78,7 +78,7 @@ class Exposition:
                 oldest = await self._depth.oldest_seconds()
                 workers = await self._depth.workers()
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 logger.exception("the queues are not measured", extra={"action": "not_measured"})
             metrics.DATABASE_UP.set(0)
         else:
@@ -97,7 +97,7 @@ def _begin(model: str) -> None:
     """Tell 0 for what may go wrong: a rate sees no growth of what was not there before."""
     for code in ("completed", *FailureCode):
         metrics.RESULTS.of(model, code)
-    for outcome in Outcome:
+    for outcome in AttemptOutcome:
         metrics.ATTEMPTS.of(model, outcome)
     for kind in metrics.TRITON_ERROR_KINDS:
         metrics.TRITON_ERRORS.of(model, kind)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from app.core import schema_version
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.errors import DatabaseUnavailableError, SchemaMismatchError, ServiceError
 from app.inference.model_registry import ModelRegistry
 from app.queue.depth import QueueDepth
@@ -84,7 +84,7 @@ class Readiness:
                     return _Look(reason or "", error=SchemaMismatchError(reason or ""))
                 workers = await self._depth.workers()
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             return _Look(
                 error=DatabaseUnavailableError(f"The database does not answer: {_name(error)}."),

@@ -23,7 +23,7 @@ _MIN_DIFFERENT = 10  # characters: "aaaa..." is long, and no secret
 
 
 @dataclass(slots=True)
-class Exposure:
+class StartupReport:
     """What is to be told at the start; `refusal` says why there is none."""
 
     refusal: str | None = None
@@ -31,11 +31,11 @@ class Exposure:
     warnings: list[str] = field(default_factory=list)
 
 
-def judge(settings: Settings) -> Exposure:
+def judge(settings: Settings) -> StartupReport:
     """Judge the settings of an API that is about to start."""
     if not settings.is_authenticated:
         return _judge_open(settings)
-    found = Exposure(notes=["authentication is on: Authorization: Bearer, by API key or JWT"])
+    found = StartupReport(notes=["authentication is on: Authorization: Bearer, by API key or JWT"])
     if settings.jwks and not is_url(settings.jwks):
         try:
             parse_key_set(read_file(settings.jwks))
@@ -63,8 +63,8 @@ def secret_weakness(secret: str) -> str | None:
     return None
 
 
-def _judge_open(settings: Settings) -> Exposure:
-    found = Exposure()
+def _judge_open(settings: Settings) -> StartupReport:
+    found = StartupReport()
     if settings.jwt_secret or settings.jwks:
         found.warnings.append("LLM_AUTH=off: no token is looked at, though JWTs are configured")
     if is_loopback(settings.host):

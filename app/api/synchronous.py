@@ -28,7 +28,7 @@ from app.core.errors import DatabaseUnavailableError, ResultFailedError, Stoppin
 from app.core.ids import new_id
 from app.results.multi_result import GroupEvent, cancel_all, follow_all, wait_for_all
 from app.results.preparation import GroupRequest
-from app.results.submission import Answer, Replayed, submit_group
+from app.results.submission import Replayed, SubmissionOutcome, submit_group
 
 RESULT_ID_HEADER = "X-Result-Id"
 _MAX_IDS = 200
@@ -43,7 +43,7 @@ _CLIENT_LEFT = 499  # seen by nobody but a log
 Events = AsyncGenerator[GroupEvent, None]
 
 
-async def answer_whole(
+async def respond_complete(
     request: Request,
     group: GroupRequest,
     render: Callable[[Sequence[asyncpg.Record]], Response],
@@ -88,7 +88,7 @@ async def answer_whole(
     return response
 
 
-async def answer_live(
+async def respond_stream(
     request: Request,
     group: GroupRequest,
     encode: Callable[[Sequence[UUID], Events], AsyncGenerator[bytes, None]],
@@ -160,14 +160,14 @@ async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
         await services.erasure.erase(ids)
 
 
-def ids_of(answers: Sequence[Answer]) -> list[UUID]:
+def ids_of(answers: Sequence[SubmissionOutcome]) -> list[UUID]:
     """The results' ids, of new ones and of those that were made before under the same key."""
     return [
         answer.row["id"] if isinstance(answer, Replayed) else answer.result.id for answer in answers
     ]
 
 
-def replayed_header(answers: Sequence[Answer]) -> dict[str, str]:
+def replayed_header(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
     """Tells of results that were made before, by the same request under the same key."""
     return {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
 

@@ -22,7 +22,7 @@ from app.auth.failed_attempts import FailedAttempts
 from app.auth.jwt_verifier import MAX_TOKEN_BYTES, JwtVerifier
 from app.auth.principal import ANYONE, NOBODY, Principal
 from app.auth.token_store import TokenStore
-from app.core.database import is_passing
+from app.core.database import is_transient
 from app.core.errors import (
     ForbiddenError,
     InvalidTokenError,
@@ -168,7 +168,7 @@ class Authenticator:
             try:
                 await self.write_uses()
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
 
 

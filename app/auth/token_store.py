@@ -14,7 +14,7 @@ from app.auth.api_keys import NewKey, new_key
 from app.auth.principal import Principal, Scope
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.listener import TOKENS
 from app.core.settings import Settings
@@ -89,13 +89,13 @@ class TokenStore:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self._keys: Lane[str, StoredKey | None] = Lane(
+        self._keys: Batcher[str, StoredKey | None] = Batcher(
             database,
             _find_keys,
             max_items=_MAX_BATCH,
             retry_seconds=settings.database_timeout_seconds,
         )
-        self._revoked: Lane[tuple[str, str], bool] = Lane(
+        self._revoked: Batcher[tuple[str, str], bool] = Batcher(
             database,
             _find_revoked,
             max_items=_MAX_BATCH,

@@ -20,8 +20,8 @@ from app.api.errors.error_responses import refusal
 from app.api.openai.batches_schemas import LineReader, line_to_wire
 from app.auth.principal import Principal
 from app.batches.files import FileWriter
-from app.batches.store import Batch, Line, NewLine, Outcome
-from app.core.database import is_passing
+from app.batches.store import Batch, Line, LineOutcome, NewLine
+from app.core.database import is_transient
 from app.core.errors import DatabaseUnavailableError, InternalError, NotFoundError, ServiceError
 from app.core.ids import new_id
 from app.core.listener import BATCHES, ENDED, split_ids
@@ -67,7 +67,7 @@ class _UnderWay:
     is_stored: bool = True
 
 
-class Feeder:
+class BatchProcessor:
     """Feeds batches until cancelled. One instance per process."""
 
     def __init__(self, services: Services, endpoints: Mapping[str, Endpoint]) -> None:
@@ -88,7 +88,7 @@ class Feeder:
                 try:
                     await self._take()
                 except Exception as error:
-                    if not is_passing(error):
+                    if not is_transient(error):
                         raise
                     logger.info("batches wait: %s", error, extra={"action": "batches_wait"})
                 await is_set_within(self._wake, min(_POLL_SECONDS, self._lease))
@@ -177,7 +177,7 @@ class _Feed:
                 while await self._step():
                     pass
             except Exception as error:
-                if is_passing(error) or isinstance(error, DatabaseUnavailableError):
+                if is_transient(error) or isinstance(error, DatabaseUnavailableError):
                     logger.info("a batch waits: %s", error, extra=self._extra("batch_waits"))
                     await asyncio.sleep(_REFUSED_SECONDS)
                     continue
@@ -337,7 +337,7 @@ class _Feed:
         """Why a line cannot be sent or told; one that meets a bug must not hold up the others."""
         if isinstance(error, ServiceError):
             return error
-        if is_passing(error):
+        if is_transient(error):
             raise error
         logger.error(
             "a line of batch %s broke",
@@ -448,7 +448,7 @@ class _Feed:
                 del self._under_way[one.line.line]
             await self._renew()
 
-    async def _conclude(self, batch: Batch, one: _UnderWay) -> Outcome:
+    async def _conclude(self, batch: Batch, one: _UnderWay) -> LineOutcome:
         line, end = one.line, _end_of(batch)
         try:
             rows = [
@@ -469,7 +469,7 @@ class _Feed:
 
     async def _success(
         self, batch: Batch, one: _UnderWay, rows: Sequence[asyncpg.Record]
-    ) -> Outcome:
+    ) -> LineOutcome:
         line = one.line
         render = one.render or await self._render_of(batch, line)
         if isinstance(render, ServiceError):
@@ -483,7 +483,7 @@ class _Feed:
             wire = line_to_wire(self.batch_id, line.line, line.custom_id, response=response)
         except Exception as error:  # noqa: BLE001 # told in the line
             return self._refusal(line, self._to_refusal(error))
-        return Outcome(line.line, True, wire)
+        return LineOutcome(line.line, True, wire)
 
     async def _render_of(self, batch: Batch, line: Line) -> Render | ServiceError:
         """How a line is answered that another process has sent."""
@@ -493,7 +493,7 @@ class _Feed:
             raise request  # the line's result stands
         return request if isinstance(request, ServiceError) else request.render
 
-    def _refusal(self, line: Line, error: ServiceError) -> Outcome:
+    def _refusal(self, line: Line, error: ServiceError) -> LineOutcome:
         """The outcome of a line that its endpoint would refuse."""
         answer = refusal(_PATH, error)
         body: Any = orjson.loads(bytes(answer.body))
@@ -503,13 +503,13 @@ class _Feed:
             "body": body,
         }
         wire = line_to_wire(self.batch_id, line.line, line.custom_id, response=response)
-        return Outcome(line.line, False, wire)
+        return LineOutcome(line.line, False, wire)
 
-    def _not_done(self, line: Line, end: str) -> Outcome:
+    def _not_done(self, line: Line, end: str) -> LineOutcome:
         """The outcome of a line that was not answered when its batch was stopped."""
         error = {"code": f"batch_{end}", "message": _NOT_DONE[end]}
         wire = line_to_wire(self.batch_id, line.line, line.custom_id, error=error)
-        return Outcome(line.line, False, wire)
+        return LineOutcome(line.line, False, wire)
 
     # --- the files ------------------------------------------------------------------------------
 

@@ -213,7 +213,7 @@ class Line(NewLine):
 
 
 @dataclass(slots=True, frozen=True)
-class Outcome:
+class LineOutcome:
     """What a line's file tells of it: one JSON object as text."""
 
     line: int
@@ -393,7 +393,7 @@ class BatchWork:
         """Take every line that may have been sent for sent."""
         await self._database.fetch(_MARK_ASSIGNED_SENT, batch_id)
 
-    async def mark_done(self, batch_id: UUID, outcomes: Sequence[Outcome]) -> None:
+    async def mark_done(self, batch_id: UUID, outcomes: Sequence[LineOutcome]) -> None:
         """Keep what became of lines, and count them, once."""
         await self._database.fetch(
             _MARK_DONE,
@@ -407,10 +407,10 @@ class BatchWork:
         """Those of these results that are terminal, or gone."""
         return {row["id"] for row in await self._database.fetch(_OVER, list(ids))}
 
-    async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[Outcome]:
+    async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:
         """What became of the next lines, behind a line."""
         rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit)
-        return [Outcome(**row) for row in rows]
+        return [LineOutcome(**row) for row in rows]
 
 
 def _to_batch(row: asyncpg.Record) -> Batch:

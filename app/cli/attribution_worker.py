@@ -7,7 +7,7 @@ import asyncio
 import signal
 from pathlib import Path
 
-from app.api.metrics_collector import OwnExposition
+from app.api.metrics_collector import ProcessMetrics
 from app.api.metrics_server import MetricsServer
 from app.core.database import Database
 from app.core.listener import Listener
@@ -59,7 +59,7 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
             "maintenance": Maintenance(queue, settings).run(),
         }
         if settings.metrics_port is not None:
-            parts["metrics"] = MetricsServer(settings, OwnExposition()).run()
+            parts["metrics"] = MetricsServer(settings, ProcessMetrics()).run()
         tasks = [asyncio.create_task(work, name=name) for name, work in parts.items()]
         running = tasks[0]
         try:

@@ -225,7 +225,7 @@ def _schema_fits(settings: Settings) -> bool:
     import asyncpg
 
     from app.core import schema_version
-    from app.core.database import Database, is_passing
+    from app.core.database import Database, is_transient
 
     async def look() -> None:
         async with asyncio.timeout(_LOOK_SECONDS), Database(settings, "llm start") as database:
@@ -237,10 +237,10 @@ def _schema_fits(settings: Settings) -> bool:
         sys.stderr.write(f"{error.detail}\n")
         return False
     except Exception as error:
-        if isinstance(error, asyncpg.PostgresError) and not is_passing(error):
+        if isinstance(error, asyncpg.PostgresError) and not is_transient(error):
             sys.stderr.write(f"The database refused: {error} (see LLM_DATABASE_*)\n")
             return False
-        if not is_passing(error):
+        if not is_transient(error):
             raise
     return True
 
@@ -257,7 +257,7 @@ async def _run_worker(settings: Settings) -> None:
     """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
     from app.api.container import background, open_services
     from app.api.openai.batches_router import ENDPOINTS
-    from app.batches.processor import Feeder
+    from app.batches.processor import BatchProcessor
     from app.core import gc_tuning
     from app.core.tracing import tracing
     from app.worker.backends.triton_backend import TritonBackend
@@ -284,7 +284,7 @@ async def _run_worker(settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)
         gc_tuning.settle()
-        async with background(services, Feeder(services, ENDPOINTS)) as tasks:
+        async with background(services, BatchProcessor(services, ENDPOINTS)) as tasks:
             running = asyncio.create_task(worker.run(), name="worker")
             done, _ = await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if running not in done:

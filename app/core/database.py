@@ -36,7 +36,7 @@ SERVER_DOWN = (
     asyncpg.CrashShutdownError,
 )
 
-# What may pass if the same statement is sent again. Statements sent through `Database` and `Lane`
+# What may pass if the same statement is sent again. Statements sent through `Database` and `Batcher`
 # are idempotent for that reason: a connection lost at COMMIT leaves the outcome unknown.
 _PASSING = (
     *SERVER_DOWN,
@@ -66,7 +66,7 @@ WHERE current_setting('synchronous_standby_names') <> ''
 """
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the error is the database's state, not the statement's fault."""
     # asyncpg reports an argument it cannot encode as an InterfaceError that is a ValueError too.
     return isinstance(error, _PASSING) and not isinstance(error, ValueError)
@@ -173,7 +173,7 @@ class Database:
                 async with self.connection() as connection:
                     return await work(connection)
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 await retry.pause(error)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from app.core import metrics
-from app.core.database import Connection, Database, Retry, is_passing
+from app.core.database import Connection, Database, Retry, is_transient
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class _Group(Generic[T, R]):
             self.answer.set_exception(error)
 
 
-class Lane(Generic[T, R]):
+class Batcher(Generic[T, R]):
     """Batches the items of concurrent callers into one statement after another.
 
     `retry_seconds` bounds the tries while the database is away (`DatabaseUnavailableError` ends
@@ -118,7 +118,7 @@ class Lane(Generic[T, R]):
                     answers = await self._statement(connection, items, resent)
                     _resolve(batch, answers)  # they need not wait for the connection's return
             except Exception as error:
-                if is_passing(error):
+                if is_transient(error):
                     await retry.pause(error)
                     resent = True
                     continue

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.waiting import is_set_within
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Listener:
             try:
                 await self._listen()
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 if isinstance(error, TimeoutError):  # silent: then others may be, too
                     await self._database.renew()

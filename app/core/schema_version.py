@@ -6,7 +6,7 @@ from pathlib import Path
 
 import asyncpg
 
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.errors import SchemaMismatchError
 
 _VERSIONS = Path(__file__).resolve().parents[2] / "db" / "versions"
@@ -65,7 +65,7 @@ async def guard(database: Database) -> None:
         except SchemaMismatchError:
             raise
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             await asyncio.sleep(_RETRY_SECONDS)
     await asyncio.get_running_loop().create_future()  # an ended task would end its process

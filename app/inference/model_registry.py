@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.errors import (
     FieldError,
     InvalidRequestError,
@@ -19,7 +19,7 @@ from app.core.errors import (
 )
 from app.core.settings import Settings
 from app.inference.prompts import PromptFormat, PromptFormats
-from app.inference.server_pool import DeadEngine, DeadReport, Fleet, Server
+from app.inference.server_pool import DeadEngine, DeadReport, Server, ServerPool
 from app.inference.triton_client import IndexEntry
 from app.results.attributions import QUEUES
 
@@ -75,7 +75,7 @@ class Model:
 class ModelRegistry:
     """The models of one process; `run` keeps it fresh."""
 
-    def __init__(self, database: Database, fleet: Fleet, settings: Settings) -> None:
+    def __init__(self, database: Database, fleet: ServerPool, settings: Settings) -> None:
         self._database = database
         self._fleet = fleet
         self._period = settings.triton_refresh_seconds
@@ -260,7 +260,7 @@ class ModelRegistry:
                 list(new.values()),
             )
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             return
         self._stored = {row["name"]: row["version"] for row in rows} | new
@@ -270,7 +270,7 @@ class ModelRegistry:
         try:
             rows = await self._database.fetch(_DEAD)
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             return
         reports = [
@@ -288,7 +288,7 @@ class ModelRegistry:
         try:
             rows = await self._database.fetch(_SERVED, QUEUES)
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             return
         self._served = {row["name"] for row in rows}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
 
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.errors import ServiceError
 from app.core.listener import SERVERS, Listener
 from app.core.settings import Settings, split_list
@@ -146,7 +146,7 @@ class Server:
         await self.client.__aexit__(None, None, None)
 
 
-class Fleet:
+class ServerPool:
     """All servers. Use it inside `async with`; `refresh` keeps it current."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
@@ -168,7 +168,7 @@ class Fleet:
         """Read the table again with the next refresh."""
         self._is_stale = True
 
-    async def __aenter__(self) -> "Fleet":
+    async def __aenter__(self) -> "ServerPool":
         for address in self._static:
             await self._enter(address)
         return self
@@ -271,7 +271,7 @@ class Fleet:
             registered = await self.store.all()
         except BaseException as error:  # also when who asked has left
             self._is_stale = True
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             return
         static = {address.name for address in self._static}

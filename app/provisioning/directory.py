@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.provisioning import patterns
-from app.provisioning.hosts import Answer, HostError, Hosts
+from app.provisioning.hosts import CommandOutput, HostError, Hosts
 from app.provisioning.job_script import ModelPlace, directory_of, pack_directory, render_script
 from app.provisioning.jobs import RefusedError
 from app.provisioning.profiles import Profile
@@ -112,5 +112,5 @@ class Directory:
         answer = await self._run("head", "-c", str(_SMALL), "--", f"{self.path}/{name}")
         return answer.output if answer.status == 0 else None
 
-    async def _run(self, *words: str) -> Answer:
+    async def _run(self, *words: str) -> CommandOutput:
         return await self._hosts.run(self._profile, words)

@@ -36,7 +36,7 @@ class HostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandOutput:
     """What a command left."""
 
     status: int
@@ -77,7 +77,7 @@ class Hosts:
         *,
         content: bytes = b"",
         environment: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> CommandOutput:
         """Run a command with this standard input. Raises HostError.
 
         `environment` is added to, where the host is this machine.
@@ -96,7 +96,7 @@ class Hosts:
         words: Sequence[str],
         content: bytes,
         environment: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> CommandOutput:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, _call, words, content, environment)
 
@@ -128,7 +128,7 @@ def inherited() -> dict[str, str]:
 
 def _call(
     words: Sequence[str], content: bytes = b"", environment: Mapping[str, str] | None = None
-) -> Answer:
+) -> CommandOutput:
     """Run one here, as long as it may take. Raises HostError."""
     try:
         done = subprocess.run(  # noqa: S603 - a list of words, each of them checked
@@ -143,7 +143,7 @@ def _call(
         raise HostError(f"{words[0]} cannot be run here: {error.strerror}") from error
     except subprocess.TimeoutExpired:
         raise HostError(f"{words[0]} did not end in {COMMAND_SECONDS:.0f} s") from None
-    return Answer(
+    return CommandOutput(
         done.returncode,
         _text(done.stdout),
         _text(done.stderr),

@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from uuid import UUID, uuid4
 
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.errors import ConflictError, DatabaseUnavailableError, NotFoundError
 from app.core.listener import LAUNCHES, Listener
 from app.core.settings import Settings
@@ -60,7 +60,7 @@ _ERROR, _TRACE, _LONGEST_TRACE = "error: ", "At:", 100
 _PROTOCOLS = ("grpc", "http", "metrics")
 
 
-class Follower:
+class Reconciler:
     """Follows the launches of some profiles until cancelled. One instance per process."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Follower:
                 task.add_done_callback(self._on_end)
             seconds = await self._store.seconds_until_due(names, self._machine, self._id, late)
         except Exception as error:
-            if not is_passing(error) and not isinstance(error, DatabaseUnavailableError):
+            if not is_transient(error) and not isinstance(error, DatabaseUnavailableError):
                 raise
             logger.info("launches wait: %s", error, extra={"action": "launches_wait"})
             return _DATABASE_PAUSE

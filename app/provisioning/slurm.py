@@ -8,7 +8,7 @@ the file `exit` in the launch's directory tells how the job ended. https://slurm
 import re
 from uuid import UUID
 
-from app.provisioning.hosts import Answer, HostError, Hosts
+from app.provisioning.hosts import CommandOutput, HostError, Hosts
 from app.provisioning.job_script import job_name
 from app.provisioning.jobs import End, Job, Phase, RefusedError
 from app.provisioning.profiles import Profile
@@ -125,6 +125,6 @@ def _rank(state: str) -> int:
     return 2 if state in _WAITING else int(state != "COMPLETED")
 
 
-def _raise_if_passing(answer: Answer, command: str) -> None:
+def _raise_if_passing(answer: CommandOutput, command: str) -> None:
     if _PASSING.search(answer.error):
         raise HostError(f"{command}: {answer.complaint}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from app.core.database import Connection, Database
 from app.core.errors import LimitError
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.queue.job_queue import NewResult
@@ -59,7 +59,7 @@ class Admission:
         self._limits = limits
         self._buckets = RateBuckets(database, settings)
         self._queued: dict[_Key, _Queued] = {}  # of limited teams: bounded by those and models
-        self._counts: Lane[tuple[str, str, int], int] = Lane(
+        self._counts: Batcher[tuple[str, str, int], int] = Batcher(
             database, _count, max_items=_MAX_BATCH, retry_seconds=settings.database_timeout_seconds
         )
 

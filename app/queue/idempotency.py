@@ -13,7 +13,7 @@ from uuid import UUID
 import orjson
 
 from app.core.database import Connection, Database, await_standby
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.settings import Settings
 
 _MAX_BATCH = 1000
@@ -96,7 +96,7 @@ class IdempotencyKeys:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._seconds = settings.idempotency_seconds
-        self._finds: Lane[tuple[str, str], TakenKey | None] = Lane(
+        self._finds: Batcher[tuple[str, str], TakenKey | None] = Batcher(
             database, _find, max_items=_MAX_BATCH, retry_seconds=settings.database_timeout_seconds
         )
 

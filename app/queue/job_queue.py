@@ -19,7 +19,7 @@ from asyncpg import Record
 from app.core import log_context, metrics, tracing
 from app.core.database import Connection, Database, await_standby
 from app.core.errors import Failure
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.listener import join_ids
 from app.core.settings import Settings
 from app.queue import sql as sql
@@ -100,7 +100,7 @@ class Claim:
     resume: Resume | None = None  # the text of earlier attempts, to be continued
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, as its worker saw it. The queue decides what becomes of the result."""
 
     COMPLETED = "completed"
@@ -115,7 +115,7 @@ class AttemptEnd:
 
     result_id: UUID
     attempt: int
-    outcome: Outcome
+    outcome: AttemptOutcome
     output: str = ""
     finish_reason: str | None = None
     prompt_tokens: int | None = None
@@ -147,7 +147,7 @@ class Chunk:
     token_ids: bytes | None = None  # of its tokens, as little-endian INT32
 
 
-class Birthplace(Protocol):
+class EagerDispatcher(Protocol):
     """The worker of this process, which runs results from the statement on that stores them."""
 
     @property
@@ -164,7 +164,7 @@ class Birthplace(Protocol):
         """Run what is committed as claimed by `worker_id`; stop what else has begun."""
 
 
-class Audience(Protocol):
+class ResultWaiters(Protocol):
     """Those who wait in this process for results to end."""
 
     def awaits(self, result_id: UUID) -> bool:
@@ -186,10 +186,10 @@ class JobQueue:
         self, database: Database, settings: Settings, limits: TeamLimits | None = None
     ) -> None:
         self._limits = limits or TeamLimits(database, settings)
-        self.birthplace: Birthplace | None = None
+        self.birthplace: EagerDispatcher | None = None
         self._database = database
         self._settings = settings
-        self._enqueues: Lane[NewResult, bool] = Lane(
+        self._enqueues: Batcher[NewResult, bool] = Batcher(
             database,
             self._enqueue,
             max_items=_MAX_ENQUEUE,
@@ -342,7 +342,7 @@ class JobQueue:
         """
         await self._database.run(lambda connection: _append(connection, worker_id, chunks, watched))
 
-    def keeping_lane(self, worker_id: UUID, retry_seconds: float) -> Lane[Chunk, None]:
+    def keeping_lane(self, worker_id: UUID, retry_seconds: float) -> Batcher[Chunk, None]:
         """The lane on which one worker stores the last text of attempts that are to be continued.
 
         Chunks of attempts no longer ours are dropped.
@@ -354,11 +354,11 @@ class JobQueue:
             await _append(connection, worker_id, chunks)
             return [None] * len(chunks)
 
-        return Lane(self._database, keep_texts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
+        return Batcher(self._database, keep_texts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
 
     def ending_lane(
-        self, worker_id: UUID, retry_seconds: float, audience: Audience | None = None
-    ) -> Lane[AttemptEnd, bool]:
+        self, worker_id: UUID, retry_seconds: float, audience: ResultWaiters | None = None
+    ) -> Batcher[AttemptEnd, bool]:
         """The lane on which one worker ends its attempts; False: the attempt was not ours.
 
         Results for which the `audience` waits are handed to it by the statement that ends them.
@@ -371,7 +371,9 @@ class JobQueue:
                 connection, worker_id, ends, resent, self._settings.max_attempts, audience
             )
 
-        return Lane(self._database, end_attempts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
+        return Batcher(
+            self._database, end_attempts, max_items=MAX_BATCH, retry_seconds=retry_seconds
+        )
 
     async def owned(self, connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
         """Pending results of a worker: id -> (attempt, whether cancellation was requested).
@@ -607,7 +609,7 @@ async def _end_attempts(
     ends: Sequence[AttemptEnd],
     resent: bool,
     max_attempts: int,
-    audience: Audience | None,
+    audience: ResultWaiters | None,
 ) -> list[bool]:
     failures = [end.failure for end in ends]
     awaited = [end.result_id for end in ends if audience and audience.awaits(end.result_id)]

@@ -9,12 +9,12 @@ import time
 
 from app.batches.files import FileStore
 from app.core import metrics
-from app.core.database import is_passing
+from app.core.database import is_transient
 from app.core.settings import Settings
 from app.queue.idempotency import IdempotencyKeys
 from app.queue.job_queue import JobQueue
 from app.results.retention.erasure import Erasure
-from app.results.streams.tickets import TicketOffice
+from app.results.streams.tickets import StreamTicketStore
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Maintenance:
             try:
                 await self._look()
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 self._connected_since = None
             await asyncio.sleep(_PERIOD_SECONDS)
@@ -68,7 +68,7 @@ class Maintenance:
 
 
 async def remove_expired(
-    keys: IdempotencyKeys, tickets: TicketOffice, files: FileStore, erasure: Erasure
+    keys: IdempotencyKeys, tickets: StreamTicketStore, files: FileStore, erasure: Erasure
 ) -> None:
     """Remove keys, tickets, files and texts whose time is over, until cancelled.
 
@@ -81,6 +81,6 @@ async def remove_expired(
             await files.remove_expired()
             await erasure.erase_undelivered()
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
         await asyncio.sleep(_EXPIRED_PERIOD_SECONDS)

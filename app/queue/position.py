@@ -15,7 +15,7 @@ import asyncpg
 
 from app.core.database import Connection, Database
 from app.core.errors import DatabaseUnavailableError
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 
 _HEAD = 1000
 _MAX_BATCH = 1000
@@ -79,7 +79,7 @@ class QueuePositions:
 
     def __init__(self, database: Database) -> None:
         self._heads: dict[str, _Head] = {}  # models that results were sent to: bounded by those
-        self._reads: Lane[str, None] = Lane(
+        self._reads: Batcher[str, None] = Batcher(
             database, self._read, max_items=_MAX_BATCH, retry_seconds=_RETRY_SECONDS
         )
 

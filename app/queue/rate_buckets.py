@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.core.database import Connection, Database
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.settings import Settings
 
 _MAX_BATCH = 1000
@@ -59,7 +59,7 @@ class RateBuckets:
     """Takes from buckets; concurrent requests share a transaction."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
-        self._takes: Lane[Sequence[Cost], Shortage | None] = Lane(
+        self._takes: Batcher[Sequence[Cost], Shortage | None] = Batcher(
             database, _take, max_items=_MAX_BATCH, retry_seconds=settings.database_timeout_seconds
         )
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.listener import LIMITS, Listener
 from app.core.settings import Settings
 from app.core.waiting import is_set_within
@@ -94,7 +94,7 @@ class TeamLimits:
             try:
                 await self.refresh()
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 logger.info("limits are not read: %s", error, extra={"action": "limits_unread"})
 

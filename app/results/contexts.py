@@ -11,7 +11,7 @@ import orjson
 
 from app.core.database import Connection, Database, await_standby
 from app.core.errors import ConflictError, NotFoundError
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue, NewContext
 
@@ -53,14 +53,14 @@ class ContextStore:
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
         self._queue = queue
-        self._inserts: Lane[NewContext, None] = Lane(
+        self._inserts: Batcher[NewContext, None] = Batcher(
             database,
             _insert,
             max_items=_MAX_BATCH,
             retry_seconds=settings.database_timeout_seconds,
         )
 
-        self._reads: Lane[UUID, asyncpg.Record | None] = Lane(
+        self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
             database,
             _read,
             max_items=_MAX_BATCH,

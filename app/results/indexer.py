@@ -22,7 +22,7 @@ import asyncpg
 import orjson
 
 from app.core import metrics
-from app.core.database import Connection, Database, is_passing
+from app.core.database import Connection, Database, is_transient
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.results.search import TEAM_MARK
@@ -182,7 +182,7 @@ class _Totals:
                 self.first_token_seconds[histogram.bucket_of(first - started)] += 1
 
 
-class Digest:
+class ResultIndexer:
     """Digests what ended, and samples the queues once a minute; any number of processes may run it."""
 
     def __init__(self, database: Database, depth: QueueDepth, settings: Settings) -> None:
@@ -204,7 +204,7 @@ class Digest:
                 # at once, it is less next time.
                 self._most = max(1, self._most // 4)
                 pause = _PERIOD_SECONDS
-                if not is_passing(error):
+                if not is_transient(error):
                     pause = _BROKEN_SECONDS
                     logger.exception("results are not digested", extra={"action": "not_digested"})
             await asyncio.sleep(pause)

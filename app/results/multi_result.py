@@ -21,18 +21,18 @@ from app.core.errors import (
     StoppingError,
 )
 from app.results.preparation import erased
-from app.results.streams.hub import News
+from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import (
     AttemptStarted,
     Ended,
     Event,
-    Follower,
+    KeepAlive,
     Position,
-    Silence,
+    ResultReader,
     TextDelta,
 )
 
-GroupEvent = tuple[int, TextDelta | Ended | Silence]
+GroupEvent = tuple[int, TextDelta | Ended | KeepAlive]
 
 _MAX_AHEAD = 8  # events that are read, but not yet taken by a slow client
 
@@ -41,7 +41,7 @@ async def wait_for_all(
     services: Services,
     team_id: str,
     ids: Sequence[UUID],
-    woken: Sequence[News],
+    woken: Sequence[ResultSignal],
     *,
     is_new: bool,
     has_left: Callable[[], bool],
@@ -104,8 +104,8 @@ def failure_of(row: asyncpg.Record) -> ResultFailedError:
 
 async def _follow(
     services: Services, team_id: str, result_id: UUID, *, with_tokens: bool
-) -> AsyncGenerator[TextDelta | Ended | Silence, None]:
-    follower = Follower(
+) -> AsyncGenerator[TextDelta | Ended | KeepAlive, None]:
+    follower = ResultReader(
         services.hub,
         services.results,
         team_id,
@@ -138,7 +138,7 @@ async def _follow(
 
 
 async def _merge(
-    streams: Sequence[AsyncGenerator[TextDelta | Ended | Silence, None]],
+    streams: Sequence[AsyncGenerator[TextDelta | Ended | KeepAlive, None]],
 ) -> AsyncGenerator[GroupEvent, None]:
     """Events of several streams as they come; the first error of one ends them all."""
     ahead: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(_MAX_AHEAD)

@@ -8,7 +8,7 @@ import asyncpg
 
 from app.core.database import Connection, Database
 from app.core.errors import ConflictError, NotFoundError
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue
 from app.queue.sql import READ_COLUMNS
@@ -190,13 +190,13 @@ class ResultStore:
         self._database = database
         self._queue = queue
         self._search = ResultSearch(database)
-        self._reads: Lane[UUID, asyncpg.Record | None] = Lane(
+        self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
             database,
             _read,
             max_items=_MAX_BATCH,
             retry_seconds=settings.database_timeout_seconds,
         )
-        self._texts: Lane[tuple[UUID, int, int, bool], StoredText | None] = Lane(
+        self._texts: Batcher[tuple[UUID, int, int, bool], StoredText | None] = Batcher(
             database,
             _read_texts,
             max_items=_MAX_BATCH,

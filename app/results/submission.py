@@ -48,11 +48,11 @@ class Replayed:
     row: asyncpg.Record
 
 
-Answer = Accepted | Replayed
+SubmissionOutcome = Accepted | Replayed
 
 
 @dataclass(slots=True, frozen=True)
-class _Asked:
+class PendingSubmission:
     """A request, with its key if it may have been sent before."""
 
     prepare: Callable[[], Awaitable[Prepared]]
@@ -66,7 +66,7 @@ async def submit_context(
     context_id: UUID,
     options: SendOptions,
     result_id: UUID,
-) -> Answer:
+) -> SubmissionOutcome:
     """Send a saved context to a model; returns once the result is committed, as `result_id`.
 
     Raises UnknownModelError, NotFoundError, InvalidRequestError, QueueFullError,
@@ -79,7 +79,7 @@ async def submit_context(
         return _only(await _commit(services, [prepared]))
     request = {"model": model_name, "context_id": str(context_id)} | _members(options)
     key = services.keys.new(options.idempotency_key, hash_request(request))
-    asked = _Asked(
+    asked = PendingSubmission(
         lambda: prepare_saved(services, principal, model_name, context_id, options, result_id), key
     )
     return _only(await _submit(services, principal, [asked]))
@@ -87,7 +87,7 @@ async def submit_context(
 
 async def submit(
     services: Services, principal: Principal, create: ResultCreate, result_id: UUID
-) -> Answer:
+) -> SubmissionOutcome:
     """Save a prompt, unless it is saved already, and send it, in one commit. Raises as above."""
     if create.idempotency_key is None:
         prepared = await prepare(services, principal, create, result_id)
@@ -98,7 +98,7 @@ async def submit(
 
 async def submit_all(
     services: Services, principal: Principal, creates: Sequence[ResultCreate | ServiceError]
-) -> list[Answer | ServiceError]:
+) -> list[SubmissionOutcome | ServiceError]:
     """Send many in one commit; an item that cannot be accepted has its error in its place."""
     asked = [
         create
@@ -111,13 +111,15 @@ async def submit_all(
 
 async def retry(
     services: Services, principal: Principal, retry_of: UUID, key: str | None, result_id: UUID
-) -> Answer:
+) -> SubmissionOutcome:
     """Send the request of a terminal result once more, as a new result, `result_id`.
 
     Raises ConflictError while the first is pending; else as above.
     """
     new_key = services.keys.new(key, hash_request({"retry_of": str(retry_of)})) if key else None
-    asked = _Asked(lambda: prepare_retry(services, principal, retry_of, result_id), new_key)
+    asked = PendingSubmission(
+        lambda: prepare_retry(services, principal, retry_of, result_id), new_key
+    )
     return _only(await _submit(services, principal, [asked]))
 
 
@@ -127,7 +129,7 @@ async def submit_attribution(
     prepared: Callable[[], Awaitable[Prepared]],
     key: NewKey,
     version: int | None,
-) -> Answer:
+) -> SubmissionOutcome:
     """Send a text's attribution, or find the one under its key.
 
     With a `version` the key is of a cache: an attribution that failed, or of another version of the
@@ -135,12 +137,12 @@ async def submit_attribution(
     """
     if version is not None:
         await services.keys.forget_unless_good(principal.team_id, key.key, version)
-    return _only(await _submit(services, principal, [_Asked(prepared, key)]))
+    return _only(await _submit(services, principal, [PendingSubmission(prepared, key)]))
 
 
 async def submit_group(
     services: Services, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
-) -> list[Answer]:
+) -> list[SubmissionOutcome]:
     """Send the results of one request in one commit, as `ids`; all of them or none.
 
     Its key is the first result's. Raises ModelNotReadyError, of a request that does not wait for its
@@ -171,7 +173,7 @@ async def submit_group(
 
 async def _replay_group(
     services: Services, team_id: str, key: NewKey, size: int
-) -> list[Answer] | None:
+) -> list[SubmissionOutcome] | None:
     """The results that the same request had before, under its key; None while the key is free.
 
     Raises IdempotencyConflictError, also where some of them were deleted, and ErasedError.
@@ -238,11 +240,11 @@ def _key_of_group(services: Services, request: GroupRequest) -> NewKey | None:
 
 def _to_asked(
     services: Services, principal: Principal, create: ResultCreate, result_id: UUID
-) -> _Asked:
+) -> PendingSubmission:
     key = None
     if create.idempotency_key is not None:
         key = services.keys.new(create.idempotency_key, hash_request(_members(create)))
-    return _Asked(lambda: prepare(services, principal, create, result_id), key)
+    return PendingSubmission(lambda: prepare(services, principal, create, result_id), key)
 
 
 def _members(options: SendOptions) -> dict[str, Any]:
@@ -250,7 +252,7 @@ def _members(options: SendOptions) -> dict[str, Any]:
     return options.model_dump(mode="json", exclude={"idempotency_key"}, exclude_defaults=True)
 
 
-def _only(answers: list[Answer | ServiceError]) -> Answer:
+def _only(answers: list[SubmissionOutcome | ServiceError]) -> SubmissionOutcome:
     (answer,) = answers
     if isinstance(answer, ServiceError):
         raise answer
@@ -258,10 +260,10 @@ def _only(answers: list[Answer | ServiceError]) -> Answer:
 
 
 async def _submit(
-    services: Services, principal: Principal, asked: Sequence[_Asked | ServiceError]
-) -> list[Answer | ServiceError]:
+    services: Services, principal: Principal, asked: Sequence[PendingSubmission | ServiceError]
+) -> list[SubmissionOutcome | ServiceError]:
     known = await _replay_all(services, principal.team_id, asked)
-    prepared: list[Prepared | Answer | ServiceError] = []
+    prepared: list[Prepared | SubmissionOutcome | ServiceError] = []
     for place, item in enumerate(asked):
         if isinstance(item, ServiceError):
             prepared.append(item)
@@ -271,13 +273,13 @@ async def _submit(
 
 
 async def _replay_all(
-    services: Services, team_id: str, asked: Sequence[_Asked | ServiceError]
-) -> dict[int, Answer | ServiceError]:
+    services: Services, team_id: str, asked: Sequence[PendingSubmission | ServiceError]
+) -> dict[int, SubmissionOutcome | ServiceError]:
     """The answers to those requests, by their place, whose key is taken already."""
     keys = {
         place: item.key
         for place, item in enumerate(asked)
-        if isinstance(item, _Asked) and item.key is not None
+        if isinstance(item, PendingSubmission) and item.key is not None
     }
     if not keys:
         return {}
@@ -285,7 +287,9 @@ async def _replay_all(
     return {place: answer for place, answer in zip(keys, answers, strict=True) if answer}
 
 
-async def _replay(services: Services, team_id: str, key: NewKey) -> Answer | ServiceError | None:
+async def _replay(
+    services: Services, team_id: str, key: NewKey
+) -> SubmissionOutcome | ServiceError | None:
     """What the key was used for: the result of the same request, or the conflict with another."""
     taken = await services.keys.find(team_id, key.key)
     if taken is None:
@@ -303,7 +307,7 @@ async def _replay(services: Services, team_id: str, key: NewKey) -> Answer | Ser
     return erased(row) if row["erased_at"] is not None else Replayed(row)
 
 
-async def _try_prepare(asked: _Asked) -> Prepared | ServiceError:
+async def _try_prepare(asked: PendingSubmission) -> Prepared | ServiceError:
     try:
         prepared = await asked.prepare()
     except ServiceError as error:
@@ -314,19 +318,19 @@ async def _try_prepare(asked: _Asked) -> Prepared | ServiceError:
 
 
 async def _commit(
-    services: Services, prepared: Sequence[Prepared | Answer | ServiceError]
-) -> list[Answer | ServiceError]:
+    services: Services, prepared: Sequence[Prepared | SubmissionOutcome | ServiceError]
+) -> list[SubmissionOutcome | ServiceError]:
     new = [item for item in prepared if isinstance(item, Prepared)]
     stored: Sequence[bool] = []
     if new:
         async with services.admission.admitted([item.result for item in new]):
             stored = await services.queue.enqueue([item.result for item in new])
     refused = [item for item, is_stored in zip(new, stored, strict=True) if not is_stored]
-    reasons: Sequence[Answer | ServiceError] = []
+    reasons: Sequence[SubmissionOutcome | ServiceError] = []
     if refused:
         reasons = await asyncio.gather(*(_why_not_stored(services, item) for item in refused))
     are_stored, why_not = iter(stored), iter(reasons)
-    answers: list[Answer | ServiceError] = []
+    answers: list[SubmissionOutcome | ServiceError] = []
     for item in prepared:
         if not isinstance(item, Prepared):
             answers.append(item)
@@ -337,7 +341,9 @@ async def _commit(
     return answers
 
 
-async def _why_not_stored(services: Services, prepared: Prepared) -> Answer | ServiceError:
+async def _why_not_stored(
+    services: Services, prepared: Prepared
+) -> SubmissionOutcome | ServiceError:
     """The queue takes no row whose key is another's, nor one whose source is missing, or whose
     context is missing, is erased, or holds messages nobody rendered.
     """

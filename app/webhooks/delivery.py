@@ -20,14 +20,14 @@ import orjson
 
 from app.api.native.schemas import result_to_wire
 from app.core import metrics
-from app.core.database import is_passing
+from app.core.database import is_transient
 from app.core.errors import DatabaseUnavailableError, NotFoundError
 from app.core.listener import WEBHOOKS, Listener
 from app.core.waiting import is_set_within
 from app.inference.model_registry import ModelRegistry
 from app.results.store import ResultStore
 from app.webhooks.outbox import Due, Verdict, WebhookOutbox
-from app.webhooks.sender import Answer, Sender, sign
+from app.webhooks.sender import CallOutcome, Sender, sign
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,10 @@ _STOP_SECONDS = 5.0  # calls under way when the process stops may end; what is c
 
 _OUTCOMES = {"delivered": "delivered", "failed": "given_up", "pending": "to_be_retried"}
 _BROKE = "webhook of result %s broke"
-_BUG = Answer("a bug in the service; its worker's log has the details")
+_BUG = CallOutcome("a bug in the service; its worker's log has the details")
 
 
-class Deliverer:
+class WebhookDeliverer:
     """Calls what is due until cancelled. One instance per process; `schedule` is in seconds."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Deliverer:
             self._is_short = not free or bool(self._busy())
             seconds = None if self._is_short else await self._outbox.seconds_until_due()
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             logger.info("webhooks wait: %s", error, extra={"action": "webhooks_wait"})
             return _DATABASE_PAUSE
@@ -159,7 +159,7 @@ class Deliverer:
         if verdict.state == "pending":
             self._wake.set()  # it may be due before what the last look saw
 
-    def _judge(self, due: Due, answer: Answer, entry: str) -> Verdict:
+    def _judge(self, due: Due, answer: CallOutcome, entry: str) -> Verdict:
         if answer.error is None:
             return Verdict(due, "delivered", 0, entry)
         if answer.is_final or due.attempts > len(self._schedule):

@@ -17,7 +17,7 @@ import asyncpg
 
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.listener import WEBHOOKS
 from app.core.settings import Settings
 from app.webhooks.sender import new_secret
@@ -148,7 +148,7 @@ class WebhookOutbox:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._rotation_seconds = settings.webhook_rotation_seconds
-        self._verdicts: Lane[Verdict, None] = Lane(
+        self._verdicts: Batcher[Verdict, None] = Batcher(
             database,
             _conclude,
             max_items=_MAX_BATCH,

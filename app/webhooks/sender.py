@@ -33,7 +33,7 @@ _HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
+class CallOutcome:
     """What became of one call. `error` is None where the receiver took the message."""
 
     error: str | None
@@ -96,22 +96,22 @@ class Sender:
         await self._client.aclose()
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
-    async def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+    async def send(self, url: str, headers: dict[str, str], body: bytes) -> CallOutcome:
         """Call a receiver once, within the time allowed."""
         try:
             async with asyncio.timeout(self.timeout):
                 return await self._call(httpx.URL(url), headers, body)
         except TimeoutError:
             limit = f"{self.timeout:g} s (LLM_WEBHOOK_TIMEOUT_SECONDS)"
-            return Answer(f"no answer within {limit}")
+            return CallOutcome(f"no answer within {limit}")
         except RefusedTargetError as error:
-            return Answer(str(error), is_final=True)
+            return CallOutcome(str(error), is_final=True)
         except socket.gaierror as error:
-            return Answer(f"the name cannot be resolved: {error.strerror}")
+            return CallOutcome(f"the name cannot be resolved: {error.strerror}")
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
-            return Answer(_printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
+            return CallOutcome(_printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
 
-    async def _call(self, url: httpx.URL, headers: dict[str, str], body: bytes) -> Answer:
+    async def _call(self, url: httpx.URL, headers: dict[str, str], body: bytes) -> CallOutcome:
         addresses = await resolve(
             url, self._lookup, self._resolvers, allow_private=self._allow_private
         )
@@ -122,7 +122,7 @@ class Sender:
 
     async def _post(
         self, url: httpx.URL, address: str, headers: dict[str, str], body: bytes
-    ) -> Answer:
+    ) -> CallOutcome:
         async with self._client.stream(
             "POST",
             url.copy_with(host=address),
@@ -134,16 +134,16 @@ class Sender:
             return await _judge(response)
 
 
-async def _judge(response: httpx.Response) -> Answer:
+async def _judge(response: httpx.Response) -> CallOutcome:
     status = response.status_code
     if response.is_success:
-        return Answer(None, status)
+        return CallOutcome(None, status)
     if response.is_redirect:
-        return Answer(f"answered {status}: redirects are not followed", status)
+        return CallOutcome(f"answered {status}: redirects are not followed", status)
     if status == HTTPStatus.GONE:
-        return Answer("answered 410: the receiver is gone", status, is_final=True)
+        return CallOutcome("answered 410: the receiver is gone", status, is_final=True)
     excerpt = await _excerpt(response)
-    return Answer(
+    return CallOutcome(
         f"answered {status}" + (f": {excerpt}" if excerpt else ""), status, _retry_after(response)
     )
 

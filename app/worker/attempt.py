@@ -12,8 +12,8 @@ from typing import Protocol
 
 from app.core.errors import CANCELLED, DEADLINE_EXCEEDED, Failure
 from app.inference.server_pool import DeadEngine
-from app.queue.job_queue import AttemptEnd, Chunk, Claim, Outcome
-from app.worker.output_buffer import TokenLog, Transcript
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, Claim
+from app.worker.output_buffer import OutputBuffer, TokenLog
 
 # Before a result goes back to the queue's front: time for its backend to come up again.
 _NOT_TAKEN_PAUSE = 1.0  # seconds
@@ -58,7 +58,7 @@ class Attempt(ABC):
     def __init__(self, claim: Claim, on_text: OnText) -> None:
         self.claim = claim
         self.place: Place = (claim.model_name,)
-        self.text = Transcript()
+        self.text = OutputBuffer()
         self.tokens = TokenLog()  # filled where log probabilities are asked for
         self.completion_tokens = 0  # of the whole text
         self.prompt_tokens: int | None = None
@@ -111,7 +111,7 @@ class Attempt(ABC):
             return None
         return self._end(outcome, failure)
 
-    async def _work_in_time(self) -> tuple[Outcome, Failure | None]:
+    async def _work_in_time(self) -> tuple[AttemptOutcome, Failure | None]:
         if self._stop_reason is not None:
             return self._stopped(self._stop_reason)
         self.asked_at = asyncio.get_running_loop().time()
@@ -119,10 +119,10 @@ class Attempt(ABC):
             async with asyncio.timeout(max(0.0, self.claim.seconds_left)):
                 return await self._work()
         except TimeoutError:
-            return Outcome.FAILED, DEADLINE_EXCEEDED
+            return AttemptOutcome.FAILED, DEADLINE_EXCEEDED
 
     @abstractmethod
-    async def _work(self) -> tuple[Outcome, Failure | None]:
+    async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
         """Do the work, say what comes of it; how it ended. Cancelled when the attempt is stopped."""
 
     @abstractmethod
@@ -160,18 +160,21 @@ class Attempt(ABC):
         self.text.append(text)
         self._on_text(self)
 
-    def _stopped(self, reason: StopReason) -> tuple[Outcome, Failure | None]:
+    def _stopped(self, reason: StopReason) -> tuple[AttemptOutcome, Failure | None]:
         if reason is StopReason.CANCELLED:
-            return Outcome.FAILED, CANCELLED
+            return AttemptOutcome.FAILED, CANCELLED
         if reason is StopReason.MODEL_DIED:
-            return Outcome.LOST, self._lost()
-        return Outcome.RETURNED, None
+            return AttemptOutcome.LOST, self._lost()
+        return AttemptOutcome.RETURNED, None
 
-    def _end(self, outcome: Outcome, failure: Failure | None) -> AttemptEnd:
-        pauses = {Outcome.RETURNED: _NOT_TAKEN_PAUSE if failure else 0.0, Outcome.LOST: _LOST_PAUSE}
+    def _end(self, outcome: AttemptOutcome, failure: Failure | None) -> AttemptEnd:
+        pauses = {
+            AttemptOutcome.RETURNED: _NOT_TAKEN_PAUSE if failure else 0.0,
+            AttemptOutcome.LOST: _LOST_PAUSE,
+        }
         if self.starts_over:
             pauses = {}
-        is_requeued = outcome in (Outcome.LOST, Outcome.RETURNED)
+        is_requeued = outcome in (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
         is_usable = self.keeps_text_without_ids or not self._lacks_ids
         keeps_text = is_requeued and self.claim.resumable and is_usable and not self.starts_over
         resume = None if self.starts_over else self.claim.resume

@@ -12,12 +12,12 @@ from uuid import UUID
 import orjson
 
 from app.core import logs, metrics, tracing
-from app.core.database import Connection, is_passing
+from app.core.database import Connection, is_transient
 from app.core.errors import INTERNAL_ERROR
 from app.core.settings import Settings
-from app.queue.job_queue import AttemptEnd, Claim, JobQueue, Outcome
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue
 from app.results.streams.hub import StreamHub
-from app.results.streams.interest import Watched
+from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt, Backend, Place, StopReason
 from app.worker.chunk_writer import ChunkWriter
 from app.worker.lease import Load
@@ -31,7 +31,7 @@ _FOREVER = math.inf  # seconds: an ended attempt is written whenever the databas
 _Early = tuple[Attempt, asyncio.Future[bool]]  # and whether it has turned out to be ours
 
 
-class Attempts:
+class AttemptExecutor:
     """Everything that runs under one worker id.
 
     `on_end` is called when the end of a claim is committed, or was decided elsewhere.
@@ -43,7 +43,7 @@ class Attempts:
         queue: JobQueue,
         backend: Backend,
         hub: StreamHub,
-        watched: Watched,
+        watched: StreamInterest,
         throughput: Throughput,
         settings: Settings,
         on_end: Callable[[Claim], None],
@@ -130,7 +130,10 @@ class Attempts:
                 extra=self._extra("attempt_broke", attempt.claim),
             )
             return AttemptEnd(
-                attempt.claim.id, attempt.claim.attempt, Outcome.FAILED, failure=INTERNAL_ERROR
+                attempt.claim.id,
+                attempt.claim.attempt,
+                AttemptOutcome.FAILED,
+                failure=INTERNAL_ERROR,
             )
 
     async def _conclude(self, attempt: Attempt, end: AttemptEnd | None) -> None:
@@ -141,7 +144,7 @@ class Attempts:
             if end is not None:
                 metrics.ATTEMPTS.of(claim.model_name, end.outcome).inc()
                 self._judge_model(attempt, end)
-                if end.outcome in (Outcome.COMPLETED, Outcome.FAILED):
+                if end.outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.FAILED):
                     self._throughput.count(claim.model_name)
                 await self.writer.until_idle()
                 if end.keeps_text:
@@ -170,7 +173,7 @@ class Attempts:
         try:
             await self._keeping.submit(chunk)
         except Exception as error:
-            if is_passing(error):
+            if is_transient(error):
                 raise
             logger.exception(
                 "the last text of result %s was refused",
@@ -237,14 +240,14 @@ class Attempts:
         try:
             return await self._ending.submit(end)
         except Exception as error:
-            if is_passing(error):
+            if is_transient(error):
                 raise
             logger.exception(
                 "the end of result %s was refused",
                 end.result_id,
                 extra=self._extra("end_refused") | {"result_id": str(end.result_id)},
             )
-        bare = AttemptEnd(end.result_id, end.attempt, Outcome.FAILED, failure=INTERNAL_ERROR)
+        bare = AttemptEnd(end.result_id, end.attempt, AttemptOutcome.FAILED, failure=INTERNAL_ERROR)
         return await self._ending.submit(bare)
 
     # --- models that die ------------------------------------------------------------------------
@@ -326,7 +329,9 @@ class Attempts:
         self._unknown = unknown
 
     async def _hand_back(self, result_id: UUID, attempt: int) -> None:
-        await self._write_end(AttemptEnd(result_id, attempt, Outcome.RETURNED, keeps_text=True))
+        await self._write_end(
+            AttemptEnd(result_id, attempt, AttemptOutcome.RETURNED, keeps_text=True)
+        )
 
     # --- stop -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from app.core import metrics, tracing
 from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_by
 from app.queue.job_queue import Chunk, JobQueue
-from app.results.streams.interest import Watched
+from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt, Flushes
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class ChunkWriter:
         queue: JobQueue,
         worker_id: UUID,
         running: Mapping[UUID, Attempt],
-        watched: Watched,
+        watched: StreamInterest,
         flush_seconds: float,
     ) -> None:
         self._queue = queue

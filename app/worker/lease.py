@@ -11,7 +11,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.core.database import SERVER_DOWN, Connection, Database, is_passing
+from app.core.database import SERVER_DOWN, Connection, Database, is_transient
 from app.core.ids import new_id
 from app.core.waiting import is_set_within
 
@@ -86,7 +86,7 @@ class Lease:
                     await self._renew(connection, asked_at, load())
                     await on_beat(connection)
                 except Exception as error:
-                    if not is_passing(error):
+                    if not is_transient(error):
                         raise
                     if isinstance(error, SERVER_DOWN):
                         # A server that says it is down gives our results to nobody, and rescuers

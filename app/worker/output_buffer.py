@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 
-class Transcript:
+class OutputBuffer:
     """Pieces of text in the order they came. Offsets and lengths are Unicode code points."""
 
     def __init__(self) -> None:

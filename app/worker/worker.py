@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
 from app.core import metrics
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.errors import DatabaseUnavailableError
 from app.core.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
 from app.core.settings import Settings
 from app.core.waiting import is_set_within
 from app.queue.job_queue import Claim, JobQueue
 from app.results.streams.hub import StreamHub
-from app.results.streams.interest import Watched
+from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
-from app.worker.attempt_executor import Attempts, cancel_all
+from app.worker.attempt_executor import AttemptExecutor, cancel_all
 from app.worker.lease import FencedError, Lease, Load
 from app.worker.throughput import Throughput
 
@@ -46,12 +46,12 @@ class Worker:
         self._backend = backend
         self._hub = hub
         self._settings = settings
-        self._watched = Watched(database, listener, hub.id, self._tell)
+        self._watched = StreamInterest(database, listener, hub.id, self._tell)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._throughput = Throughput()
         self._lease: Lease
-        self._attempts: Attempts  # of this lease
+        self._attempts: AttemptExecutor  # of this lease
         self._is_short = True  # whether slots, not the queue, were the limit of the last claim
         self._suspects_at = 0.0  # the loop's time for looking at them
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
@@ -115,7 +115,7 @@ class Worker:
             except DatabaseUnavailableError as error:
                 logger.warning("waiting for the database: %s", error, extra=self._extra("wait"))
                 continue
-            self._attempts = Attempts(
+            self._attempts = AttemptExecutor(
                 self._lease.id,
                 self._queue,
                 self._backend,
@@ -195,7 +195,7 @@ class Worker:
                 self._start(claims)
                 claimed.update(claim.model_name for claim in claims)
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
         return claimed
@@ -207,7 +207,7 @@ class Worker:
         try:
             self._start(await self._queue.claim_suspects(self._lease.id, models))
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
 

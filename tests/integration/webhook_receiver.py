@@ -12,7 +12,7 @@ from standardwebhooks import Webhook
 
 from app.api.container import Services, open_services
 from app.core.settings import Settings
-from app.webhooks.delivery import Deliverer
+from app.webhooks.delivery import WebhookDeliverer
 from app.webhooks.sender import Sender
 from app.webhooks.target import Lookup
 
@@ -126,7 +126,7 @@ async def delivering(
 ) -> AsyncIterator[Services]:
     """The part of a worker process that delivers."""
     async with open_services(settings, "test") as services:
-        deliverer = Deliverer(
+        deliverer = WebhookDeliverer(
             services.outbox,
             services.results,
             services.registry,

@@ -29,7 +29,7 @@ _DISCARD_SECONDS = 5.0
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
-class Door:
+class RequestGuard:
     """ASGI middleware: refuses early, and hands the body on whole.
 
     Without `allowed_hosts` every host is, and the only origin is the host itself. Forms that are

@@ -23,7 +23,7 @@ _ERROR = 500  # and above: the server's
 _SANE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
-class Correlation:
+class RequestIdMiddleware:
     """ASGI middleware, the outermost."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -58,7 +58,7 @@ from app.queue.idempotency import NewKey, hash_request
 from app.results.attributions import cache_key, queue_of
 from app.results.multi_result import cancel_all, failure_of
 from app.results.preparation import erased, prepare_attribution
-from app.results.submission import Answer, Replayed, submit_attribution
+from app.results.submission import Replayed, SubmissionOutcome, submit_attribution
 
 router = APIRouter(tags=["infini-gram"])
 raw = APIRouter(tags=["infini-gram"])
@@ -212,7 +212,7 @@ async def attribute_result(
     given = idempotency_key(request)
     key = _key(services, given, content, services.settings.idempotency_seconds)
 
-    def submission(new_result_id: UUID) -> Awaitable[Answer]:
+    def submission(new_result_id: UUID) -> Awaitable[SubmissionOutcome]:
         return submit_attribution(
             services,
             principal,

@@ -53,12 +53,12 @@ from app.core.errors import (
 )
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.results.streams.hub import News
+from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import Position
 from app.results.submission import (
     Accepted,
-    Answer,
     Replayed,
+    SubmissionOutcome,
     retry,
     submit,
     submit_all,
@@ -84,7 +84,7 @@ _ACCEPTS_EVENTS = re.compile(
 _ANSWERED: dict[str, Any] = {"model": ResultRead, "content": {MEDIA_TYPE: {}}}
 
 # Sends a request as the result of this id, unless it is another's by its key.
-Submission = Callable[[UUID], Awaitable[Answer]]
+Submission = Callable[[UUID], Awaitable[SubmissionOutcome]]
 
 WISHES = {
     "Prefer": {
@@ -106,7 +106,7 @@ _CREATE_EXAMPLE = {"model": "demo", "content": "def ", "parameters": {"max_token
 
 
 @dataclass(slots=True, frozen=True)
-class _Wish:
+class _ResponsePreference:
     """How a client wants to be answered; without any, at once."""
 
     wait_seconds: float | None = None
@@ -114,7 +114,7 @@ class _Wish:
     is_cancelled_on_disconnect: bool = False
 
     @classmethod
-    def of(cls, request: Request, settings: Settings) -> "_Wish":
+    def of(cls, request: Request, settings: Settings) -> "_ResponsePreference":
         headers = dict(request.scope["headers"])
         wanted = _PREFER_WAIT.search(headers.get(b"prefer", b""))
         return cls(
@@ -213,7 +213,7 @@ async def retry_result(
 
 async def send(request: Request, services: Services, submission: Submission) -> Response:
     """Submit, and answer as the client wishes: 202 with the result's place, 200 once terminal."""
-    wish = _Wish.of(request, services.settings)
+    wish = _ResponsePreference.of(request, services.settings)
     result_id = new_id()
     if wish.is_stream:
         services.hub.check_room()
@@ -231,7 +231,11 @@ async def send(request: Request, services: Services, submission: Submission) -> 
 
 
 async def _wait(
-    request: Request, services: Services, wish: _Wish, answer: Answer, woken: News
+    request: Request,
+    services: Services,
+    wish: _ResponsePreference,
+    answer: SubmissionOutcome,
+    woken: ResultSignal,
 ) -> asyncpg.Record | None:
     """The result after the time that the client would wait; None if that was not possible."""
     result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0
@@ -251,7 +255,9 @@ async def _wait(
     return None
 
 
-def _stream_response(services: Services, team: str, wish: _Wish, answer: Answer) -> Response:
+def _stream_response(
+    services: Services, team: str, wish: _ResponsePreference, answer: SubmissionOutcome
+) -> Response:
     result_id = _id_of(answer)
 
     async def cancel() -> None:
@@ -267,7 +273,7 @@ def _stream_response(services: Services, team: str, wish: _Wish, answer: Answer)
 
 def _response(
     services: Services,
-    answer: Answer,
+    answer: SubmissionOutcome,
     row: asyncpg.Record | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
@@ -278,14 +284,14 @@ def _response(
     return json_response(wire, 202, headers | {"Retry-After": "1"})
 
 
-def _headers(answer: Answer) -> dict[str, str]:
+def _headers(answer: SubmissionOutcome) -> dict[str, str]:
     headers = {"Location": f"/results/{_id_of(answer)}"}
     if isinstance(answer, Replayed):
         headers[REPLAYED_HEADER] = "true"
     return headers
 
 
-def _id_of(answer: Answer) -> UUID:
+def _id_of(answer: SubmissionOutcome) -> UUID:
     found: UUID = answer.row["id"] if isinstance(answer, Replayed) else answer.result.id
     return found
 
@@ -327,11 +333,11 @@ def _read_item(item: object) -> ResultCreate | ServiceError:
         return error
 
 
-def _bulk_item(services: Services, item: Answer | ServiceError) -> dict[str, Any]:
+def _bulk_item(services: Services, item: SubmissionOutcome | ServiceError) -> dict[str, Any]:
     return item.to_problem() if isinstance(item, ServiceError) else _answer_to_wire(services, item)
 
 
-def _answer_to_wire(services: Services, answer: Answer) -> dict[str, Any]:
+def _answer_to_wire(services: Services, answer: SubmissionOutcome) -> dict[str, Any]:
     if isinstance(answer, Replayed):
         return result_wire(services, answer.row)
     return accepted_to_wire(answer.result, model_ready=answer.model_ready)

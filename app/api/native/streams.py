@@ -20,9 +20,9 @@ from app.core.ids import seconds_since
 from app.results.streams.result_reader import (
     AttemptStarted,
     Ended,
-    Follower,
+    KeepAlive,
     Position,
-    Silence,
+    ResultReader,
     TextDelta,
 )
 
@@ -96,7 +96,7 @@ async def event_frames(
     services: Services, team_id: str, result_id: UUID, position: Position
 ) -> AsyncGenerator[bytes, None]:
     """The native events of a result behind a position, encoded."""
-    follower = Follower(
+    follower = ResultReader(
         services.hub,
         services.results,
         team_id,
@@ -108,7 +108,7 @@ async def event_frames(
     is_first = True
     async with contextlib.aclosing(follower.events()) as events:
         async for event in events:
-            if isinstance(event, Silence):
+            if isinstance(event, KeepAlive):
                 yield KEEP_ALIVE
             else:
                 yield _encode(services, result_id, event, retry=is_first)

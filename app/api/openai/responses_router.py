@@ -44,17 +44,17 @@ from app.api.openai.responses_serving import AskedResponse, prepare_response, re
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.api.synchronous import (
     RESULT_ID_HEADER,
-    answer_whole,
     as_asked_for,
     erase_delivered,
     ids_of,
     replayed_header,
+    respond_complete,
     to_header,
 )
 from app.core.errors import FieldError, InvalidRequestError
 from app.core.ids import new_id
 from app.results.multi_result import cancel_all
-from app.results.submission import Accepted, Answer, submit_group
+from app.results.submission import Accepted, SubmissionOutcome, submit_group
 
 router = APIRouter(tags=["openai"])
 raw = APIRouter(tags=["openai"])
@@ -94,7 +94,7 @@ async def create_response(request: Request) -> Response:
             return await _answer_live(request, asked)
         if create.background:
             return await _answer_at_once(request, asked)
-        return await answer_whole(request, asked.group, partial(_render, asked))
+        return await respond_complete(request, asked.group, partial(_render, asked))
     except InvalidRequestError as error:
         error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
         raise
@@ -216,7 +216,7 @@ async def _answer_live(request: Request, asked: AskedResponse) -> Response:
 
 async def _submit(
     request: Request, services: Services, asked: AskedResponse
-) -> tuple[Answer, UUID, Stored]:
+) -> tuple[SubmissionOutcome, UUID, Stored]:
     """Send it; what it became, which may be what the same request became before."""
     group = as_asked_for(request, asked.group)
     if asked.stored.background:

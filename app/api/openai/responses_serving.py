@@ -29,9 +29,9 @@ from app.results.preparation import GroupRequest, Prompt
 from app.results.streams.result_reader import (
     AttemptStarted,
     Ended,
-    Follower,
+    KeepAlive,
     Position,
-    Silence,
+    ResultReader,
     TextDelta,
 )
 
@@ -113,7 +113,7 @@ async def response_frames(
     """The events of a response, until its end (`events.is_over`) or a new attempt."""
     yield events.begin()
     # From the start: what the reader knows is left out by its number.
-    follower = Follower(
+    follower = ResultReader(
         services.hub,
         services.results,
         team_id,
@@ -123,7 +123,7 @@ async def response_frames(
     )
     async with contextlib.aclosing(follower.events()) as happened:
         async for one in happened:
-            if isinstance(one, Silence):
+            if isinstance(one, KeepAlive):
                 yield KEEP_ALIVE
             elif isinstance(one, TextDelta):
                 yield events.text(one.text)

@@ -11,8 +11,8 @@ from app.api.common import KEY_HEADER, ServicesOf, body_of, describe, reference,
 from app.api.json_codec import json_response, parse
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionRequest
-from app.api.openai.serving import Prepared, prepare_chat, prepare_completion
-from app.api.synchronous import ON_DISCONNECT_HEADER, answer_live, answer_whole
+from app.api.openai.serving import PreparedRequest, prepare_chat, prepare_completion
+from app.api.synchronous import ON_DISCONNECT_HEADER, respond_complete, respond_stream
 from app.core.errors import FieldError, InvalidRequestError
 from app.inference.model_registry import Model
 
@@ -55,13 +55,13 @@ async def create_completion(request: Request) -> Response:
     return await _answer(request, await prepare_completion(services_of(request), body), "prompt")
 
 
-async def _answer(request: Request, prepared: Prepared, prompt: str) -> Response:
+async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> Response:
     try:
         if prepared.streams:
-            return await answer_live(
+            return await respond_stream(
                 request, prepared.group, prepared.encode, with_tokens=prepared.with_tokens
             )
-        return await answer_whole(
+        return await respond_complete(
             request, prepared.group, lambda rows: json_response(prepared.answer(rows))
         )
     except InvalidRequestError as error:

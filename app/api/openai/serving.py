@@ -25,11 +25,11 @@ from app.core.errors import ServiceError
 from app.inference.model_registry import Model
 from app.results.multi_result import GroupEvent
 from app.results.preparation import GroupRequest, Prompt
-from app.results.streams.result_reader import Silence, TextDelta
+from app.results.streams.result_reader import KeepAlive, TextDelta
 
 
 @dataclass(slots=True, frozen=True)
-class Prepared:
+class PreparedRequest:
     """One request, ready to be sent. `answer` makes its body of the results' rows, in order."""
 
     group: GroupRequest
@@ -51,7 +51,7 @@ class Prepared:
         told_at = clock()
         try:
             async for place, event in events:
-                if isinstance(event, Silence):
+                if isinstance(event, KeepAlive):
                     yield KEEP_ALIVE
                     continue
                 told = b"" if has_begun else frames.begin()
@@ -75,7 +75,7 @@ class Prepared:
         yield usage + DONE
 
 
-async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
+async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequest:
     """A chat completion. Raises what `choose` raises, and InvalidRequestError."""
     model = await services.registry.choose(request.model)
     request = request.model_copy(update={"model": model.name})  # which the answer names
@@ -89,7 +89,7 @@ async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
         messages=request.to_messages(model.format),
         template_arguments=request.to_template_arguments(),
     )
-    return Prepared(
+    return PreparedRequest(
         group=GroupRequest(
             model.name, [prompt], options, n=request.n or 1, store=request.store is not False
         ),
@@ -102,13 +102,13 @@ async def prepare_chat(services: Services, request: ChatRequest) -> Prepared:
     )
 
 
-async def prepare_completion(services: Services, request: CompletionRequest) -> Prepared:
+async def prepare_completion(services: Services, request: CompletionRequest) -> PreparedRequest:
     """A text completion. Raises what `choose` raises, and InvalidRequestError."""
     model = await services.registry.choose(request.model)
     request = request.model_copy(update={"model": model.name})  # which the answer names
     options = request.to_send_options()
     texts = [await _text_of(model, one) for one in request.prompt]
-    return Prepared(
+    return PreparedRequest(
         group=GroupRequest(
             model.name,
             [Prompt(content=text) for text in texts],

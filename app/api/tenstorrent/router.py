@@ -17,7 +17,7 @@ from app.api.common import KEY_HEADER, body_of, describe, reference, services_of
 from app.api.errors.error_responses import refusal
 from app.api.native.schemas import SendOptions
 from app.api.sse import MEDIA_TYPE, CutOffError, EventStreamResponse
-from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, Events, answer_live
+from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, Events, respond_stream
 from app.api.tenstorrent.schemas import (
     DEFAULT_MAX_TOKENS,
     Inference,
@@ -101,4 +101,4 @@ async def _answer(request: Request, model: Model, wanted: Inference) -> Response
         if pending:
             yield pending.encode()
 
-    return await answer_live(request, group, encode, response_type=RawTextResponse)
+    return await respond_stream(request, group, encode, response_type=RawTextResponse)

@@ -32,7 +32,7 @@ from app.api.errors.tgi_errors import to_error
 from app.api.json_codec import JSON, json_response, parse
 from app.api.native.schemas import SendOptions
 from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
-from app.api.synchronous import ON_DISCONNECT_HEADER, Events, answer_live, answer_whole
+from app.api.synchronous import ON_DISCONNECT_HEADER, Events, respond_complete, respond_stream
 from app.api.tgi.response_schemas import (
     EventWriter,
     answer_to_wire,
@@ -196,7 +196,7 @@ async def _answer_whole(
         headers = headers_of(work.generation, ordered[0], validated)
         return json_response([answer] if is_listed else answer, headers=headers)
 
-    return await answer_whole(request, work.group, render)
+    return await respond_complete(request, work.group, render)
 
 
 async def _answer_live(request: Request, wanted: GenerateRequest) -> Response:
@@ -216,7 +216,7 @@ async def _answer_live(request: Request, wanted: GenerateRequest) -> Response:
         except ServiceError as error:
             yield encode_frame(to_error(error)[1])
 
-    response = await answer_live(
+    response = await respond_stream(
         request, work.group, encode, with_tokens=True, media_type=MEDIA_TYPE
     )
     response.headers["x-compute-characters"] = str(len(wanted.inputs))

@@ -116,7 +116,7 @@ def cache_shape(facts: ModelFacts, gpus: int, dtype: str, engine: Engine) -> Cac
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     facts: ModelFacts
     context: int
     concurrency: int
@@ -124,7 +124,7 @@ class _Asked:
     serve_minutes: int
 
 
-def _smallest(asked: _Asked, gpu: Gpu) -> Plan:
+def _smallest(asked: _Request, gpu: Gpu) -> Plan:
     tried = _on(asked, gpu, 1)
     gpus = 2
     while not tried.fits and gpus <= asked.engine.max_gpus:
@@ -134,7 +134,7 @@ def _smallest(asked: _Asked, gpu: Gpu) -> Plan:
     return tried
 
 
-def _on(asked: _Asked, gpu: Gpu, gpus: int) -> Plan:
+def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
     facts, engine = asked.facts, asked.engine
     dtype, refusal = _dtype(facts, gpu, engine)
     total = weight_bytes(facts, dtype)
@@ -168,7 +168,7 @@ def _on(asked: _Asked, gpu: Gpu, gpus: int) -> Plan:
 
 def _asked(
     facts: ModelFacts, context: int | None, concurrency: int, engine: Engine, serve_minutes: int
-) -> _Asked:
+) -> _Request:
     """The request, once it is known to make sense. Raises PlanError."""
     _check("concurrency", concurrency, MAX_CONCURRENCY)
     _check("max_gpus", engine.max_gpus, MAX_GPUS)
@@ -185,7 +185,7 @@ def _asked(
     # What shall run at the same time, the engine must be allowed to.
     engine = dataclasses.replace(engine, max_num_seqs=max(engine.max_num_seqs, concurrency))
     facts = with_quantization(facts, engine.quantization)
-    return _Asked(facts, _context(facts, context), concurrency, engine, serve_minutes)
+    return _Request(facts, _context(facts, context), concurrency, engine, serve_minutes)
 
 
 def _context(facts: ModelFacts, context: int | None) -> int:
@@ -246,7 +246,7 @@ def _overhead(facts: ModelFacts, gpus: int, element: int, engine: Engine) -> int
 
 
 def _missing(
-    asked: _Asked, shape: CacheShape, cache: int, requests: float, is_mostly_overhead: bool
+    asked: _Request, shape: CacheShape, cache: int, requests: float, is_mostly_overhead: bool
 ) -> str:
     """What keeps it from fitting, for people; "" if nothing does."""
     context, twice = asked.context, 2 * shape.gpus
@@ -267,7 +267,7 @@ def _missing(
     return what
 
 
-def _praise(asked: _Asked, gpu: Gpu, dtype: str, cache: int, shape: CacheShape) -> str:
+def _praise(asked: _Request, gpu: Gpu, dtype: str, cache: int, shape: CacheShape) -> str:
     spare = cache - asked.concurrency * shape.request_bytes(asked.context)
     fits = "fits tightly" if spare < TIGHT else "fits"
     return fits if gpu.has_bfloat16 else f"{fits}, in {dtype}"

@@ -22,7 +22,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.core.database import Connection, Database, is_passing
+from app.core.database import Connection, Database, is_transient
 from app.core.ids import lowest_id
 from app.core.settings import Settings
 from app.results.indexer import FEW_CHARACTERS
@@ -79,7 +79,7 @@ class Retention:
                 await self.look()
             except Exception as error:
                 # Nobody's answer depends on it: the process goes on.
-                if not is_passing(error):
+                if not is_transient(error):
                     pause = _BROKEN_SECONDS
                     logger.exception("nothing is deleted", extra={"action": "not_retained"})
             await asyncio.sleep(pause)

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from app.core.database import Database, is_passing
+from app.core.database import Database, is_transient
 from app.core.errors import TooManyStreamsError, TooManyWaitersError
 from app.core.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.core.settings import Settings
@@ -25,7 +25,7 @@ from app.worker.attempt import Attempt
 logger = logging.getLogger(__name__)
 
 
-class News(asyncio.Event):
+class ResultSignal(asyncio.Event):
     """Set when there is news of a result.
 
     `is_end` tells that it has ended, `row` is what a read would give, where that is at hand.
@@ -39,7 +39,7 @@ class _Subscribers:
     """Those who are to hear news, by result."""
 
     def __init__(self) -> None:
-        self._events: dict[UUID, set[News]] = {}
+        self._events: dict[UUID, set[ResultSignal]] = {}
         self.count = 0
 
     def __contains__(self, result_id: UUID) -> bool:
@@ -49,8 +49,8 @@ class _Subscribers:
         return iter(self._events)
 
     @contextlib.contextmanager
-    def subscribed(self, result_id: UUID) -> Iterator[News]:
-        event = News()
+    def subscribed(self, result_id: UUID) -> Iterator[ResultSignal]:
+        event = ResultSignal()
         self._events.setdefault(result_id, set()).add(event)
         self.count += 1
         try:
@@ -113,7 +113,7 @@ class StreamHub:
                 if ids:
                     await announce(self._database, self.id, list(ids))
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 self._to_announce |= ids  # with the next
                 logger.info("announcing waits: %s", error, extra={"action": "announce_failed"})
@@ -135,7 +135,7 @@ class StreamHub:
         """Whether a further waiter would be refused."""
         return self._waiters.count >= self._settings.max_waiters
 
-    def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[News]:
+    def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
         """An event that is set when the result has ended. Raises TooManyWaitersError."""
         if self.is_full:
             raise TooManyWaitersError(
@@ -150,7 +150,7 @@ class StreamHub:
         team_id: str,
         result_id: UUID,
         seconds: float,
-        woken: News | None = None,
+        woken: ResultSignal | None = None,
         *,
         is_new: bool = False,
         has_left: Callable[[], bool] = bool,
@@ -188,7 +188,7 @@ class StreamHub:
                 headers={"Retry-After": "5"},
             )
 
-    def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[News]:
+    def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
         """An event that is set whenever the result may have more text, or has ended."""
         return self._readers.subscribed(result_id)
 

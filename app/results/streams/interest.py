@@ -19,7 +19,7 @@ _REMEMBER_SECONDS = 3 * ANNOUNCE_SECONDS
 _QUESTION = "?"
 
 
-class Watched:
+class StreamInterest:
     """The ids that readers elsewhere have announced; `on_announced` is called with new ones."""
 
     def __init__(

@@ -15,7 +15,7 @@ import orjson
 from app.core.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
 from app.core.waiting import is_set_within
 from app.results.store import ResultStore, StoredText
-from app.results.streams.hub import News, StreamHub
+from app.results.streams.hub import ResultSignal, StreamHub
 
 # The text of one event: a reader that is slow gets its text in pieces, and holds no more of it.
 _MAX_CHARACTERS = 8192
@@ -86,11 +86,11 @@ class Ended:
 
 
 @dataclass(slots=True, frozen=True)
-class Silence:
+class KeepAlive:
     """Nothing happened for a while."""
 
 
-Event = AttemptStarted | TextDelta | Ended | Silence
+Event = AttemptStarted | TextDelta | Ended | KeepAlive
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,7 +106,7 @@ class _Part:
     completion_tokens: int | None = None  # up to the end of all that can be read at once
 
 
-class Follower:
+class ResultReader:
     """Reads one result from a position on. The caller has checked that it is the team's.
 
     With tokens, it reads from the beginning: positions do not count them. `continues`: an attempt
@@ -159,9 +159,9 @@ class Follower:
                         yield Ended(Position.of_end(part.ended), part.ended)
                         return
                 if not has_more and not await is_set_within(woken, self._silence_seconds):
-                    yield Silence()
+                    yield KeepAlive()
 
-    async def _read(self, news: News) -> _Part:
+    async def _read(self, news: ResultSignal) -> _Part:
         """What there is behind the position: from memory, else from the table."""
         if news.row is not None:
             return await self._last_part(news.row)

@@ -44,7 +44,7 @@ class Ticket:
     expires_at: datetime
 
 
-class TicketOffice:
+class StreamTicketStore:
     """Issues and redeems tickets; any process redeems what another issued."""
 
     def __init__(self, database: Database, settings: Settings) -> None:

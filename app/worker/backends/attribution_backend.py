@@ -15,7 +15,7 @@ from app.infini_gram.process import (
     EngineDiedError,
     EngineProcess,
 )
-from app.queue.job_queue import AttemptEnd, Claim, Outcome
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
 from app.results.attributions import queue_of
 from app.worker.attempt import Attempt, OnText, Place
 
@@ -103,7 +103,7 @@ class AttributionBackend:
 
     def judge(self, _place: Place, end: AttemptEnd) -> None:
         """Learn from the end of an attempt whether engines can be trusted."""
-        if end.outcome in (Outcome.LOST, Outcome.RETURNED):
+        if end.outcome in (AttemptOutcome.LOST, AttemptOutcome.RETURNED):
             self._doubted_at = asyncio.get_running_loop().time()
         elif end.failure is None or end.failure.code in _ANSWERS:
             self._doubted_at = None
@@ -148,22 +148,22 @@ class Attribution(Attempt):
         super().__init__(claim, on_text)
         self._backend = backend
 
-    async def _work(self) -> tuple[Outcome, Failure | None]:
+    async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
         try:
             found = await self._attribute()
         except EngineDiedError as error:
-            return Outcome.LOST, _engine_lost(error)
+            return AttemptOutcome.LOST, _engine_lost(error)
         except AttributionRefusedError as error:
-            return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
+            return AttemptOutcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         except AttributionFailedError as error:
             if error.is_bug:
-                return Outcome.FAILED, INTERNAL_ERROR
-            return Outcome.FAILED, Failure(FailureCode.INFINI_GRAM_ERROR, str(error), False)
+                return AttemptOutcome.FAILED, INTERNAL_ERROR
+            return AttemptOutcome.FAILED, Failure(FailureCode.INFINI_GRAM_ERROR, str(error), False)
         self.prompt_tokens, self.finish_reason = found.tokens, "stop"
         self.model_version = found.version
         self.is_over = True  # the end writes it: no chunk of it is kept
         self._say(found.answer)
-        return Outcome.COMPLETED, None
+        return AttemptOutcome.COMPLETED, None
 
     async def _attribute(self) -> Attributed:
         refusal: AttributionRefusedError | AttributionFailedError

@@ -25,7 +25,7 @@ _LOSS_PAUSE_SECONDS = 1.0
 _MAX_LOSS_PAUSE_SECONDS = 30.0
 
 
-class Answer(Enum):
+class ProbeOutcome(Enum):
     """What came of a probe."""
 
     ANSWERED = auto()
@@ -39,7 +39,7 @@ class Answer(Enum):
 class Probe:
     """The outcome of one probe; `reason` says what is wrong."""
 
-    answer: Answer
+    answer: ProbeOutcome
     reason: str = ""
 
 
@@ -129,7 +129,7 @@ class CircuitBreaker:
             self._probing[place] = task
             task.add_done_callback(lambda _: self._probing.pop(place, None))
         probe = await asyncio.shield(task)
-        if probe.answer is Answer.FAILED:
+        if probe.answer is ProbeOutcome.FAILED:
             self.open(place, probe.reason)
         return probe
 
@@ -159,9 +159,9 @@ class CircuitBreaker:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             answer = (await self.ask(place)).answer
-            if answer is Answer.GONE:
+            if answer is ProbeOutcome.GONE:
                 break
-            if answer is Answer.ANSWERED and loop.time() >= circuit.closes_at:
+            if answer is ProbeOutcome.ANSWERED and loop.time() >= circuit.closes_at:
                 break
             await asyncio.sleep(max(pause, circuit.closes_at - loop.time()))
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from app.inference.model_registry import ModelRegistry
-from app.inference.server_pool import DeadEngine, Fleet, Server
+from app.inference.server_pool import DeadEngine, Server, ServerPool
 from app.inference.triton_errors import (
     EngineDeadError,
     EngineUnhealthyError,
@@ -20,7 +20,7 @@ from app.inference.triton_errors import (
     UnclearError,
 )
 from app.worker.attempt import Place
-from app.worker.backends.circuit_breaker import Answer, CircuitBreaker, Probe
+from app.worker.backends.circuit_breaker import CircuitBreaker, Probe, ProbeOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _AWAY = (NotTakenError, StreamLostError)
 class EngineHealth:
     """Which engines may be given results."""
 
-    def __init__(self, registry: ModelRegistry, fleet: Fleet, silence_seconds: float) -> None:
+    def __init__(self, registry: ModelRegistry, fleet: ServerPool, silence_seconds: float) -> None:
         self._registry = registry
         self._fleet = fleet
         self._silent_seconds = silence_seconds * _SILENT_SHARE
@@ -76,7 +76,7 @@ class EngineHealth:
 
     async def clarified(self, error: UnclearError, place: Place) -> GenerationError:
         """Return the error itself where its engine answers a probe; else that of a dead engine."""
-        if (await self._breaker.ask(place)).answer is Answer.ANSWERED:
+        if (await self._breaker.ask(place)).answer is ProbeOutcome.ANSWERED:
             return error
         return EngineDeadError(str(error))
 
@@ -91,9 +91,9 @@ class EngineHealth:
     async def is_dead(self, place: Place) -> bool:
         """Whether the engine there, which has been silent for long, answers no probe either."""
         probe = await self._breaker.ask(place)
-        if probe.answer is Answer.SILENT:
+        if probe.answer is ProbeOutcome.SILENT:
             self._breaker.open(place, probe.reason)
-        return probe.answer in (Answer.SILENT, Answer.FAILED)
+        return probe.answer in (ProbeOutcome.SILENT, ProbeOutcome.FAILED)
 
     def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
         """The engines that are known to be dead: by model, then by server."""
@@ -107,7 +107,7 @@ class EngineHealth:
         """Generate one token."""
         server, model = self._fleet.at(place[0]), place[-1]
         if server is None:
-            return Probe(Answer.GONE)
+            return Probe(ProbeOutcome.GONE)
         loop, seconds = asyncio.get_running_loop(), self._probe_seconds
         began = loop.time()
         try:
@@ -115,18 +115,20 @@ class EngineHealth:
                 await server.client.run(model, "a", _PROBE_PARAMETERS, lambda _: None)
         except TimeoutError:
             if server.heard_at.get(model, 0.0) > began:
-                return Probe(Answer.ANSWERED)  # its streams are: it is full
+                return Probe(ProbeOutcome.ANSWERED)  # its streams are: it is full
             # A connection that leads nowhere answers nothing either.
             await server.client.reconnect()
-            return Probe(Answer.SILENT, f"no answer to one token within {seconds:g} s")
+            return Probe(ProbeOutcome.SILENT, f"no answer to one token within {seconds:g} s")
         except RefusedError:
             pass
         except GenerationError as error:
             is_dead = isinstance(error, _DEAD)
             is_away = isinstance(error, _AWAY) and not is_dead
-            return Probe(Answer.UNREACHED if is_away else Answer.FAILED, _one_line(error))
+            return Probe(
+                ProbeOutcome.UNREACHED if is_away else ProbeOutcome.FAILED, _one_line(error)
+            )
         server.heard_at[model] = loop.time()
-        return Probe(Answer.ANSWERED)
+        return Probe(ProbeOutcome.ANSWERED)
 
     def _on_circuit(self, place: Place) -> None:
         """Show at the server that a circuit opened or closed."""

@@ -10,7 +10,7 @@ from typing import Any
 from app.core import metrics, tracing
 from app.core.errors import Failure, FailureCode
 from app.inference.model_registry import ModelRegistry
-from app.inference.server_pool import DeadEngine, Fleet, Server
+from app.inference.server_pool import DeadEngine, Server, ServerPool
 from app.inference.triton_client import CannotContinueError
 from app.inference.triton_errors import (
     EngineDeadError,
@@ -24,7 +24,7 @@ from app.inference.triton_errors import (
     UnclearError,
 )
 from app.inference.triton_messages import ID_BYTES, Delta, EarlierText
-from app.queue.job_queue import AttemptEnd, Claim, Outcome
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
 from app.worker.attempt import Attempt, OnText, Place
 from app.worker.backends.engine_health import EngineHealth, place_of
 
@@ -40,7 +40,7 @@ class Generation(Attempt):
         self._backend = backend
         self.server: Server | None = None  # until it begins
 
-    async def _work(self) -> tuple[Outcome, Failure | None]:
+    async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
         resume = self.claim.resume
         if resume is not None and resume.fault is not None:
             return self._start_over(resume.fault)
@@ -56,8 +56,8 @@ class Generation(Attempt):
                 return self._start_over(str(error))
             return self._judge(error)
         if self.finish_reason is None:
-            return Outcome.LOST, _triton_lost("the stream ended without a finish reason")
-        return Outcome.COMPLETED, None
+            return AttemptOutcome.LOST, _triton_lost("the stream ended without a finish reason")
+        return AttemptOutcome.COMPLETED, None
 
     async def _generate(self) -> None:
         """Have a server generate; one that does not take it leaves it to the next."""
@@ -113,14 +113,14 @@ class Generation(Attempt):
             return None
         return await run(claim.prompt + resume.text, parameters, self._hear, traceparent)
 
-    def _start_over(self, reason: str) -> tuple[Outcome, Failure | None]:
+    def _start_over(self, reason: str) -> tuple[AttemptOutcome, Failure | None]:
         """Leave the result to an attempt that begins anew: a reader's text must not be replaced
         within one attempt."""
         self.starts_over = True
         message = (
             f"The text so far could not be continued ({reason}): the next attempt starts over."
         )
-        return Outcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
+        return AttemptOutcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
 
     def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
         """The span of a stream, if it is traced; the context that Triton is told."""
@@ -168,18 +168,20 @@ class Generation(Attempt):
                 message = f"The model's log probabilities cannot be read: {error}."
                 raise ModelFailedError(message) from error
 
-    def _judge(self, error: GenerationError) -> tuple[Outcome, Failure | None]:
+    def _judge(self, error: GenerationError) -> tuple[AttemptOutcome, Failure | None]:
         """What an error of the stream means for the attempt."""
         if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
             # What a server did not take is counted and recorded by then.
             _count(error, self.claim.model_name)
             self._backend.health.record(error, self.place)
         if isinstance(error, RefusedError):
-            return Outcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
+            return AttemptOutcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         if isinstance(error, ModelFailedError):
-            return Outcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
+            return AttemptOutcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
         self.model_is_dead = isinstance(error, ModelDeadError)
-        outcome = Outcome.RETURNED if isinstance(error, NotTakenError) else Outcome.LOST
+        outcome = (
+            AttemptOutcome.RETURNED if isinstance(error, NotTakenError) else AttemptOutcome.LOST
+        )
         return outcome, _triton_lost(error)
 
     def _lost(self) -> Failure:
@@ -192,7 +194,7 @@ class TritonBackend:
     def __init__(
         self,
         registry: ModelRegistry,
-        fleet: Fleet,
+        fleet: ServerPool,
         silence_seconds: float,
         *,
         continues_by_text: bool = False,
@@ -250,7 +252,7 @@ class TritonBackend:
 
     def judge(self, place: Place, end: AttemptEnd) -> None:
         """Learn from the end of an attempt there: one that completed shows that its engine works."""
-        if end.outcome is Outcome.COMPLETED:
+        if end.outcome is AttemptOutcome.COMPLETED:
             self.health.succeeded(place)
 
     def servers(self, attempts: Collection[Attempt]) -> Counter[str]:

@@ -14,7 +14,7 @@ from app.api.metrics_server import MetricsServer, Text
 from app.cli.up import processes
 from app.core import metrics
 from app.core.settings import Settings
-from app.results.indexer import Digest
+from app.results.indexer import ResultIndexer
 from tests.conftest import Service
 from tests.integration.auth.test_auth import bearer, closed, guarded
 from tests.integration.support import finish, send, serve, until
@@ -109,7 +109,7 @@ async def test_a_result_that_the_walk_meets_first_is_counted_once(
     api: Service, connection: asyncpg.Connection
 ) -> None:
     """What ended between the look for due ones and the walk; what ended long ago is history."""
-    digest = Digest(api.services.database, api.services.depth, api.services.settings)
+    digest = ResultIndexer(api.services.database, api.services.depth, api.services.settings)
     new, old = [(await send(api, "x"))["id"] for _ in range(2)]
     await api.client.post("/results/cancel", params={"model_name": "scripted"})
     await connection.execute(

@@ -15,7 +15,7 @@ from openai.types import Batch
 from pydantic import SecretStr
 
 from app.api.openai.batches_router import ENDPOINTS
-from app.batches.processor import Feeder, _Feed
+from app.batches.processor import BatchProcessor, _Feed
 from app.batches.store import Line, NewLine
 from app.core.errors import NotFoundError
 from app.core.ids import new_id
@@ -162,7 +162,7 @@ async def test_a_file_that_goes_before_it_is_read(settings: Settings) -> None:
     async with serve(settings) as service, openai_client(service) as client:
         batch = await begin(client, [line("a")])
         await client.files.delete(batch.input_file_id)
-        feeding = asyncio.create_task(Feeder(service.services, ENDPOINTS).run())
+        feeding = asyncio.create_task(BatchProcessor(service.services, ENDPOINTS).run())
         ended = await end_of(client, batch)
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
@@ -296,7 +296,7 @@ async def test_a_batch_goes_on_where_its_process_died_and_sends_nothing_twice(
     few = settings.model_copy(update={"batch_in_flight": 10})
     async with serve(few) as service, openai_client(service) as client:
         batch = await begin(client, [line(str(n)) for n in range(40)])
-        feeding = asyncio.create_task(Feeder(service.services, ENDPOINTS).run())
+        feeding = asyncio.create_task(BatchProcessor(service.services, ENDPOINTS).run())
 
         async def are_sent() -> bool:
             sent = "SELECT count(*) FROM batch_lines WHERE state = 'sent'"

@@ -8,7 +8,7 @@ import pytest
 
 from app.core.database import Connection, Database
 from app.core.errors import DatabaseUnavailableError
-from app.core.group_commit import Lane
+from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue, NewContext
@@ -68,11 +68,11 @@ def statement() -> Recorder:
 
 def make_lane(
     database: Database, statement: Recorder, max_items: int = 100, retry_seconds: float = 5.0
-) -> Lane[int, int]:
+) -> Batcher[int, int]:
     async def named(connection: Connection, items: Sequence[int], resent: bool) -> Sequence[int]:
         return await statement(connection, items, resent)
 
-    return Lane(database, named, max_items=max_items, retry_seconds=retry_seconds)
+    return Batcher(database, named, max_items=max_items, retry_seconds=retry_seconds)
 
 
 async def words(database: Database) -> list[int]:

@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from app.batches.creation import NewBatch
 from app.batches.files import FileStore
-from app.batches.store import BatchStore, BatchWork, Outcome as LineOutcome
+from app.batches.store import BatchStore, BatchWork, LineOutcome
 from app.core.database import Connection, Database
 from app.core.errors import ConflictError
 from app.core.ids import created_at, new_id
@@ -27,12 +27,12 @@ from app.core.settings import Settings
 from app.queue.admission import Admission
 from app.queue.depth import QueueDepth
 from app.queue.idempotency import IdempotencyKeys, NewKey
-from app.queue.job_queue import AttemptEnd, Chunk, JobQueue, NewContext, NewResult, Outcome
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, JobQueue, NewContext, NewResult
 from app.queue.position import QueuePositions
 from app.queue.team_limits import Limits, RunningLimits, TeamLimits
 from app.results.contexts import ContextStore
 from app.results.export import ResultExport
-from app.results.indexer import Digest
+from app.results.indexer import ResultIndexer
 from app.results.pages import ResultFilter
 from app.results.retention.erasure import Erasure
 from app.results.retention.retention import Retention
@@ -356,7 +356,7 @@ async def test_append_and_end(table: Table) -> None:
     chunks = [Chunk(identifier, 1, 0, "text", 1, 1) for identifier in table.running[:100]]
     await check(table, table.queue.append(table.worker, chunks), "pk_results")
     lane = table.queue.ending_lane(table.worker, 5.0)
-    ends = [AttemptEnd(i, 1, Outcome.COMPLETED, output="x") for i in table.running[100:200]]
+    ends = [AttemptEnd(i, 1, AttemptOutcome.COMPLETED, output="x") for i in table.running[100:200]]
     await check(table, lane.submit_all(ends), "pk_results")
 
 
@@ -386,7 +386,7 @@ async def test_append_and_end_in_a_young_table(
         chunks = [Chunk(identifier, 1, 0, "text", 1, 1) for identifier in ids[:10]]
         await check(young, young.queue.append(worker, chunks), "pk_results", few=1000)
         lane = young.queue.ending_lane(worker, 5.0)
-        ends = [AttemptEnd(i, 1, Outcome.COMPLETED, output="x") for i in ids[:10]]
+        ends = [AttemptEnd(i, 1, AttemptOutcome.COMPLETED, output="x") for i in ids[:10]]
         await check(young, lane.submit_all(ends), "pk_results", few=1000)
 
 
@@ -464,7 +464,7 @@ async def test_a_burst_of_which_statistics_know_nothing(
             )
         await check(young, young.queue.enqueue(results), "ix_results_queue", few=900)
         claims = await claim_all(young.queue, worker, {"m": 10})
-        ends = [AttemptEnd(claim.id, claim.attempt, Outcome.RETURNED) for claim in claims]
+        ends = [AttemptEnd(claim.id, claim.attempt, AttemptOutcome.RETURNED) for claim in claims]
         lane = young.queue.ending_lane(worker, 5.0)
         await check(young, lane.submit_all(ends), "pk_results", "ix_results_queue", few=900)
         claiming = claim_all(young.queue, worker, {"m": 10})
@@ -696,7 +696,7 @@ async def test_erasure(table: Table) -> None:
 
 
 async def test_digest(table: Table) -> None:
-    digest = Digest(table.database, table.depth, table.settings)
+    digest = ResultIndexer(table.database, table.depth, table.settings)
     async with Database.connection(table.database) as connection:
         await connection.execute(
             "INSERT INTO undigested_results (result_id) SELECT unnest($1::uuid[])",

@@ -13,7 +13,7 @@ from app.cli.up.gpu import Gpu, GpuError
 from app.cli.up.processes import StartError
 from tests.conftest import ROOT, TRITON_VENV
 
-SCRIPT = ROOT / "app" / "embedded" / "gpu.py"
+SCRIPT = ROOT / "app" / "cli" / "up" / "gpu.py"
 NO_DRIVER = "libcuda-of-no-machine.so.1"
 
 

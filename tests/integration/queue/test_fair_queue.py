@@ -10,7 +10,7 @@ import pytest
 from app.core.database import Database
 from app.core.settings import Settings
 from app.queue import sql as sql
-from app.queue.job_queue import NewContext, NewResult, Outcome
+from app.queue.job_queue import AttemptOutcome, NewContext, NewResult
 from app.queue.team_limits import ANY_MODEL, Limits, TeamLimits
 from tests.conftest import connect, make_settings
 from tests.integration.queue.test_job_queue import Bench, ended, make_result
@@ -109,7 +109,7 @@ async def test_a_rescued_result_goes_to_the_front(bench: Bench) -> None:
     await add(bench, "b", 20)
     await bench.claim(worker, 20)
     await add(bench, "b", 20)
-    assert await bench.end(worker, ended(claim, Outcome.RETURNED)) == [True]
+    assert await bench.end(worker, ended(claim, AttemptOutcome.RETURNED)) == [True]
     await bench.fast_forward()
     assert [one.id for one in await bench.claim(worker, 1)] == [lost]
 

@@ -17,7 +17,15 @@ from app.core.ids import new_id
 from app.core.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.core.settings import Settings
 from app.queue.idempotency import NewKey
-from app.queue.job_queue import AttemptEnd, Chunk, Claim, JobQueue, NewContext, NewResult, Outcome
+from app.queue.job_queue import (
+    AttemptEnd,
+    AttemptOutcome,
+    Chunk,
+    Claim,
+    JobQueue,
+    NewContext,
+    NewResult,
+)
 from app.queue.sql import MAX_BATCH, READ_COLUMNS
 from app.results.contexts import ContextStore
 from app.results.store import ResultStore
@@ -88,7 +96,7 @@ class Bench:
         await self.fast_forward()
         claims = await self.claim(worker) or await self.queue.claim_suspects(worker, [MODEL])
         (claim,) = [claim for claim in claims if claim.id == result_id]
-        assert await self.end(worker, ended(claim, Outcome.LOST, failure=LOST)) == [True]
+        assert await self.end(worker, ended(claim, AttemptOutcome.LOST, failure=LOST)) == [True]
         return await self.row(result_id)
 
 
@@ -106,7 +114,9 @@ def make_result(**members: Any) -> NewResult:
     return NewResult(**(defaults | members))
 
 
-def ended(claim: Claim, outcome: Outcome = Outcome.COMPLETED, **members: Any) -> AttemptEnd:
+def ended(
+    claim: Claim, outcome: AttemptOutcome = AttemptOutcome.COMPLETED, **members: Any
+) -> AttemptEnd:
     defaults: dict[str, Any] = {"output": "text", "finish_reason": "stop", "completion_tokens": 2}
     return AttemptEnd(claim.id, claim.attempt, outcome, **(defaults | members))
 
@@ -376,7 +386,7 @@ async def test_an_old_attempt_of_the_same_worker_writes_nothing(bench: Bench) ->
     (identifier,) = await bench.add()
     worker = await bench.worker()
     (first,) = await bench.claim(worker)
-    assert await bench.end(worker, ended(first, Outcome.RETURNED)) == [True]
+    assert await bench.end(worker, ended(first, AttemptOutcome.RETURNED)) == [True]
     (second,) = await bench.claim(worker)
     assert second.attempt == 2
     assert await bench.end(worker, ended(first, output="old")) == [False]
@@ -390,7 +400,7 @@ async def test_a_failure_keeps_its_text_and_history(bench: Bench) -> None:
     (identifier,) = await bench.add()
     worker = await bench.worker()
     (claim,) = await bench.claim(worker)
-    end = ended(claim, Outcome.FAILED, failure=REFUSED, finish_reason=None)
+    end = ended(claim, AttemptOutcome.FAILED, failure=REFUSED, finish_reason=None)
     assert await bench.end(worker, end) == [True]
     row = await bench.row(identifier)
     assert (row["state"], row["finish_reason"], row["output"]) == ("failed", "error", "text")
@@ -408,7 +418,7 @@ async def test_a_returned_attempt_counts_for_nothing(bench: Bench) -> None:
         await bench.fast_forward()
         (claim,) = await bench.claim(worker)
         assert claim.attempt == attempt
-        end = ended(claim, Outcome.RETURNED, failure=LOST, retry_after_seconds=100.0)
+        end = ended(claim, AttemptOutcome.RETURNED, failure=LOST, retry_after_seconds=100.0)
         assert await bench.end(worker, end) == [True]
     row = await bench.row(identifier)
     assert (row["state"], row["lost_attempts"], row["engine_deaths"]) == ("pending", 0, 0)
@@ -454,7 +464,7 @@ async def test_the_history_is_bounded(bench: Bench) -> None:
     for _ in range(25):
         await bench.fast_forward()
         (claim,) = await bench.claim(worker)
-        await bench.end(worker, ended(claim, Outcome.RETURNED, failure=LOST))
+        await bench.end(worker, ended(claim, AttemptOutcome.RETURNED, failure=LOST))
     assert len(orjson.loads((await bench.row(identifier))["attempt_history"])) == 20
 
 
@@ -464,8 +474,8 @@ async def test_an_end_past_the_deadline(bench: Bench) -> None:
     worker = await bench.worker()
     claims = await bench.claim(worker)
     await bench.connection.execute("UPDATE results SET deadline_at = now() - interval '1 s'")
-    outcomes = [Outcome.COMPLETED, Outcome.LOST, Outcome.RETURNED]
-    ends = [ended(c, o, failure=LOST if o != Outcome.COMPLETED else None)
+    outcomes = [AttemptOutcome.COMPLETED, AttemptOutcome.LOST, AttemptOutcome.RETURNED]
+    ends = [ended(c, o, failure=LOST if o != AttemptOutcome.COMPLETED else None)
             for c, o in zip(claims, outcomes, strict=True)]  # fmt: skip
     assert await bench.end(worker, *ends) == [True] * 3
     rows = {row["id"]: row for row in [await bench.row(i) for i in identifiers]}
@@ -475,8 +485,8 @@ async def test_an_end_past_the_deadline(bench: Bench) -> None:
     assert [rows[claim.id]["output"] for claim in claims] == ["text"] * 3
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-async def test_a_cancelled_result_never_completes(bench: Bench, outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", list(AttemptOutcome))
+async def test_a_cancelled_result_never_completes(bench: Bench, outcome: AttemptOutcome) -> None:
     (identifier,) = await bench.add()
     worker = await bench.worker()
     (claim,) = await bench.claim(worker)
@@ -484,7 +494,7 @@ async def test_a_cancelled_result_never_completes(bench: Bench, outcome: Outcome
     row = await bench.row(identifier)
     assert row["state"] == "pending"
     assert row["cancel_requested_at"] is not None
-    failure = {Outcome.COMPLETED: None, Outcome.FAILED: CANCELLED}.get(outcome, LOST)
+    failure = {AttemptOutcome.COMPLETED: None, AttemptOutcome.FAILED: CANCELLED}.get(outcome, LOST)
     assert await bench.end(worker, ended(claim, outcome, failure=failure)) == [True]
     row = await bench.row(identifier)
     assert (row["state"], row["error_code"]) == ("failed", "cancelled")
@@ -498,8 +508,8 @@ async def test_an_end_that_was_committed_is_known_as_ours(bench: Bench) -> None:
     worker, other = await bench.worker(), await bench.worker()
     claims = await bench.claim(worker)
     ends = [
-        ended(claims[0]), ended(claims[1], Outcome.LOST, failure=LOST),
-        ended(claims[2], Outcome.RETURNED),
+        ended(claims[0]), ended(claims[1], AttemptOutcome.LOST, failure=LOST),
+        ended(claims[2], AttemptOutcome.RETURNED),
     ]  # fmt: skip
     assert await bench.end(worker, *ends) == [True] * 3
     for owner, resent, ours in (
@@ -535,8 +545,8 @@ async def test_an_end_hands_on_what_a_read_gives(bench: Bench, queue_settings: S
     said: dict[str, Any] = {"output": "é🙂", "finish_reason": "stop", "logprobs": '[{"1": 0.50}]'}
     ends = [
         ended(done, **said, prompt_tokens=2, completion_tokens=3, first_token_seconds=0.1),
-        ended(failed, Outcome.FAILED, failure=Failure(FailureCode.MODEL_ERROR, "no", True)),
-        ended(back, Outcome.RETURNED),
+        ended(failed, AttemptOutcome.FAILED, failure=Failure(FailureCode.MODEL_ERROR, "no", True)),
+        ended(back, AttemptOutcome.RETURNED),
         ended(unawaited),
         replace(ended(not_ours), attempt=7),
     ]
@@ -558,8 +568,8 @@ async def test_ends_tell_who_waits(bench: Bench) -> None:
     worker = await bench.worker()
     done, failed, back = await bench.claim(worker)
     await bench.end(
-        worker, ended(done), ended(failed, Outcome.FAILED, failure=REFUSED),
-        ended(back, Outcome.RETURNED),
+        worker, ended(done), ended(failed, AttemptOutcome.FAILED, failure=REFUSED),
+        ended(back, AttemptOutcome.RETURNED),
     )  # fmt: skip
     payload = await asyncio.wait_for(told.get(), 30)
     assert {UUID(hex=digits) for digits in payload.split(",")} == {done.id, failed.id}
@@ -583,14 +593,14 @@ async def test_chunks_are_kept_only_for_attempts_that_are_ours(bench: Bench) -> 
     assert await bench.connection.fetchval("SELECT count(*) FROM result_chunks") == 3
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-async def test_chunks_are_gone_after_the_end(bench: Bench, outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", list(AttemptOutcome))
+async def test_chunks_are_gone_after_the_end(bench: Bench, outcome: AttemptOutcome) -> None:
     (identifier,) = await bench.add()
     worker = await bench.worker()
     (claim,) = await bench.claim(worker)
     await bench.queue.append(worker, [chunk(claim, 0, "te"), chunk(claim, 2, "xt")])
     assert await bench.chunks(identifier) == 2
-    failure = None if outcome is Outcome.COMPLETED else LOST
+    failure = None if outcome is AttemptOutcome.COMPLETED else LOST
     await bench.end(worker, ended(claim, outcome, failure=failure))
     assert await bench.chunks(identifier) == 0
     await bench.queue.append(worker, [chunk(claim, 4, "late")])
@@ -609,7 +619,7 @@ async def test_a_suspect_runs_alone(bench: Bench) -> None:
     worker = await bench.worker()
     (running,) = await bench.claim(worker, 1)
     assert running.id == suspect
-    await bench.end(worker, ended(running, Outcome.RETURNED))
+    await bench.end(worker, ended(running, AttemptOutcome.RETURNED))
     await make_suspect(bench, suspect)
     (other,) = await bench.add(model_name="n")
 

@@ -14,7 +14,7 @@ from app.core.ids import new_id
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.results import indexer as digest_module
-from app.results.indexer import Digest
+from app.results.indexer import ResultIndexer
 from app.results.stats import histogram
 from tests.conftest import Service, connect, migrate
 from tests.integration.support import finish, send, until
@@ -37,9 +37,9 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-def digest(database: Database, settings: Settings) -> Digest:
+def digest(database: Database, settings: Settings) -> ResultIndexer:
     """Nobody digests but the test."""
-    return Digest(database, QueueDepth(database, settings), settings)
+    return ResultIndexer(database, QueueDepth(database, settings), settings)
 
 
 async def add(
@@ -59,7 +59,7 @@ async def add(
     return ids
 
 
-async def look_again(digest: Digest) -> None:
+async def look_again(digest: ResultIndexer) -> None:
     """As it does every few seconds."""
     digest._looked_at = -1e9
     await digest.step()
@@ -93,7 +93,7 @@ async def test_what_ends_is_found_and_counted(
 
 
 async def test_what_is_not_to_be_stored_leaves_no_words(
-    digest: Digest, connection: asyncpg.Connection
+    digest: ResultIndexer, connection: asyncpg.Connection
 ) -> None:
     await add(connection, store=False, output="secret", prompt="secret")
     await add(connection, kind="attribution", output='{"secret": 1}', prompt="secret")
@@ -105,7 +105,7 @@ async def test_what_is_not_to_be_stored_leaves_no_words(
 
 
 async def test_words_go_with_the_result_and_with_its_context(
-    digest: Digest, connection: asyncpg.Connection, api: Service
+    digest: ResultIndexer, connection: asyncpg.Connection, api: Service
 ) -> None:
     first, second, third = [(await add(connection, output="gone"))[0] for _ in range(3)]
     await digest.digest()
@@ -120,7 +120,7 @@ async def test_words_go_with_the_result_and_with_its_context(
 
 
 async def test_a_result_that_is_deleted_first_is_passed_over(
-    digest: Digest, connection: asyncpg.Connection
+    digest: ResultIndexer, connection: asyncpg.Connection
 ) -> None:
     (gone,) = await add(connection)
     await add(connection)
@@ -131,7 +131,7 @@ async def test_a_result_that_is_deleted_first_is_passed_over(
 
 
 async def test_a_result_that_is_held_is_digested_later(
-    digest: Digest, connection: asyncpg.Connection, settings: Settings
+    digest: ResultIndexer, connection: asyncpg.Connection, settings: Settings
 ) -> None:
     held, free = await add(connection, 2)
     other = await connect(settings)
@@ -146,7 +146,7 @@ async def test_a_result_that_is_held_is_digested_later(
 
 
 async def test_a_commit_that_comes_late_is_digested_and_the_clock_does_not_matter(
-    digest: Digest, connection: asyncpg.Connection, settings: Settings
+    digest: ResultIndexer, connection: asyncpg.Connection, settings: Settings
 ) -> None:
     other = await connect(settings)
     async with other.transaction():
@@ -164,14 +164,14 @@ async def test_a_commit_that_comes_late_is_digested_and_the_clock_does_not_matte
 
 
 async def test_two_digests_and_a_walk_at_once_count_once(
-    digest: Digest, connection: asyncpg.Connection, settings: Settings
+    digest: ResultIndexer, connection: asyncpg.Connection, settings: Settings
 ) -> None:
     for _ in range(5):
         await add(connection, 300)
     others = [Database(settings, "test") for _ in range(3)]
     for other in others:
         await other.__aenter__()
-    digests = [digest, *(Digest(other, digest._depth, settings) for other in others)]
+    digests = [digest, *(ResultIndexer(other, digest._depth, settings) for other in others)]
     await connection.execute("UPDATE digest_state SET resumes_at = now() - interval '1 h'")
 
     async def is_done() -> bool:
@@ -188,7 +188,7 @@ async def test_two_digests_and_a_walk_at_once_count_once(
 
 
 async def test_a_digest_that_dies_in_the_middle_is_as_if_it_had_not_begun(
-    digest: Digest, connection: asyncpg.Connection, settings: Settings
+    digest: ResultIndexer, connection: asyncpg.Connection, settings: Settings
 ) -> None:
     await add(connection, 20)
     stop = await connect(settings)
@@ -215,7 +215,7 @@ async def test_a_digest_that_dies_in_the_middle_is_as_if_it_had_not_begun(
 
 
 async def test_older_results_are_walked_through_newest_first_and_once_more_a_day_later(
-    digest: Digest, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+    digest: ResultIndexer, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digest_module, "_MOST", 100)
     digest._most = 100
@@ -256,7 +256,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-async def test_no_text_is_too_much(digest: Digest, connection: asyncpg.Connection) -> None:
+async def test_no_text_is_too_much(digest: ResultIndexer, connection: asyncpg.Connection) -> None:
     """Each is digested, together and with the others; the first words of each can be found."""
     for place, text in enumerate(WORDS):
         await add(connection, output=f"mark{place} {text}", prompt=text)
@@ -271,7 +271,7 @@ async def test_no_text_is_too_much(digest: Digest, connection: asyncpg.Connectio
 
 
 async def test_rows_that_no_request_makes_do_not_stop_it(
-    digest: Digest, connection: asyncpg.Connection
+    digest: ResultIndexer, connection: asyncpg.Connection
 ) -> None:
     (odd,) = await add(connection)
     await connection.execute(
@@ -290,7 +290,7 @@ async def test_minutes_are_forgotten_and_queues_sampled(
 ) -> None:
     services = api.services
     depth = QueueDepth(services.database, services.settings)  # it has counted nothing yet
-    digest = Digest(services.database, depth, services.settings)
+    digest = ResultIndexer(services.database, depth, services.settings)
     for _ in range(3):
         await send(api, "waits")
     for days in (29, 31):

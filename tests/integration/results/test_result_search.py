@@ -9,7 +9,7 @@ import pytest
 
 from app.core.settings import Settings
 from app.results import search as result_search
-from app.results.indexer import Digest
+from app.results.indexer import ResultIndexer
 from tests.conftest import Service, run_service
 from tests.integration.auth.test_auth import bearer, guarded
 from tests.integration.results.test_indexer import add
@@ -21,7 +21,7 @@ __all__ = ["guarded"]
 
 async def digest_all(service: Service) -> None:
     services = service.services
-    digest = Digest(services.database, services.depth, services.settings)
+    digest = ResultIndexer(services.database, services.depth, services.settings)
     while await digest.digest():
         pass
 

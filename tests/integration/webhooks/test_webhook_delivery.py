@@ -19,7 +19,7 @@ import pytest
 from app.api.container import Services, open_services
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.webhooks.delivery import Deliverer, message_id
+from app.webhooks.delivery import WebhookDeliverer, message_id
 from app.webhooks.outbox import Due, Verdict
 from tests.conftest import make_settings
 from tests.integration.support import until
@@ -432,13 +432,13 @@ async def test_no_deliverer_polls_when_nothing_is_due(
     settings: Settings, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
-    start_due = Deliverer._start_due
+    start_due = WebhookDeliverer._start_due
 
-    async def look(deliverer: Deliverer) -> float:
+    async def look(deliverer: WebhookDeliverer) -> float:
         looks.append(time.monotonic())
         return await start_due(deliverer)
 
-    monkeypatch.setattr(Deliverer, "_start_due", look)
+    monkeypatch.setattr(WebhookDeliverer, "_start_due", look)
     async with receiving() as receiver, delivering(settings):
         (result,) = await owe(connection, receiver.url)
         await until_ended(connection, result)

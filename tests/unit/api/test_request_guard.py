@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.middleware.request_guard import Door
+from app.api.middleware.request_guard import RequestGuard
 
 HOSTS = ["localhost", "127.0.0.1", "[::1]", "My.Example"]
 
@@ -44,7 +44,7 @@ async def knock(
 
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope: dict[str, Any] = {"type": kind, "method": method, "headers": raw, "path": "/"}
-    await Door(inner, hosts, most)(scope, receive, send)
+    await RequestGuard(inner, hosts, most)(scope, receive, send)
     return inner, sent[0]["status"] if sent else None
 
 

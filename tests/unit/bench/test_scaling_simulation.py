@@ -17,7 +17,7 @@ from bench.service_model import (
     Layout,
     simulate,
 )
-from bench.simulation import Cores, Lane, Lock, Signal, Simulation, Thread
+from bench.simulation import Batcher, Cores, Lock, Signal, Simulation, Thread
 from bench.statements import (
     CLAIMED,
     ENDED_ALONE,
@@ -126,7 +126,7 @@ def test_a_lane_takes_what_arrived_during_the_last_statement() -> None:
         batches.append(list(items))
         await simulation.sleep(1.0)
 
-    lane = Lane(simulation, statement, most=3)
+    lane = Batcher(simulation, statement, most=3)
     ends: dict[int, float] = {}
 
     async def submit(item: int, at: float) -> None:

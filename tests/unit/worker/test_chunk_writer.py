@@ -10,7 +10,7 @@ import pytest
 from app.core.ids import new_id
 from app.inference.triton_messages import Delta
 from app.queue.job_queue import Chunk, Claim, JobQueue
-from app.results.streams.interest import Watched
+from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt
 from app.worker.backends.triton_backend import Generation, TritonBackend
 from app.worker.chunk_writer import ChunkWriter
@@ -44,7 +44,7 @@ class Desk:
             cast(JobQueue, self.table),
             new_id(),
             self.running,
-            cast(Watched, self.watched),
+            cast(StreamInterest, self.watched),
             flush_seconds,
         )
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.worker.attempt import Place
-from app.worker.backends.circuit_breaker import Answer, CircuitBreaker, Probe
+from app.worker.backends.circuit_breaker import CircuitBreaker, Probe, ProbeOutcome
 
 PLACE: Place = ("host:8001", "m")
 
@@ -16,7 +16,7 @@ class Engine:
     """Answers probes as the test says; counts them."""
 
     def __init__(self) -> None:
-        self.answer = Answer.ANSWERED
+        self.answer = ProbeOutcome.ANSWERED
         self.probes = 0
         self.changes: list[Place] = []
         self.may_answer = asyncio.Event()
@@ -64,7 +64,7 @@ async def test_a_suspect_place_gets_nothing_until_a_probe_is_answered(engine: En
 async def test_a_failed_probe_opens_the_circuit_and_an_answered_one_closes_it(
     engine: Engine,
 ) -> None:
-    engine.answer = Answer.FAILED
+    engine.answer = ProbeOutcome.FAILED
     engine.breaker.suspect(PLACE)
     await engine.breaker.settled(PLACE, 10)
     dead = engine.breaker.dead(PLACE)
@@ -72,15 +72,15 @@ async def test_a_failed_probe_opens_the_circuit_and_an_answered_one_closes_it(
     assert dead.reason == "it is ill"
     assert not engine.breaker.allows(PLACE)
     assert engine.changes == [PLACE]
-    engine.answer = Answer.ANSWERED
+    engine.answer = ProbeOutcome.ANSWERED
     await closed(engine)
     assert engine.breaker.dead(PLACE) is None
     assert engine.changes == [PLACE] * 2
     assert engine.probes >= 2
 
 
-@pytest.mark.parametrize("answer", [Answer.SILENT, Answer.UNREACHED])
-async def test_no_answer_decides_nothing(engine: Engine, answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [ProbeOutcome.SILENT, ProbeOutcome.UNREACHED])
+async def test_no_answer_decides_nothing(engine: Engine, answer: ProbeOutcome) -> None:
     engine.answer = answer
     engine.breaker.suspect(PLACE)
     while engine.probes < 3:  # noqa: ASYNC110 - no event tells it
@@ -90,7 +90,7 @@ async def test_no_answer_decides_nothing(engine: Engine, answer: Answer) -> None
 
 
 async def test_a_removed_server_is_forgotten(engine: Engine) -> None:
-    engine.answer = Answer.GONE
+    engine.answer = ProbeOutcome.GONE
     engine.breaker.open(PLACE, "dead")
     await closed(engine)
 
@@ -100,7 +100,7 @@ async def test_concurrent_questions_share_a_probe(engine: Engine) -> None:
     asking = [asyncio.create_task(engine.breaker.ask(PLACE)) for _ in range(5)]
     await asyncio.sleep(0.01)
     engine.may_answer.set()
-    assert {(await one).answer for one in asking} == {Answer.ANSWERED}
+    assert {(await one).answer for one in asking} == {ProbeOutcome.ANSWERED}
     assert engine.probes == 1
 
 

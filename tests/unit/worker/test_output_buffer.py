@@ -3,12 +3,12 @@
 import orjson
 from hypothesis import given, strategies as st
 
-from app.worker.output_buffer import TokenLog, Transcript
+from app.worker.output_buffer import OutputBuffer, TokenLog
 
 
 @given(st.lists(st.text(max_size=6)), st.integers(0, 60), st.none() | st.integers(1, 20))
 def test_reads_as_one_text(pieces: list[str], offset: int, limit: int | None) -> None:
-    transcript, whole = Transcript(), "".join(pieces)
+    transcript, whole = OutputBuffer(), "".join(pieces)
     for piece in pieces:
         transcript.append(piece)
     assert str(transcript) == whole
