@@ -32,6 +32,7 @@ from app.api.infini_gram.schemas import (
     RankRequest,
 )
 from app.api.middleware.access import needed_scope
+from app.api.middleware.authentication import AuthenticationMiddleware
 from app.api.middleware.request_guard import RequestGuard
 from app.api.middleware.request_id import RequestIdMiddleware
 from app.api.native import (
@@ -46,7 +47,7 @@ from app.api.native import (
     streams,
     webhooks,
 )
-from app.api.native.schemas import ContextCreate, ExportRead, ProblemRead, ResultCreate, SendOptions
+from app.api.native.schemas import ExportRead, ProblemRead
 from app.api.openai import (
     batches_router as openai_batches,
     files_router as openai_files,
@@ -62,7 +63,6 @@ from app.api.tenstorrent import router as tenstorrent
 from app.api.tenstorrent.schemas import InferenceRequest
 from app.api.tgi import router as tgi
 from app.api.tgi.schemas import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
-from app.auth.authentication import Authentication
 from app.batches.processor import BatchProcessor
 from app.core.errors import ServiceError
 from app.core.settings import Settings
@@ -70,6 +70,7 @@ from app.core.tracing import tracing
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest
 from app.provisioning.model_plan import PlanCreate
 from app.provisioning.spec import LaunchCreate
+from app.results.requests import ContextCreate, ResultCreate, SendOptions
 from app.worker.backends.triton_backend import TritonBackend
 from app.worker.worker import Worker
 
@@ -220,7 +221,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
     app.add_middleware(
-        Authentication,
+        AuthenticationMiddleware,
         is_on=settings.is_authenticated,
         failed_attempts_per_minute=settings.failed_attempts_per_minute,
     )

@@ -18,11 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.api.container import Services
 from app.api.errors.error_responses import refusal
 from app.api.json_codec import json_response
-from app.api.native.schemas import Key, result_to_wire
 from app.api.sse import until_disconnect
 from app.auth.principal import Principal
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
 from app.queue.job_queue import OnDisconnect
+from app.results.requests import Key
+from app.results.serialization import result_to_wire
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

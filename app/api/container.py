@@ -9,7 +9,7 @@ from typing import Protocol
 from app.api.metrics_collector import MetricsCollector
 from app.api.metrics_server import MetricsServer
 from app.api.readiness import Readiness
-from app.auth.authentication import Authenticator
+from app.auth.authenticator import Authenticator
 from app.auth.token_store import TokenStore
 from app.batches.files import FileStore
 from app.batches.store import BatchStore, BatchWork
@@ -165,7 +165,12 @@ async def background(
         "limits": services.limits.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
         "expired": remove_expired(
-            services.keys, services.tickets, services.files, services.erasure
+            [
+                services.keys.remove_expired,
+                services.tickets.remove_expired,
+                services.files.remove_expired,
+                services.erasure.erase_undelivered,
+            ]
         ),
     }
     if feeder is not None:

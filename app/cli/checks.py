@@ -25,9 +25,9 @@ from app.core.addresses import is_loopback
 from app.core.database import Database
 from app.core.errors import ServiceError
 from app.core.primary import NoPrimaryError
+from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings, split_list
 from app.inference.triton_client import IndexEntry, TritonClient
-from app.results.attributions import QUEUES
 
 _now = time.time
 
@@ -366,7 +366,7 @@ async def _check_tables(connection: asyncpg.Connection) -> AsyncIterator[Finding
     of_models = [
         row["host"]
         for row in rows
-        if not any(name.startswith(QUEUES) for name in orjson.loads(row["load"]))
+        if not any(name.startswith(INDEX_QUEUES) for name in orjson.loads(row["load"]))
     ]
     if of_models:
         hosts = ", ".join(sorted(set(of_models)))

@@ -17,11 +17,11 @@ from app.core.errors import (
     TritonUnavailableError,
     UnknownModelError,
 )
+from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings
 from app.inference.prompts import PromptFormat, PromptFormats
 from app.inference.server_pool import DeadEngine, DeadReport, Server, ServerPool
 from app.inference.triton_client import IndexEntry
-from app.results.attributions import QUEUES
 
 _MISS_REFRESH_SECONDS = 0.5
 # Workers tell with each heartbeat which queues they serve.
@@ -286,7 +286,7 @@ class ModelRegistry:
 
     async def _read_served(self) -> None:
         try:
-            rows = await self._database.fetch(_SERVED, QUEUES)
+            rows = await self._database.fetch(_SERVED, INDEX_QUEUES)
         except Exception as error:
             if not is_transient(error):
                 raise

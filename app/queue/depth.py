@@ -7,8 +7,8 @@ import orjson
 
 from app.core.database import Database
 from app.core.errors import QueueFullError
+from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings
-from app.results.attributions import QUEUES
 
 _FRESH_SECONDS = 1.0
 _OLDEST_FRESH_SECONDS = 2.0
@@ -126,7 +126,7 @@ class QueueDepth:
             snapshot.queued += row["queued"]
         for row in loads:
             told = orjson.loads(row["load"])
-            is_of_index = any(name.startswith(QUEUES) for name in told)
+            is_of_index = any(name.startswith(INDEX_QUEUES) for name in told)
             snapshot.workers["attribution" if is_of_index else "generation"] += 1
             for name, load in told.items():
                 model = snapshot.by_model.setdefault(name, ModelLoad())

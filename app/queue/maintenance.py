@@ -6,15 +6,12 @@ Any number of processes may run it: each statement takes what it can lock and sk
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Sequence
 
-from app.batches.files import FileStore
 from app.core import metrics
 from app.core.database import is_transient
 from app.core.settings import Settings
-from app.queue.idempotency import IdempotencyKeys
 from app.queue.job_queue import JobQueue
-from app.results.retention.erasure import Erasure
-from app.results.streams.tickets import StreamTicketStore
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +64,15 @@ class Maintenance:
                 )
 
 
-async def remove_expired(
-    keys: IdempotencyKeys, tickets: StreamTicketStore, files: FileStore, erasure: Erasure
-) -> None:
-    """Remove keys, tickets, files and texts whose time is over, until cancelled.
+async def remove_expired(removals: Sequence[Callable[[], Awaitable[object]]]) -> None:
+    """Run each of the removals every minute, until cancelled.
 
-    Beside `Maintenance`: a long removal must not hold up a rescue.
+    Not part of `Maintenance`: a long removal must not delay a rescue.
     """
     while True:
         try:
-            await keys.remove_expired()
-            await tickets.remove_expired()
-            await files.remove_expired()
-            await erasure.erase_undelivered()
+            for remove in removals:
+                await remove()
         except Exception as error:
             if not is_transient(error):
                 raise

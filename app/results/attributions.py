@@ -10,24 +10,13 @@ from uuid import UUID
 import orjson
 
 from app.core.ids import new_id
+from app.core.queue_names import queue_of
 from app.queue.idempotency import NewKey, hash_request
 from app.queue.job_queue import NewContext, NewResult
 from app.queue.team_limits import Limits
 
-# No model has it: Triton's names are those of directories.
-QUEUES = "infini-gram/"
 # No client can send it: a key has no control characters.
 _CACHED = "\x01attribution "
-
-
-def queue_of(index: str) -> str:
-    """The name of an index's queue: the `model_name` of its attributions."""
-    return QUEUES + index
-
-
-def index_of(queue: str) -> str | None:
-    """The index whose queue it is; None of a model's."""
-    return queue.removeprefix(QUEUES) if queue.startswith(QUEUES) else None
 
 
 def following(index: str, parameters: Mapping[str, Any], deadline_seconds: float) -> str:

@@ -10,7 +10,6 @@ import asyncpg
 import orjson
 
 from app.api.container import Services
-from app.api.native.schemas import AttributeOptions, ContextCreate, ResultCreate, SendOptions
 from app.auth.principal import Principal
 from app.core.errors import (
     ConflictError,
@@ -20,12 +19,14 @@ from app.core.errors import (
     ModelNotReadyError,
 )
 from app.core.ids import new_id
+from app.core.queue_names import queue_of
+from app.core.url_guard import url_fault
 from app.inference.model_registry import Model
 from app.queue.continuation import can_continue
 from app.queue.job_queue import NewContext, NewResult, OnDisconnect
-from app.results.attributions import following, new_attribution, queue_of, renewed
+from app.results.attributions import following, new_attribution, renewed
 from app.results.contexts import Context
-from app.webhooks.target import url_fault
+from app.results.requests import AttributeOptions, ContextCreate, ResultCreate, SendOptions
 
 # A tokenizer makes at most one token of a byte, and adds a few special ones.
 _SPECIAL_TOKENS = 8

@@ -14,7 +14,6 @@ from uuid import UUID
 import asyncpg
 
 from app.api.container import Services
-from app.api.native.schemas import ResultCreate, SendOptions
 from app.auth.principal import Principal
 from app.core.errors import IdempotencyConflictError, InternalError, NotFoundError, ServiceError
 from app.core.ids import new_id
@@ -31,6 +30,7 @@ from app.results.preparation import (
     prepare_retry,
     prepare_saved,
 )
+from app.results.requests import ResultCreate, SendOptions
 
 
 @dataclass(slots=True, frozen=True)

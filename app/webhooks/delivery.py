@@ -18,13 +18,13 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from app.api.native.schemas import result_to_wire
 from app.core import metrics
 from app.core.database import is_transient
 from app.core.errors import DatabaseUnavailableError, NotFoundError
 from app.core.listener import WEBHOOKS, Listener
 from app.core.waiting import is_set_within
 from app.inference.model_registry import ModelRegistry
+from app.results.serialization import result_to_wire
 from app.results.store import ResultStore
 from app.webhooks.outbox import Due, Verdict, WebhookOutbox
 from app.webhooks.sender import CallOutcome, Sender, sign

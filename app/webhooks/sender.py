@@ -22,7 +22,7 @@ import httpx
 
 from app import __version__
 from app.core.settings import Settings
-from app.webhooks.target import Lookup, RefusedTargetError, resolve
+from app.core.url_guard import Lookup, RefusedTargetError, resolve
 
 _SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, not one
 _CONNECT_SECONDS = 5.0

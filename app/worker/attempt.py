@@ -13,7 +13,7 @@ from typing import Protocol
 from app.core.errors import CANCELLED, DEADLINE_EXCEEDED, Failure
 from app.inference.server_pool import DeadEngine
 from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, Claim
-from app.worker.output_buffer import OutputBuffer, TokenLog
+from app.results.streams.output_buffer import OutputBuffer, TokenLog
 
 # Before a result goes back to the queue's front: time for its backend to come up again.
 _NOT_TAKEN_PAUSE = 1.0  # seconds

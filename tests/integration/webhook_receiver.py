@@ -12,9 +12,9 @@ from standardwebhooks import Webhook
 
 from app.api.container import Services, open_services
 from app.core.settings import Settings
+from app.core.url_guard import Lookup
 from app.webhooks.delivery import WebhookDeliverer
 from app.webhooks.sender import Sender
-from app.webhooks.target import Lookup
 
 SHORT = (0.05,) * 9
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.api.attribution_schemas import AttributionRead
 from app.api.common import (
     KEY_HEADER,
     REPLAYED_HEADER,
@@ -35,7 +36,6 @@ from app.api.common import (
     watching,
 )
 from app.api.container import Services
-from app.api.infini_gram.attribution_schemas import AttributionRead
 from app.api.json_codec import JSON, json_response, parse
 from app.api.native.schemas import ResultRead
 from app.api.native.send import WISHES, send
@@ -53,9 +53,10 @@ from app.core.errors import (
     StoppingError,
 )
 from app.core.ids import new_id
+from app.core.queue_names import queue_of
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest
 from app.queue.idempotency import NewKey, hash_request
-from app.results.attributions import cache_key, queue_of
+from app.results.attributions import cache_key
 from app.results.multi_result import cancel_all, failure_of
 from app.results.preparation import erased, prepare_attribution
 from app.results.submission import Replayed, SubmissionOutcome, submit_attribution

@@ -20,8 +20,10 @@ from app.api.common import (
     to_id,
 )
 from app.api.json_codec import json_response, parse
-from app.api.native.schemas import ContextCreate, ContextRead, context_to_wire
+from app.api.native.schemas import ContextRead
 from app.results.preparation import to_new_context
+from app.results.requests import ContextCreate
+from app.results.serialization import context_to_wire
 
 router = APIRouter(tags=["contexts"])
 raw = APIRouter(tags=["contexts"])

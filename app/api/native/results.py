@@ -26,9 +26,10 @@ from app.api.common import (
 )
 from app.api.container import Services
 from app.api.json_codec import json_response
-from app.api.native.schemas import AttemptRead, ResultRead, attempts_to_wire
+from app.api.native.schemas import AttemptRead, ResultRead
 from app.core.errors import FieldError, InvalidRequestError
 from app.results.pages import ResultFilter
+from app.results.serialization import attempts_to_wire
 
 router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])

@@ -33,14 +33,7 @@ from app.api.common import (
 )
 from app.api.container import Services
 from app.api.json_codec import json_response, parse, validate
-from app.api.native.schemas import (
-    MAX_BULK,
-    ProblemRead,
-    ResultCreate,
-    ResultRead,
-    SendOptions,
-    accepted_to_wire,
-)
+from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead
 from app.api.native.streams import event_frames
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import (
@@ -53,6 +46,8 @@ from app.core.errors import (
 )
 from app.core.ids import new_id
 from app.core.settings import Settings
+from app.results.requests import ResultCreate, SendOptions
+from app.results.serialization import accepted_to_wire
 from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import Position
 from app.results.submission import (

@@ -24,7 +24,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from app.api.logprobs import logprob_of
-from app.api.native.schemas import MAX_PROMPT_CHARACTERS, SendOptions
 from app.api.openai.schemas import (
     SYSTEM_FINGERPRINT,
     OpenAIRequest,
@@ -50,6 +49,7 @@ from app.inference.tool_calls import (
     reader_of,
     reader_of_forced,
 )
+from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.logprobs import logprob_of
-from app.api.native.schemas import MAX_PROMPT_CHARACTERS, SendOptions
 from app.api.openai.schemas import (
     MAX_CHOICES,
     MAX_ROWS,
@@ -26,6 +25,7 @@ from app.api.openai.schemas import (
     usage_of,
 )
 from app.inference.sampling import MAX_TOKENS
+from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's own
 TokenIds = list[int]

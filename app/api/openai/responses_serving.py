@@ -12,7 +12,6 @@ from uuid import UUID
 import orjson
 
 from app.api.container import Services
-from app.api.native.schemas import MAX_PROMPT_CHARACTERS
 from app.api.openai.chat_schemas import MAX_MESSAGES, tool_use_of
 from app.api.openai.response_events import ResponseEvents
 from app.api.openai.responses_schemas import (
@@ -26,6 +25,7 @@ from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError
 from app.results.preparation import GroupRequest, Prompt
+from app.results.requests import MAX_PROMPT_CHARACTERS
 from app.results.streams.result_reader import (
     AttemptStarted,
     Ended,

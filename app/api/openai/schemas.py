@@ -16,11 +16,11 @@ from pydantic_core import PydanticCustomError
 from app import __version__
 from app.api.errors.openai_errors import error_body
 from app.api.json_codec import to_field_errors
-from app.api.native.schemas import SendOptions
 from app.core.errors import FieldError, InvalidRequestError, ServiceError
 from app.core.ids import created_at
 from app.inference.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTexts, TokenId
 from app.inference.structured_outputs import StructuredOutputs
+from app.results.requests import SendOptions
 
 SYSTEM_FINGERPRINT = f"llm-api-service-{__version__}"
 MAX_CHOICES = 128

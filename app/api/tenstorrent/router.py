@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.common import KEY_HEADER, body_of, describe, reference, services_of
 from app.api.errors.error_responses import refusal
-from app.api.native.schemas import SendOptions
 from app.api.sse import MEDIA_TYPE, CutOffError, EventStreamResponse
 from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, Events, respond_stream
 from app.api.tenstorrent.schemas import (
@@ -27,6 +26,7 @@ from app.api.tenstorrent.schemas import (
 from app.core.errors import ServiceError
 from app.inference.model_registry import Model
 from app.results.preparation import GroupRequest, Prompt
+from app.results.requests import SendOptions
 from app.results.streams.result_reader import TextDelta
 
 raw = APIRouter(tags=["Tenstorrent"])

@@ -30,7 +30,6 @@ from app.api.common import (
 )
 from app.api.errors.tgi_errors import to_error
 from app.api.json_codec import JSON, json_response, parse
-from app.api.native.schemas import SendOptions
 from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
 from app.api.synchronous import ON_DISCONNECT_HEADER, Events, respond_complete, respond_stream
 from app.api.tgi.response_schemas import (
@@ -58,6 +57,7 @@ from app.core.errors import InvalidRequestError, NotFoundError, ServiceError, Un
 from app.inference.model_registry import Model
 from app.inference.prompts import PromptFormat
 from app.results.preparation import GroupRequest, Prompt
+from app.results.requests import SendOptions
 from app.results.streams.result_reader import Ended, TextDelta
 
 router = APIRouter(tags=["Text Generation Inference"])

@@ -15,10 +15,10 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from app.api.json_codec import to_field_errors
-from app.api.native.schemas import MAX_PROMPT_CHARACTERS
 from app.core.errors import FieldError, InvalidRequestError
 from app.inference.prompts import PromptFormat
 from app.inference.sampling import SamplingParameters
+from app.results.requests import MAX_PROMPT_CHARACTERS
 
 MAX_BEST_OF = 16
 MAX_STOP_SEQUENCES = 16  # the engine's own bound is ours; TGI's default is 4

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from typing import Protocol
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -18,11 +19,22 @@ from app.core.errors import TooManyStreamsError, TooManyWaitersError
 from app.core.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.core.settings import Settings
 from app.core.waiting import is_set_by
+from app.queue.job_queue import Claim
 from app.results.store import ResultStore
 from app.results.streams.interest import ANNOUNCE_SECONDS, announce, is_question
-from app.worker.attempt import Attempt
+from app.results.streams.output_buffer import OutputBuffer, TokenLog
 
 logger = logging.getLogger(__name__)
+
+
+class RunningAttempt(Protocol):
+    """An attempt that runs in this process: its readers take the text from memory."""
+
+    claim: Claim
+    text: OutputBuffer
+    tokens: TokenLog
+    completion_tokens: int
+    is_over: bool
 
 
 class ResultSignal(asyncio.Event):
@@ -88,7 +100,7 @@ class StreamHub:
         self._settings = settings
         self._waiters = _Subscribers()
         self._readers = _Subscribers()
-        self._running: dict[UUID, Attempt] = {}  # in this process
+        self._running: dict[UUID, RunningAttempt] = {}  # in this process
         self._to_announce: set[UUID] = set()
         self._announce_now = asyncio.Event()
 
@@ -192,7 +204,7 @@ class StreamHub:
         """An event that is set whenever the result may have more text, or has ended."""
         return self._readers.subscribed(result_id)
 
-    def running(self, result_id: UUID) -> Attempt | None:
+    def running(self, result_id: UUID) -> RunningAttempt | None:
         """The attempt of a result that runs in this process."""
         return self._running.get(result_id)
 
@@ -203,12 +215,12 @@ class StreamHub:
 
     # --- the worker of this process -------------------------------------------------------------
 
-    def attach(self, attempt: Attempt) -> None:
+    def attach(self, attempt: RunningAttempt) -> None:
         """An attempt begins in this process: it is read from memory."""
         self._running[attempt.claim.id] = attempt
         self._readers.wake(attempt.claim.id)
 
-    def on_text(self, attempt: Attempt) -> None:
+    def on_text(self, attempt: RunningAttempt) -> None:
         """An attempt of this process has more text."""
         self._readers.wake(attempt.claim.id)
 
@@ -221,7 +233,7 @@ class StreamHub:
         self._waiters.tell_end(row["id"], row)
         self._readers.tell_end(row["id"], row)
 
-    def detach(self, attempt: Attempt) -> None:
+    def detach(self, attempt: RunningAttempt) -> None:
         """The attempt is over, and its end committed unless it was decided elsewhere."""
         result_id = attempt.claim.id
         if self._running.get(result_id) is attempt:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 
 from app.core.errors import INTERNAL_ERROR, Failure, FailureCode
+from app.core.queue_names import queue_of
 from app.inference.server_pool import DeadEngine
 from app.infini_gram.process import (
     Attributed,
@@ -16,7 +17,6 @@ from app.infini_gram.process import (
     EngineProcess,
 )
 from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
-from app.results.attributions import queue_of
 from app.worker.attempt import Attempt, OnText, Place
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from app.core.settings import Settings
-from app.worker.attempt import StopReason
+from app.worker.attempt import Attempt, StopReason
 from tests.conftest import ROOT, Service
 from tests.integration.cutting_http_proxy import CuttingHttpProxy
 from tests.integration.support import UNKNOWN_ID, finish, read, send, serve
@@ -169,7 +169,7 @@ async def test_a_program_keeps_the_text_that_is_continued(
         assert process.stdout is not None
         begin = await asyncio.wait_for(process.stdout.read(1), 60)
         attempt = one.services.hub.running(UUID(sent["id"]))
-        assert attempt is not None
+        assert isinstance(attempt, Attempt)
         attempt.stop(StopReason.MODEL_DIED)
         output, errors = await process.communicate()
     result = await read(one, sent["id"])

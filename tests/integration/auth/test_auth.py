@@ -17,9 +17,9 @@ from pydantic import SecretStr
 
 from app.api.errors import tgi_errors
 from app.api.middleware.access import OPEN_PATHS
-from app.auth import authentication
+from app.auth import authenticator
 from app.auth.api_keys import new_key, prefix_of
-from app.auth.authentication import Authenticator
+from app.auth.authenticator import Authenticator
 from app.auth.token_store import TokenStore
 from app.core.errors import InvalidTokenError, NotFoundError
 from app.core.settings import Settings
@@ -415,7 +415,7 @@ async def test_a_revocation_is_told_to_every_process(
     guarded: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is forgotten by time here: only the notification ends what is remembered."""
-    monkeypatch.setattr("app.auth.authentication._REMEMBER_SECONDS", FOREVER)
+    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", FOREVER)
     async with (
         run_service(guarded, with_worker=False) as one,
         run_service(guarded, with_worker=False) as other,
@@ -440,8 +440,8 @@ async def test_a_revocation_is_told_to_every_process(
 async def test_without_a_notification_it_holds_when_the_answer_is_old(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert authentication._REMEMBER_SECONDS <= 10
-    monkeypatch.setattr("app.auth.authentication._REMEMBER_SECONDS", 0.5)
+    assert authenticator._REMEMBER_SECONDS <= 10
+    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", 0.5)
     key, token = await closed.services.tokens.create("red"), sign(CLAIMS)
     assert await status(closed, key.text) == await status(closed, token) == 200
     # As if the notification was lost.
@@ -454,7 +454,7 @@ async def test_without_a_notification_it_holds_when_the_answer_is_old(
 async def test_a_listener_that_comes_back_asks_again(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.authentication._REMEMBER_SECONDS", FOREVER)
+    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", FOREVER)
     key = await closed.services.tokens.create("red")
     assert await status(closed, key.text) == 200
     await connection.execute("UPDATE api_keys SET revoked_at = now()")  # nobody is told
@@ -478,7 +478,7 @@ async def test_an_answer_that_a_revocation_overtook_is_not_remembered(
     connection: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.auth.authentication._REMEMBER_SECONDS", FOREVER)
+    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", FOREVER)
     tokens = TokenStore(closed.services.database, guarded)
     authenticator = Authenticator(tokens, guarded)
     key = await tokens.create("red")
@@ -503,7 +503,7 @@ async def test_an_answer_that_a_revocation_overtook_is_not_remembered(
 async def test_guesses_push_out_no_good_answer(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.authentication._MAX_REMEMBERED", 10)
+    monkeypatch.setattr("app.auth.authenticator._MAX_REMEMBERED", 10)
     key = await closed.services.tokens.create("red")
     assert await status(closed, key.text, "/nothing") == 404
     answers = await asyncio.gather(*(status(closed, new_key().text) for _ in range(100)))

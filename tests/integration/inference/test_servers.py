@@ -15,6 +15,7 @@ from app.core.errors import UnknownModelError
 from app.core.settings import Settings, split_address
 from app.inference import server_pool, triton_client, triton_errors
 from app.worker import attempt_executor
+from app.worker.attempt import Attempt
 from app.worker.backends import engine_health
 from tests.chaos.stack import MortalTriton
 from tests.conftest import SCRIPTED, Service, make_settings, run_service, run_triton
@@ -261,7 +262,9 @@ async def test_the_least_busy_server_is_next(both: Service) -> None:
     sent = [await send(both, LONG) for _ in range(6)]
     await until_running_on(both, default=3, second=3)
     place = {
-        str(attempt.claim.id): attempt.place[0] for attempt in both.services.hub._running.values()
+        str(attempt.claim.id): attempt.place[0]
+        for attempt in both.services.hub._running.values()
+        if isinstance(attempt, Attempt)
     }
     first = both.services.fleet.get("default").address.grpc
     on_first = [result for result in sent if place[result["id"]] == first]

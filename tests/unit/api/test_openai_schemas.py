@@ -10,7 +10,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from app.api.errors.openai_errors import error_body, error_response
 from app.api.json_codec import parse
-from app.api.native.schemas import SendOptions
 from app.api.openai.chat_schemas import ChatFrames, ChatRequest, chat_completion, tool_use_of
 from app.api.openai.completions_schemas import CompletionFrames, CompletionRequest, completion
 from app.api.openai.schemas import likeliest, sampled_of, usage_of
@@ -27,6 +26,7 @@ from app.core.ids import new_id
 from app.inference.prompts import PromptFormat
 from app.inference.structured_outputs import StructuredOutputs
 from app.inference.tool_calls import ToolFormat
+from app.results.requests import SendOptions
 
 CHAT = TypeAdapter(ChatRequest)
 TEXT = TypeAdapter(CompletionRequest)

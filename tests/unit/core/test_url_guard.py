@@ -10,7 +10,7 @@ import httpx
 import pytest
 from hypothesis import given, strategies as st
 
-from app.webhooks.target import RefusedTargetError, is_public, resolve, url_fault
+from app.core.url_guard import RefusedTargetError, is_public, resolve, url_fault
 
 PERMIT = "LLM_WEBHOOK_ALLOW_PRIVATE"
 

@@ -3,7 +3,7 @@
 import orjson
 from hypothesis import given, strategies as st
 
-from app.worker.output_buffer import OutputBuffer, TokenLog
+from app.results.streams.output_buffer import OutputBuffer, TokenLog
 
 
 @given(st.lists(st.text(max_size=6)), st.integers(0, 60), st.none() | st.integers(1, 20))
