@@ -132,7 +132,7 @@ requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1:
 	done
 
 .PHONY: docs-settings
-docs-settings: $(service) ## Rewrite docs/settings.md from app/core/settings.py
+docs-settings: $(service) ## Rewrite docs/settings.md from app/core/settings/
 	$(venv_python) -m docs.generate_settings > docs/settings.md.new
 	mv docs/settings.md.new docs/settings.md
 

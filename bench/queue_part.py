@@ -17,7 +17,8 @@ import uvloop
 from app.core.database import Database
 from app.core.ids import new_id
 from app.core.listener import ENDED, ENQUEUED
-from app.core.settings import DEFAULT_TEAM, Settings
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
 from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
 from app.worker.lease import Lease
 from bench.steps import run_steps

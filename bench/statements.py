@@ -18,7 +18,8 @@ import asyncpg
 from app.core.database import Database
 from app.core.ids import new_id
 from app.core.listener import ENDED, split_ids
-from app.core.settings import DEFAULT_TEAM, Settings
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
 from app.queue.depth import QueueDepth
 from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
 from app.results.indexer import ResultIndexer

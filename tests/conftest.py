@@ -217,7 +217,7 @@ def make_settings(
         "model_repository": ROOT / "triton" / "models",
         "lease_seconds": _LEASE_SECONDS,
         "poll_seconds": 0.2,
-        "grace_seconds": 5.0,
+        "shutdown_grace_seconds": 5.0,
     }
     if triton is not None:
         values["triton_grpc"] = triton.address("grpc")

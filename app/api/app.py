@@ -223,7 +223,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_middleware(
         AuthenticationMiddleware,
         is_on=settings.is_authenticated,
-        failed_attempts_per_minute=settings.failed_attempts_per_minute,
+        auth_failures_per_minute=settings.auth_failures_per_minute,
     )
     app.add_middleware(RequestIdMiddleware)
     app.add_exception_handler(ServiceError, error_responses.on_service_error)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from app.core.settings import DEFAULT_TEAM
+from app.core.settings.fields import DEFAULT_TEAM
 
 Scope = Literal["use", "operate"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)

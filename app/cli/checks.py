@@ -26,7 +26,8 @@ from app.core.database import Database
 from app.core.errors import ServiceError
 from app.core.primary import NoPrimaryError
 from app.core.queue_names import INDEX_QUEUES
-from app.core.settings import Settings, split_list
+from app.core.settings import Settings
+from app.core.settings.fields import split_list
 from app.inference.triton_client import IndexEntry, TritonClient
 
 _now = time.time

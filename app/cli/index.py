@@ -11,11 +11,11 @@ _EPILOG = """examples:
   python -m app index build news/ --name news --model demo
       indexes every .txt and .jsonl file below news/ with the tokenizer of the model demo
   python -m app index build wiki.jsonl.gz --name wiki --tokenizer path/to/tokenizer.json
-  INDEXES_FILE=indexes.toml python -m app index list
-  INDEXES_FILE=indexes.toml python -m app index check news
+  LLM_INDEXES_FILE=indexes.toml python -m app index list
+  LLM_INDEXES_FILE=indexes.toml python -m app index check news
 
 An index answers how often any sequence of tokens occurs in a corpus, and where. The service opens
-those that the TOML file INDEXES_FILE declares; `build` adds its index to that file.
+those that the TOML file LLM_INDEXES_FILE declares; `build` adds its index to that file.
 docs/infini_gram.md tells more."""
 
 _BUILD_EPILOG = """A corpus is a .txt or .jsonl file, or a directory of them, plain or compressed (.gz, .bz2, .xz).
@@ -116,7 +116,7 @@ def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--file", type=Path, help="TOML file of the declarations, instead of INDEXES_FILE"
+        "--file", type=Path, help="TOML file of the declarations, instead of LLM_INDEXES_FILE"
     )
 
 

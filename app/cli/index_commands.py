@@ -129,7 +129,9 @@ def _declare(file: Path | None, declaration: Declaration, declared: Declaration 
             sys.stdout.write(f"Declared in {file}. Running processes open it when they start.\n")
             return 0
     else:
-        sys.stderr.write("INDEXES_FILE is not set. Put these lines into the file that it names:\n")
+        sys.stderr.write(
+            "LLM_INDEXES_FILE is not set. Put these lines into the file that it names:\n"
+        )
     sys.stdout.write(f"\n{to_toml(declaration)}")
     return 0 if file is None else 1
 
@@ -177,14 +179,14 @@ def _check(options: argparse.Namespace) -> int:
 
 def _file(options: argparse.Namespace) -> Path | None:
     """The TOML file: the option's, or else the environment's."""
-    named = options.file or os.environ.get("INDEXES_FILE")
+    named = options.file or os.environ.get("LLM_INDEXES_FILE")
     return Path(named).expanduser() if named else None
 
 
 def _needed_file(options: argparse.Namespace) -> Path:
     file = _file(options)
     if file is None:
-        raise DeclarationError("INDEXES_FILE is not set: name the file with it, or with --file")
+        raise DeclarationError("LLM_INDEXES_FILE is not set: name the file with it, or with --file")
     return file
 
 

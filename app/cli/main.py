@@ -20,7 +20,8 @@ from app.cli.server import add_server_commands
 from app.cli.team import add_team_commands
 from app.core import logs
 from app.core.errors import SchemaMismatchError
-from app.core.settings import LogSettings, Settings
+from app.core.settings import Settings
+from app.core.settings.observability import LogSettings
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.provisioning.profiles import ProfileError, read_profiles
 
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"{place}: {problem['msg']} (see docs/settings.md)\n")
         return 2
     except DeclarationError as error:
-        sys.stderr.write(f"setting INDEXES_FILE: {error}\n")
+        sys.stderr.write(f"setting LLM_INDEXES_FILE: {error}\n")
         return 2
     except ProfileError as error:
         sys.stderr.write(f"setting LLM_PROFILES_FILE: {error}\n")
@@ -201,7 +202,9 @@ def _worker(options: argparse.Namespace) -> int:
         return 2
     settings = _settings()
     if settings.indexes_file is None:
-        sys.stderr.write("worker --kind attribution needs INDEXES_FILE (see docs/infini_gram.md)\n")
+        sys.stderr.write(
+            "worker --kind attribution needs LLM_INDEXES_FILE (see docs/infini_gram.md)\n"
+        )
         return 2
     if not _schema_fits(settings):
         return 2

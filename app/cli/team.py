@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from app.cli.table import write_table
-from app.core.settings import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS, Settings
+from app.core.settings import Settings
+from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
 
 if TYPE_CHECKING:
     from app.core.database import Database
@@ -18,7 +19,7 @@ all models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and its kin, docs/
 Running processes hear of a change at once. docs/limits.md tells what each limit means."""
 
 _RETAIN_HELP = """How long a team's results and prompts are kept from the end of a result on. What is
-left out is as the settings say (LLM_RETAIN_RESULTS_SECONDS, LLM_RETAIN_PROMPTS_SECONDS). It holds from
+left out is as the settings say (LLM_RESULTS_RETENTION_SECONDS, LLM_PROMPTS_RETENTION_SECONDS). It holds from
 the next minute on, also for what is there: docs/retention.md."""
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 

@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from app.core import log_context
-from app.core.settings import LogSettings
+from app.core.settings.observability import LogSettings
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _IDS = ("request_id", "result_id", "worker_id", "attempt", "team_id")

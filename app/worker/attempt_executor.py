@@ -342,11 +342,14 @@ class AttemptExecutor:
                 attempt.stop(StopReason.CANCELLED)
 
     async def finish(
-        self, grace_seconds: float, stop_seconds: float, side_tasks: Sequence[asyncio.Task[None]]
+        self,
+        shutdown_grace_seconds: float,
+        stop_seconds: float,
+        side_tasks: Sequence[asyncio.Task[None]],
     ) -> None:
         """Let results finish, hand back the rest; a side task that dies meanwhile raises."""
         self._is_stopping = True
-        await _wait_for_all(self.tasks, grace_seconds, side_tasks)
+        await _wait_for_all(self.tasks, shutdown_grace_seconds, side_tasks)
         for attempt in self.running.values():
             attempt.stop(StopReason.SHUTDOWN)
         await _wait_for_all(self.tasks, stop_seconds, side_tasks)

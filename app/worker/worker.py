@@ -257,7 +257,9 @@ class Worker:
         """Let results finish, hand back the rest; the lease is renewed meanwhile."""
         count = len(self._attempts.running)
         logger.info("stopping: %d results are running", count, extra=self._extra("stopping"))
-        await self._attempts.finish(self._settings.grace_seconds, _STOP_SECONDS, side_tasks)
+        await self._attempts.finish(
+            self._settings.shutdown_grace_seconds, _STOP_SECONDS, side_tasks
+        )
 
     async def _abandon(self) -> None:
         """End this id: stop what still runs without a word, and hand its rows back."""

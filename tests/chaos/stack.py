@@ -292,7 +292,7 @@ async def open_stack(
         "LLM_DATABASE_DB": database,
         "LLM_PORT": str(port),
         "LLM_LEASE_SECONDS": str(LEASE_SECONDS),
-        "LLM_GRACE_SECONDS": str(GRACE_SECONDS),
+        "LLM_SHUTDOWN_GRACE_SECONDS": str(GRACE_SECONDS),
         "LLM_POLL_SECONDS": "0.2",
         "LLM_FLUSH_SECONDS": "0.3",
         "LLM_TRITON_REFRESH_SECONDS": "0.5",

@@ -29,10 +29,10 @@ class AuthenticationMiddleware:
     The routes find who is asking in `scope["principal"]`.
     """
 
-    def __init__(self, app: ASGIApp, *, is_on: bool, failed_attempts_per_minute: int) -> None:
+    def __init__(self, app: ASGIApp, *, is_on: bool, auth_failures_per_minute: int) -> None:
         self._app = app
         self._is_on = is_on
-        self._failed = FailedAttempts(failed_attempts_per_minute)
+        self._failed = FailedAttempts(auth_failures_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

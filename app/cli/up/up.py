@@ -135,7 +135,7 @@ async def _start(
             indexes.cancel()
             await asyncio.gather(indexes, return_exceptions=True)
         _write_settings(data / SETTINGS_FILE, environment)
-        grace = float(environment["LLM_GRACE_SECONDS"]) + 5
+        grace = float(environment["LLM_SHUTDOWN_GRACE_SECONDS"]) + 5
         ready_url = f"{_url(options)}/health/ready"
         api = ServicePart(
             "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
@@ -167,11 +167,11 @@ async def _start(
 
 
 async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[str, str]:
-    """The demo index beside the demo models, unless INDEXES_FILE says what to open (or nothing)."""
-    if options.model.source is not None or "INDEXES_FILE" in os.environ:
+    """The demo index beside the demo models, unless LLM_INDEXES_FILE says what to open (or nothing)."""
+    if options.model.source is not None or "LLM_INDEXES_FILE" in os.environ:
         return {}
     file = await demo_index.prepare(options.data.absolute(), progress)
-    return {"INDEXES_FILE": str(file)} if file else {}
+    return {"LLM_INDEXES_FILE": str(file)} if file else {}
 
 
 def local_profile(options: UpOptions) -> dict[str, str]:
@@ -199,12 +199,12 @@ def _check_indexes_file() -> None:
     try:
         _declared(os.environ)
     except DeclarationError as error:
-        raise StartError(f"INDEXES_FILE: {error}") from error
+        raise StartError(f"LLM_INDEXES_FILE: {error}") from error
 
 
 def _declared(environment: Mapping[str, str]) -> list[str]:
     """The names of the indexes that the environment's file declares. Raises DeclarationError."""
-    file = environment.get("INDEXES_FILE")
+    file = environment.get("LLM_INDEXES_FILE")
     return [one.name for one in read_declarations(Path(file) if file else None)]
 
 
@@ -261,7 +261,7 @@ async def _together(*starts: Coroutine[Any, Any, Any]) -> list[Any]:
 
 def _environment(options: UpOptions, parts: Mapping[str, str]) -> dict[str, str]:
     return {
-        "LLM_GRACE_SECONDS": str(GRACE_SECONDS),
+        "LLM_SHUTDOWN_GRACE_SECONDS": str(GRACE_SECONDS),
         **os.environ,
         **parts,
         "LLM_HOST": HOST,

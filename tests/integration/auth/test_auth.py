@@ -579,7 +579,7 @@ async def test_times_that_are_times_are_good(closed: Service) -> None:
 
 
 async def test_who_tries_many_tokens_is_told_to_wait_and_good_ones_pass(closed: Service) -> None:
-    most = Settings.model_fields["failed_attempts_per_minute"].default
+    most = Settings.model_fields["auth_failures_per_minute"].default
     expired = new_key().text
     assert await status(closed, expired) == 401
     answers = [await status(closed, new_key().text) for _ in range(3 * most)]
@@ -602,7 +602,7 @@ async def test_who_tries_many_tokens_is_told_to_wait_and_good_ones_pass(closed: 
 
 
 async def test_dialects_tell_of_too_many_tokens(guarded: Settings) -> None:
-    few = guarded.model_copy(update={"failed_attempts_per_minute": 1})
+    few = guarded.model_copy(update={"auth_failures_per_minute": 1})
     async with run_service(few, with_worker=False) as service:
         assert await status(service, new_key().text) == 401
 
@@ -618,7 +618,7 @@ async def test_dialects_tell_of_too_many_tokens(guarded: Settings) -> None:
 
 
 async def test_the_page_is_not_blamed_for_its_visitors(guarded: Settings) -> None:
-    few = guarded.model_copy(update={"failed_attempts_per_minute": 2})
+    few = guarded.model_copy(update={"auth_failures_per_minute": 2})
     async with serve(few) as service, contextlib.AsyncExitStack() as stack:
         page = create_ui(UiSettings.model_validate({"api_url": str(service.client.base_url)}))
         await stack.enter_async_context(page.router.lifespan_context(page))

@@ -764,7 +764,7 @@ async def test_retention(table: Table) -> None:
     async def clock() -> datetime:
         return cutoff + timedelta(days=1)
 
-    for kind in ("retain_prompts_seconds", "retain_results_seconds"):
+    for kind in ("prompts_retention_seconds", "results_retention_seconds"):
         settings = table.settings.model_copy(update={kind: 86_400.0})
         async with Database.connection(table.database) as connection:
             await connection.execute("UPDATE retention_state SET looked_at = NULL")

@@ -58,7 +58,7 @@ async def all_results(service: Service) -> dict[str, dict[str, Any]]:
 async def test_what_is_restored_goes_on_and_nothing_runs_twice(
     settings: Settings, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    settings = settings.model_copy(update={"worker_slots": 1, "grace_seconds": 0.2})
+    settings = settings.model_copy(update={"worker_slots": 1, "shutdown_grace_seconds": 0.2})
     async with run_service(settings, with_worker=True) as service:
         key = {"Idempotency-Key": "sent-before-the-backup"}
         done = await finish(service, "done")

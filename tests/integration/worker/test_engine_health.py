@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.core.settings import Settings, split_address
+from app.core.settings import Settings
+from app.core.settings.fields import split_address
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import EngineDeadError
 from app.worker import attempt_executor
