@@ -17,8 +17,9 @@ from pathlib import Path
 
 STYLE = Path(__file__).with_name("prose.toml")
 
+# With tables that programs write between marks, such as `<!-- CHAOS -->` and `<!-- end CHAOS -->`.
 _MARKDOWN_CODE = re.compile(
-    r"^ *(```|~~~).*?^ *\1[^\n]*$|`[^`\n]*(?:\n[^`\n]+)?`|\]\([^)]*\)|<!--.*?-->|https?://\S+",
+    r"<!-- (\w+) -->.*?<!-- end \1 -->|^ *(```|~~~).*?^ *\2[^\n]*$|`[^`\n]*(?:\n[^`\n]+)?`|\]\([^)]*\)|<!--.*?-->|https?://\S+",
     re.DOTALL | re.M,
 )
 _TEMPLATE_CODE = re.compile(
@@ -64,7 +65,7 @@ def read_style(path: Path = STYLE) -> Style:
         )
 
     words = rules("words", r"\b(?:{})\b", re.IGNORECASE)
-    openings = rules("openings", r"(?<![\w/-])(?:{})(?=\s)")
+    openings = rules("openings", r"(?<![\w/*-])(?:{})(?=\s)")
     return Style(
         words + openings,
         rules("titles", r"^(?:{})\b"),

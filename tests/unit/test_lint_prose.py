@@ -46,6 +46,7 @@ def test_python_is_read_by_docstrings_comments_and_literals() -> None:
         ("It goes. Of these, two stay.", ["1 Of"]),
         ("One of these; what fits? What fits?", []),
         ("## Where it goes\n\n### How to stop it\n", ["1 Where"]),
+        ("*What fits?* is a label.\n\n<!-- P5 -->\n| told |\n<!-- end P5 -->\nTold.", ["6 Told"]),
         ("Run `tell`, [tell](tell.md).\n\n```sh\ntell\n```\n\nIt tells.", ["1 tell", "7 tells"]),
     ],
 )
