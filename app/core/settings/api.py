@@ -91,7 +91,7 @@ class HttpSettings(Section, title="HTTP"):
     def _are_addresses(cls, addresses: list[str]) -> list[str]:
         for address in addresses:
             if address:
-                ipaddress.ip_network(address)  # its error says what is wrong
+                ipaddress.ip_network(address)  # its error names the fault
         return [address for address in addresses if address]
 
 
@@ -145,7 +145,6 @@ class AuthenticationSettings(Section, title="Authentication"):
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether requests need a token."""
         if self.auth == "auto":
             return self.jwt_secret is not None or self.jwks is not None
         return self.auth == "on"

@@ -26,7 +26,7 @@ files = Table(
     Column("team_id", String, nullable=False),
     Column("purpose", String, nullable=False),
     Column("filename", Text, nullable=False),
-    # Set with the last part: until then nobody sees the file.
+    # Set with the last part; until then the file is not visible.
     Column("size", BigInteger),
     time("expires_at"),
     Index("ix_files_team_id_id", "team_id", "id", postgresql_where=text("size IS NOT NULL")),
@@ -50,32 +50,32 @@ batches = Table(
     Column("id", UUID, primary_key=True),
     Column("team_id", String, nullable=False),
     Column("endpoint", String, nullable=False),
-    # No foreign keys: a batch tells its files even when they are deleted.
+    # No foreign keys: a batch keeps the ids of deleted files.
     Column("input_file_id", UUID, nullable=False),
     Column("output_file_id", UUID),
     Column("error_file_id", UUID),
     Column("completion_window", String, nullable=False),
     Column("metadata", JSONB, nullable=False, server_default=EMPTY_OBJECT),
     Column("state", String, nullable=False, server_default="validating"),
-    # What is wrong with the input file: [{"code", "line", "message", "param"}].
+    # Faults of the input file: [{"code", "line", "message", "param"}].
     Column("errors", JSONB, nullable=False, server_default=EMPTY_LIST),
     Column("total", Integer, nullable=False, server_default="0"),
     Column("completed", Integer, nullable=False, server_default="0"),
     Column("failed", Integer, nullable=False, server_default="0"),
-    # Of its output files, from their making; NULL: they are kept.
+    # Lifetime of its output files from their creation; NULL: they are kept.
     Column("output_seconds", Integer),
     time("expires_at", nullable=False),
     time("in_progress_at"),
-    # Since when it is being stopped: its client's wish, or its time is over.
+    # Start of its cancellation or expiry.
     time("cancelling_at"),
     time("expiring_at"),
     time("finalizing_at"),
-    # When it became what it is: completed, failed, expired or cancelled.
+    # Time of its terminal state: completed, failed, expired or cancelled.
     time("ended_at"),
-    # The process that feeds it, and until when nobody else may.
+    # The process that works on it, and the end of its lease.
     Column("feeder_id", UUID),
     time("lease_expires_at"),
-    # Under which the same request finds it, until then.
+    # Idempotency key of its request, and its expiry.
     Column("idempotency_key", String),
     Column("request_hash", LargeBinary),
     time("key_expires_at"),
@@ -108,15 +108,15 @@ batch_lines = Table(
     "batch_lines",
     metadata,
     Column("batch_id", UUID, ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
-    # From 1, as the input file counts.
+    # Line number in the input file, from 1.
     Column("line", Integer, primary_key=True),
     Column("custom_id", Text, nullable=False),
     Column("state", String, nullable=False, server_default="waiting"),
-    # The request, until it is done: a JSON object.
+    # The request as a JSON object; NULL once it is done.
     Column("body", Text),
-    # Given before the line is sent: who sends it again makes nothing twice.
+    # Assigned before the line is sent, so that a second send creates no second result.
     Column("result_ids", ARRAY(UUID)),
-    # Of a line that is done: what its file tells.
+    # Outcome of a finished line, as in its output file.
     Column("is_completed", Boolean),
     Column("outcome", Text),
     CheckConstraint("state IN ('waiting', 'sent', 'done')", name="state"),

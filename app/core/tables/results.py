@@ -30,9 +30,9 @@ contexts = Table(
     Column("content", Text),
     Column("messages", JSONB),
     Column("metadata", JSONB, nullable=False, server_default=EMPTY_OBJECT),
-    # Since when its text is gone: `content` is empty then.
+    # Time of its erasure; `content` is empty since then.
     time("erased_at"),
-    # When the last of its results ended that are deleted: its prompt's time counts from then on.
+    # End of the last of its deleted results; its retention counts from then.
     time("unused_since"),
     CheckConstraint("num_nonnulls(content, messages) = 1", name="one_form"),
     Index("ix_contexts_team_id_id", "team_id", "id"),
@@ -57,13 +57,13 @@ results = Table(
     Column("kind", String, nullable=False, server_default="generation"),
     # Results of one request (n choices, k prompts) share a group.
     Column("group_id", UUID),
-    # The result that this one is a retry of; it may have been deleted since.
+    # The result that this one retries; it may have been deleted since.
     Column("retry_of", UUID),
-    # Of an attribution: the result whose text it is about; it may have been deleted since.
+    # Source result of an attribution; it may have been deleted since.
     Column("source_id", UUID),
     # The attribution that follows once this one has completed: its id, queue and parameters.
     Column("attribution", JSONB),
-    # The context of its request's trace (W3C's `traceparent`); NULL while traces are off.
+    # Trace context of its request (W3C's `traceparent`); NULL while traces are off.
     Column("trace", Text),
     Column("context_id", UUID, ForeignKey("contexts.id", ondelete="CASCADE"), nullable=False),
     # --- the request ---
@@ -73,32 +73,32 @@ results = Table(
     Column("prompt", Text),
     Column("parameters", JSONB, nullable=False),
     Column("priority", SmallInteger, nullable=False, server_default="0"),
-    # Told when the result is terminal; the delivery itself is a row of webhook_deliveries.
+    # Called when the result is terminal; the delivery is a row of webhook_deliveries.
     Column("webhook_url", Text),
-    # What becomes of it when its client leaves, or its worker dies: a client of a synchronous
-    # dialect cannot take up its stream again.
+    # Whether a disconnect of the client, or a lost worker, ends it: a client of a synchronous
+    # dialect cannot resume its stream.
     Column("on_disconnect", String, nullable=False, server_default="continue"),
     time("deadline_at", nullable=False),
-    # As it was asked for, which a retry asks for again; not known of results before 0002.
+    # As requested, for retries; NULL for results older than migration 0002.
     Column("deadline_seconds", Float),
     Column("metadata", JSONB, nullable=False, server_default=EMPTY_OBJECT),
-    # What a dialect keeps of the request to answer with it later: of a response, what it echoes.
+    # Members of the request that a dialect returns with the result.
     Column("request", JSONB),
-    # Whether its texts outlive their delivery; if not, they are erased by `erasure`.
+    # False: its texts are erased after their delivery.
     Column("store", Boolean, nullable=False, server_default=text("true")),
-    # How long it is kept from its end on, where its request says so (`retention`).
+    # Retention from its end that its request set.
     Column("retain_seconds", Float),
     Column("resumable", Boolean, nullable=False, server_default=text("false")),  # `continuation`
-    # --- the state: written by job_queue alone ---
+    # --- the state: written by app/queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
-    # The place in the queue among results of the same priority: virtual time, docs/limits.md.
+    # Virtual time: the order in the queue among results of one priority (docs/limits.md).
     Column("fair_key", Float, nullable=False, server_default="0"),
     time("not_before"),
-    # No foreign key: the fence must hold even when the workers table was cleaned.
+    # No foreign key: the fence holds even after the workers table was cleaned.
     Column("worker_id", UUID),
-    # Raised by every claim: with worker_id it names the one attempt that may write.
+    # Each claim increments it: with worker_id it identifies the one attempt that may write.
     Column("attempt", Integer, nullable=False, server_default="0"),
-    # Attempts that Triton took and lost, and those of them in which the engine died.
+    # Attempts that Triton accepted and lost, and those of them in which the engine died.
     Column("lost_attempts", SmallInteger, nullable=False, server_default="0"),
     Column("engine_deaths", SmallInteger, nullable=False, server_default="0"),
     Column("attempt_history", JSONB, nullable=False, server_default=EMPTY_LIST),
@@ -109,9 +109,9 @@ results = Table(
     time("started_at"),
     time("first_token_at"),
     time("finished_at"),
-    # Its end and `retain_seconds`; written by its end, where there are any.
+    # End plus retain_seconds; set at its end.
     time("expires_at"),
-    # --- the answer ---
+    # --- the output ---
     Column("output", Text),
     Column("finish_reason", String),
     Column("prompt_tokens", Integer),
@@ -120,7 +120,7 @@ results = Table(
     Column("error_code", String),
     Column("error_message", Text),
     Column("error_retryable", Boolean),
-    # Since when prompt, output and the rest of its texts are gone.
+    # Time at which prompt, output and its other texts were erased.
     time("erased_at"),
     CheckConstraint("state IN ('pending', 'completed', 'failed')", name="state"),
     CheckConstraint("kind IN ('generation', 'attribution')", name="kind"),
@@ -155,7 +155,7 @@ results = Table(
         "team_id",
         "error_code",
         "id",
-        # Said so, not by the state: a list by code must have no other partial index to choose.
+        # By error_code, not by state: a list by code must match no other partial index.
         postgresql_where=text("error_code IS NOT NULL"),
     ),
     # The queue: claims read only unclaimed rows, rescues only claimed ones.
@@ -179,8 +179,8 @@ results = Table(
     Index(
         "ix_results_unclaimed_deadline_at",
         "deadline_at",
-        # No deadline is NULL. Said so, this index is there for questions of deadlines alone: where
-        # statistics know of no queue, it would look as good to the others as the queue's own.
+        # No deadline is NULL. The condition reserves this index for queries by deadline: with
+        # statistics of an empty queue it would look as cheap to other queries as the queue's own.
         postgresql_where=text(f"{_UNCLAIMED.text} AND deadline_at IS NOT NULL"),
     ),
     Index("ix_results_worker_id", "worker_id", postgresql_where=_CLAIMED),
@@ -208,10 +208,10 @@ result_chunks = Table(
     Column("attempt", Integer, primary_key=True),
     Column("offset", BigInteger, primary_key=True),  # code points of the output before this chunk
     Column("text", Text, nullable=False),
-    # Tokens of the whole text up to the end of this chunk, earlier attempts included.
+    # Tokens of the whole text up to the end of this chunk, including earlier attempts.
     Column("prompt_tokens", Integer),
     Column("completion_tokens", Integer),
-    # Of the tokens of this chunk, where they were asked for: a JSON list. It is never searched.
+    # Log probabilities of the tokens of this chunk if requested: a JSON list, never searched.
     Column("logprobs", Text),
     Column("token_ids", LargeBinary),  # of this chunk, little-endian INT32; NULL if unknown
     postgresql_with=QUEUE,
@@ -222,7 +222,7 @@ idempotency_keys = Table(
     metadata,
     Column("team_id", String, primary_key=True),
     Column("key", String, primary_key=True),
-    # SHA-256 of the request in a canonical form: the same key with another request is refused.
+    # SHA-256 of the canonical request: the same key with another request is refused.
     Column("request_hash", LargeBinary, nullable=False),
     Column("result_id", UUID, ForeignKey("results.id", ondelete="CASCADE"), nullable=False),
     time("expires_at", nullable=False),
@@ -234,7 +234,7 @@ idempotency_keys = Table(
 stream_tickets = Table(
     "stream_tickets",
     metadata,
-    # SHA-256 of the ticket: who reads the table cannot use it.
+    # SHA-256 of the ticket: a reader of the table cannot use it.
     Column("ticket_hash", LargeBinary, primary_key=True),
     Column("team_id", String, nullable=False),
     Column("result_id", UUID, nullable=False),

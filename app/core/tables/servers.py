@@ -26,7 +26,7 @@ workers = Table(
     Column("pid", Integer, nullable=False),
     Column("started_at", DateTime(timezone=True), nullable=False, server_default=NOW),
     time("lease_expires_at", nullable=False),
-    # A dead row never renews: a worker that finds itself dead comes back under a new id.
+    # A dead row is never renewed: a worker that was declared dead continues under a new id.
     time("dead_at"),
     # By model: {"running": results, "tokens_per_second": rate, "results_per_second": rate, "dead":
     # {server: {"since": time, "reason": text}}}; renewed with the lease.
@@ -43,7 +43,7 @@ models = Table(
     Column("first_seen_at", DateTime(timezone=True), nullable=False, server_default=NOW),
 )
 
-# Triton servers besides those that the settings name.
+# Registered Triton servers, in addition to those of the settings.
 servers = Table(
     "servers",
     metadata,
@@ -52,43 +52,43 @@ servers = Table(
     Column("grpc", String, nullable=False),
     Column("http", String),
     Column("metrics", String),
-    # Most results that each worker runs on it at a time; NULL: LLM_WORKER_SLOTS.
+    # Most results that each worker runs on it at the same time; NULL: LLM_WORKER_SLOTS.
     Column("slots", Integer),
-    # It is given nothing more to do.
+    # A draining server gets no further results.
     Column("is_draining", Boolean, nullable=False, server_default=text("false")),
     Column("registered_at", DateTime(timezone=True), nullable=False, server_default=NOW),
     CheckConstraint("slots > 0", name="slots"),
-    # Under two names a server would be given twice what it can take.
+    # A server under two names would get twice its capacity.
     UniqueConstraint("grpc"),
 )
 
-# Servers that this service launched: each row is followed until its job is gone.
+# Launched servers: the reconciler follows each row until its job has ended.
 launches = Table(
     "launches",
     metadata,
     Column("id", UUID, primary_key=True),
     Column("team_id", String, nullable=False),
-    # Also its server's in `servers`.
+    # Also the name of its server in `servers`.
     Column("name", String, nullable=False),
     Column("provider", String, nullable=False),
     Column("profile", String, nullable=False),
     Column("model", String, nullable=False),
-    # The whole request: `launches.spec.LaunchSpec`.
+    # The complete request: provisioning.spec.LaunchSpec.
     Column("spec", JSONB, nullable=False),
     Column("state", String, nullable=False, server_default="submitted"),
-    # For people: why it waits, or why it ended.
+    # Reason why it waits or ended, for people.
     Column("reason", Text, nullable=False, server_default=""),
-    # What a stopping one becomes.
+    # Terminal state of a stopping launch.
     Column("end_state", String),
     Column("job_id", String),
     Column("node", String),
-    # Of a launch by processes of a machine: its name. Workers of others cannot see them.
+    # Name of the machine that runs its processes; workers of other machines cannot see them.
     Column("machine", String),
-    # What the job told: {"grpc", "http", "metrics"}, ports on its node.
+    # Reported by the job: {"grpc", "http", "metrics"}, ports on its node.
     Column("ports", JSONB),
-    # Where its server is reached, `host:port` each: {"grpc", "http", "metrics"}.
+    # Addresses of its server, `host:port` each: {"grpc", "http", "metrics"}.
     Column("address", JSONB),
-    # Of its model, as Triton counts them: a change is a use.
+    # Requests of its model, as counted by Triton: a change is a use.
     Column("requests", BigInteger, nullable=False, server_default="0"),
     # The end of its job's output.
     Column("log", Text, nullable=False, server_default=""),
@@ -99,10 +99,10 @@ launches = Table(
     time("last_used_at"),
     time("stopping_at"),
     time("ended_at"),
-    # When it is to be looked at again, and until when nobody but its follower may.
+    # Time of the next check, and end of the lease of the process that does it.
     Column("next_check_at", DateTime(timezone=True), nullable=False, server_default=NOW),
     time("lease_expires_at"),
-    # The process that holds its tunnel: others take it over only if that one is late.
+    # The process that holds its tunnel; others take over only if it is late.
     Column("follower_id", UUID),
     CheckConstraint(
         "state IN ('submitted', 'pending', 'starting', 'healthy', 'unhealthy', 'stopping', "

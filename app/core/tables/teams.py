@@ -22,9 +22,9 @@ team_limits = Table(
     "team_limits",
     metadata,
     Column("team_id", String, primary_key=True),
-    # `*`: each model that has no row of its own.
+    # `*`: all models without a row of their own.
     Column("model_name", String, primary_key=True, server_default="*"),
-    # Of what is NULL the default holds.
+    # NULL: the default applies.
     Column("weight", Float),
     Column("max_queued", Integer),
     Column("max_running", Integer),
@@ -33,12 +33,12 @@ team_limits = Table(
     CheckConstraint("weight > 0", name="weight"),
 )
 
-# How long what is done is kept, where a team has its own word on it (`retention`).
+# Retention of teams that differ from the settings.
 team_retention = Table(
     "team_retention",
     metadata,
     Column("team_id", String, primary_key=True),
-    # Seconds from the end; 0: for ever; NULL: as the settings say.
+    # Seconds from the end; 0: no limit; NULL: the default of the settings.
     Column("results_seconds", Float),
     Column("prompts_seconds", Float),
     CheckConstraint("results_seconds >= 0 AND prompts_seconds >= 0", name="seconds"),
@@ -50,7 +50,7 @@ rate_buckets = Table(
     Column("team_id", String, primary_key=True),
     Column("model_name", String, primary_key=True),
     Column("name", String, primary_key=True),
-    # What may still be used, as it was at `filled_at`.
+    # Tokens left in the bucket at `filled_at`.
     Column("level", Float, nullable=False),
     time("filled_at", nullable=False),
     postgresql_with=COUNTERS,
@@ -62,14 +62,14 @@ api_keys = Table(
     Column("id", UUID, primary_key=True),
     Column("team_id", String, nullable=False),
     Column("name", String, nullable=False, server_default=""),
-    # The part of the key that names it, and the SHA-256 of all of it.
+    # Public prefix of the key, and the SHA-256 of the whole key.
     Column("prefix", String, nullable=False),
     Column("key_hash", LargeBinary, nullable=False),
     Column("scopes", ARRAY(String), nullable=False),
     Column("max_priority", SmallInteger, nullable=False, server_default="0"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=NOW),
     time("expires_at"),
-    # To the minute.
+    # Precise to the minute.
     time("last_used_at"),
     time("revoked_at"),
     UniqueConstraint("prefix"),
@@ -81,7 +81,7 @@ api_keys = Table(
 revoked_tokens = Table(
     "revoked_tokens",
     metadata,
-    # Of JWTs, by their claims. Kept for good: a token without `exp` never ends by itself.
+    # JWTs by their claims. Rows are kept: a token without `exp` never expires.
     Column("team_id", String, primary_key=True),
     Column("token_id", String, primary_key=True),
     Column("revoked_at", DateTime(timezone=True), nullable=False, server_default=NOW),

@@ -20,17 +20,17 @@ from app.core.tables.schema import EMPTY_LIST, NOW, metadata, time
 webhook_deliveries = Table(
     "webhook_deliveries",
     metadata,
-    # A result ends once, so it has one delivery: its id is the delivery's and the message's.
+    # A result ends once, so it has one delivery; its id also identifies delivery and message.
     Column("result_id", UUID, ForeignKey("results.id", ondelete="CASCADE"), primary_key=True),
     Column("team_id", String, nullable=False),
     Column("url", Text, nullable=False),
     Column("state", String, nullable=False, server_default="pending"),
     Column("attempts", SmallInteger, nullable=False, server_default="0"),
-    # When it is due; a worker that takes it moves this beyond the time that a call may take.
+    # Due time; a claim moves it beyond the time limit of one call.
     Column("next_attempt_at", DateTime(timezone=True), nullable=False, server_default=NOW),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=NOW),
     time("finished_at"),
-    # What became of each call: [{"at", "status", "error", "seconds"}].
+    # Outcome of each call: [{"at", "status", "error", "seconds"}].
     Column("log", JSONB, nullable=False, server_default=EMPTY_LIST),
     CheckConstraint("state IN ('pending', 'delivered', 'failed')", name="state"),
     CheckConstraint("(state = 'pending') = (finished_at IS NULL)", name="finished"),
@@ -40,7 +40,7 @@ webhook_deliveries = Table(
         "next_attempt_at",
         postgresql_where=text("state = 'pending'"),
     ),
-    # What is not delivered is little: lists of it must not walk through all that was.
+    # Few deliveries are undelivered: lists of them must not scan all others.
     Index(
         "ix_webhook_deliveries_team_id_result_id_open",
         "team_id",
@@ -55,7 +55,7 @@ webhook_secrets = Table(
     metadata,
     Column("team_id", String, primary_key=True),
     Column("secret", String, nullable=False),
-    # After a rotation messages are signed with both for a while.
+    # After a rotation, messages are signed with both secrets for a time.
     Column("previous_secret", String),
     time("previous_expires_at"),
     Column("rotated_at", DateTime(timezone=True), nullable=False, server_default=NOW),
