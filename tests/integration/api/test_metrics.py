@@ -147,7 +147,7 @@ async def test_who_scrapes_often_asks_the_database_no_more(api: Service) -> None
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
     """Names of this test alone."""
-    monkeypatch.setattr(metrics, "_names", {label: set() for label in metrics._MOST_NAMES})
+    monkeypatch.setattr(metrics, "_names", {label: set() for label in metrics._MAX_NAMES})
     registry = CollectorRegistry()
     monkeypatch.setattr(metrics, "_registry", registry)
     return registry
