@@ -9,7 +9,7 @@
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
-#   JOBS=2               processes that share the tests (0: all in one, as for a debugger)
+#   JOBS=4               processes that share the tests (0: all in one, as for a debugger)
 #   MINUTES=10 SEED=...  how long `make chaos` is; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
@@ -19,14 +19,14 @@ SHELL := /bin/sh
 PORT ?= 8887
 UI_PORT ?=
 DATA ?= .data
-JOBS ?= 2
+JOBS ?= 4
 MINUTES ?= 10
 SEED ?=
 PYTHON ?=
 TRITON_PYTHON ?=
 
 # The installer runs on any Python 3 and looks for one that fits.
-install := app/embedded/install.py
+install := app/cli/up/install.py
 venv_python := .venv/bin/python
 
 # An environment is complete when its stamp is there: it is written last, and dropped here when the
@@ -41,7 +41,7 @@ ifneq ($(filter run,$(MAKECMDGOALS)),)
 ifneq ($(LIGHT),)
 $(if $(filter 1,$(GPU)),$(error LIGHT=1 starts a scripted model, which needs no GPU: give LIGHT=1 or GPU=1))
 else
-processor := $(shell python3 -I app/embedded/gpu.py '$(GPU)')
+processor := $(shell python3 -I app/cli/up/gpu.py '$(GPU)')
 $(if $(filter cpu gpu,$(processor)),,$(error $(or $(processor),python3 does not run: install it)))
 endif
 endif
@@ -133,7 +133,7 @@ requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1:
 	done
 
 .PHONY: docs-settings
-docs-settings: $(service) ## Rewrite docs/settings.md from app/settings.py
+docs-settings: $(service) ## Rewrite docs/settings.md from app/core/settings/
 	$(venv_python) -m docs.generate_settings > docs/settings.md.new
 	mv docs/settings.md.new docs/settings.md
 

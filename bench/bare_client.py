@@ -15,7 +15,7 @@ import orjson
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from app.triton_messages import build_request
+from app.inference.triton_messages import build_request
 from bench.servers import MODEL
 
 PARAMETERS = {"max_tokens": 16, "temperature": 0}

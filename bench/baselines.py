@@ -17,10 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.ids import new_id
-from app.job_queue import NewResult
-from app.schemas.native import SendOptions, accepted_to_wire, result_to_wire
-from app.settings import DEFAULT_TEAM, Settings
+from app.core.ids import new_id
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
+from app.queue.job_queue import NewResult
+from app.results.requests import SendOptions
+from app.results.serialization import accepted_to_wire, result_to_wire
 
 _CONNECTIONS = 16
 _JSON = "application/json"

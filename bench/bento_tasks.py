@@ -14,7 +14,7 @@ from pathlib import Path
 
 import orjson
 
-from app.embedded import processes
+from app.cli.up import processes
 from bench.load import HOST, Load, get, post
 from bench.servers import House, Server, answers
 from bench.streams import HttpClient, http_clients

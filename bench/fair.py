@@ -16,9 +16,9 @@ from uuid import UUID
 
 import asyncpg
 
-from app import job_queue, job_queue_sql as sql
-from app.ids import new_id
-from app.job_queue import NewContext, NewResult
+from app.core.ids import new_id
+from app.queue import job_queue, sql as sql
+from app.queue.job_queue import NewContext, NewResult
 from bench import progress
 from bench.cpu import tree_seconds
 from bench.report import Options, Report, median_ratio

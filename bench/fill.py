@@ -2,8 +2,8 @@
 
 import asyncpg
 
-from app.result_search import TEAM_MARK
-from app.settings import DEFAULT_TEAM
+from app.core.settings.fields import DEFAULT_TEAM
+from app.results.search import TEAM_MARK
 
 SPAN_SECONDS = 30 * 86_400  # from the oldest row to the newest
 CONTEXTS = 1_000
@@ -52,7 +52,7 @@ _DIGESTED = "UPDATE digest_state SET passes_left = 0"
 
 
 async def digest(connection: asyncpg.Connection) -> None:
-    """Make all that ended searchable, as `app.digest` does it in the background."""
+    """Make all that ended searchable, as `app.results.indexer` does it in the background."""
     index = await connection.fetchrow(
         """SELECT indexname, indexdef FROM pg_indexes
            WHERE tablename = 'result_search' AND indexdef LIKE '%gin%'"""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from bench import progress
 from bench.load import Load, connect, post
 from bench.report import Options, Report, median_ratio

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from app.settings import DEFAULT_TEAM
+from app.core.settings.fields import DEFAULT_TEAM
 from bench.load import connect, get
 from bench.servers import House, Server
 

@@ -64,7 +64,7 @@ async def run(house: House, options: Options) -> Report:
     bare = Bare(directory / NAME, "u16", engine.end_id, engine.vocab_size, words)
     asker = Asker(bare, words, list(islice(texts(SEED), 5000)), engine.vocab_size, SEED)
     environment = await house.environment("bench_ngram")
-    environment["INDEXES_FILE"] = str(directory / "indexes.toml")
+    environment["LLM_INDEXES_FILE"] = str(directory / "indexes.toml")
     connection = await house.connect("bench_ngram")
     await fill(connection, 100)
     result_id = await connection.fetchval("SELECT min(id::text)::uuid FROM results")

@@ -15,8 +15,8 @@ from pathlib import Path
 import orjson
 import psutil
 
-from app.embedded.triton import STUB, EmbeddedTriton
-from app.model_repository import CONFIG
+from app.cli.up.triton import STUB, EmbeddedTriton
+from app.inference.model_repository import CONFIG
 from bench import virtual_users
 from bench.cpu import tree_seconds
 from bench.report import Options, Report, median_ratio

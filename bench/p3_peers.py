@@ -20,7 +20,7 @@ import httpx
 import orjson
 import yaml
 
-from app.embedded import processes
+from app.cli.up import processes
 from bench import progress
 from bench.bento_tasks import bento_server, run_tasks
 from bench.cpu import Sample, measure

@@ -1,4 +1,4 @@
-"""Our queue alone: results stored, claimed and ended by `app.job_queue`, with no HTTP and no model.
+"""Our queue alone: results stored, claimed and ended by `app.queue.job_queue`, with no HTTP and no model.
 
     python -m bench.queue_part JOBS CALLERS LIST
 
@@ -14,12 +14,13 @@ from uuid import UUID
 
 import uvloop
 
-from app.database import Database
-from app.ids import new_id
-from app.job_queue import AttemptEnd, Claim, JobQueue, NewContext, NewResult, Outcome
-from app.lease import Lease
-from app.listener import ENDED, ENQUEUED
-from app.settings import DEFAULT_TEAM, Settings
+from app.core.database import Database
+from app.core.ids import new_id
+from app.core.listener import ENDED, ENQUEUED
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
+from app.worker.lease import Lease
 from bench.steps import run_steps
 
 _MODEL = "none"
@@ -70,7 +71,7 @@ def _result() -> NewResult:
 
 
 class _Worker:
-    """Claims for its free slots and ends what it claimed, woken as `app.worker` is."""
+    """Claims for its free slots and ends what it claimed, woken as `app.worker.worker` is."""
 
     def __init__(self, queue: JobQueue, identifier: UUID, slots: int) -> None:
         self.wake = asyncio.Event()
@@ -103,7 +104,7 @@ class _Worker:
                 self.wake.clear()
 
     async def _end(self, claim: Claim) -> None:
-        done = AttemptEnd(claim.id, claim.attempt, Outcome.COMPLETED, output="done")
+        done = AttemptEnd(claim.id, claim.attempt, AttemptOutcome.COMPLETED, output="done")
         if not await self._lane.submit(done):
             raise RuntimeError("a result was not ours to end")
         self._ended += 1

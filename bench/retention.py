@@ -16,12 +16,13 @@ from uuid import UUID
 
 import asyncpg
 
-from app.database import Database
-from app.digest import Digest
-from app.ids import lowest_id, new_id
-from app.queue_depth import QueueDepth
-from app.retention import Retention
-from app.settings import DEFAULT_TEAM, Settings
+from app.core.database import Database
+from app.core.ids import lowest_id, new_id
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
+from app.queue.depth import QueueDepth
+from app.results.indexer import ResultIndexer
+from app.results.retention.retention import Retention
 from bench import progress
 from bench.plots import Lines, Series
 from bench.report import Options, Report
@@ -147,7 +148,10 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
     environment = await house.environment(f"bench_retention_{int(has_parameters)}")
     settings = Settings.model_validate(
         environment
-        | {"LLM_RETAIN_RESULTS_SECONDS": _KEPT_SECONDS, "LLM_RETAIN_PROMPTS_SECONDS": _KEPT_SECONDS}
+        | {
+            "LLM_RESULTS_RETENTION_SECONDS": _KEPT_SECONDS,
+            "LLM_PROMPTS_RETENTION_SECONDS": _KEPT_SECONDS,
+        }
     )
     connection = await house.connect(settings.database_name)
     await connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1s'")
@@ -165,7 +169,7 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
         async def clock() -> datetime:
             return now  # type: ignore[no-any-return]
 
-        digest = Digest(database, QueueDepth(database, settings), settings)
+        digest = ResultIndexer(database, QueueDepth(database, settings), settings)
         retention = _Watched(database, settings, clock=clock, share=1)
         week = _Week([], 0.0, 0, 0.0, 0.0)
         began = time.perf_counter()

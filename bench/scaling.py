@@ -28,7 +28,7 @@ _SLOW_SECONDS = 4.0
 _LONE = "one process, 1 callers"
 _LEAST, _MOST = 0.75, 1.33
 _DAY = 86_400
-_DIGESTING = 0.5  # of the time, as `app.digest` does it
+_DIGESTING = 0.5  # of the time, as `app.results.indexer` does it
 _PER_DAY = 1e9
 _COLUMNS = [
     "results/s", "simulated", "p50 ms", "simulated ", "a process", "cores", "PostgreSQL", "lock", "log",

@@ -17,9 +17,9 @@ import asyncpg
 import httpx
 import psutil
 
-from app.embedded import processes, service
-from app.embedded.postgres import HOST, USER, EmbeddedPostgres
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up import processes, service
+from app.cli.up.postgres import HOST, USER, EmbeddedPostgres
+from app.cli.up.triton import EmbeddedTriton
 from bench import progress
 
 MODEL = "scripted"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from bench.simulation import Cores, Lane, Lock, Signal, Simulation, Thread, Work
+from bench.simulation import Batcher, Cores, Lock, Signal, Simulation, Thread, Work
 from bench.statements import (
     CLAIMED,
     ENDED_ALONE,
@@ -106,7 +106,7 @@ class _Postgres:
         self.lock = Lock(simulation)
         self.notifying = 0
         self._costs = costs
-        self.log: Lane[None] = Lane(simulation, self._flush, most=1_000_000)
+        self.log: Batcher[None] = Batcher(simulation, self._flush, most=1_000_000)
 
     def connect(self) -> Thread:
         """A connection: a backend of its own."""
@@ -203,10 +203,10 @@ class _Process:
         if has_worker:
             world.simulation.spawn(self._claim())
 
-    def _lane(self, statement: Callable[[Thread, Sequence[_Result]], Work]) -> Lane[_Result]:
+    def _lane(self, statement: Callable[[Thread, Sequence[_Result]], Work]) -> Batcher[_Result]:
         backend = self._postgres.connect()
         most = _MOST[statement.__name__]
-        return Lane(self._simulation, lambda items: statement(backend, items), most)
+        return Batcher(self._simulation, lambda items: statement(backend, items), most)
 
     async def _ask(
         self,

@@ -202,8 +202,8 @@ class Signal:
         return Step(start)
 
 
-class Lane(Generic[T]):
-    """As `app.group_commit`: one statement at a time, for all that arrived during the last one.
+class Batcher(Generic[T]):
+    """As `app.core.group_commit`: one statement at a time, for all that arrived during the last one.
 
     `statement` is given the items of a batch; who submitted one goes on when it is over.
     """

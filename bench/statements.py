@@ -15,14 +15,15 @@ from uuid import UUID
 
 import asyncpg
 
-from app.database import Database
-from app.digest import Digest
-from app.ids import new_id
-from app.job_queue import AttemptEnd, Claim, JobQueue, NewContext, NewResult, Outcome
-from app.listener import ENDED, split_ids
-from app.queue_depth import QueueDepth
-from app.results import ResultStore
-from app.settings import DEFAULT_TEAM, Settings
+from app.core.database import Database
+from app.core.ids import new_id
+from app.core.listener import ENDED, split_ids
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
+from app.queue.depth import QueueDepth
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
+from app.results.indexer import ResultIndexer
+from app.results.store import ResultStore
 from bench.corpus import texts
 from bench.cpu import exact_seconds
 from bench.servers import House
@@ -131,7 +132,7 @@ class Bench:
         self._connection = connection
         self._queue = JobQueue(database, settings)
         self._results = ResultStore(database, self._queue, settings)
-        self._digest = Digest(database, QueueDepth(database, settings), settings)
+        self._digest = ResultIndexer(database, QueueDepth(database, settings), settings)
         self.worker_id = new_id()
         self._silent = self._queue.ending_lane(self.worker_id, math.inf)
         self._told = self._queue.ending_lane(self.worker_id, math.inf, self)
@@ -297,7 +298,7 @@ def _end_of(result: NewResult, output: str) -> AttemptEnd:
     return AttemptEnd(
         result.id,
         1,
-        Outcome.COMPLETED,
+        AttemptOutcome.COMPLETED,
         output=output,
         finish_reason="stop",
         prompt_tokens=20,

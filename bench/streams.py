@@ -16,7 +16,7 @@ import grpc
 import orjson
 from tritonclient.grpc import service_pb2
 
-from app.triton_messages import build_request
+from app.inference.triton_messages import build_request
 from bench.load import HOST, get, post
 from bench.servers import MODEL
 

@@ -1,7 +1,7 @@
 """Alembic's environment: runs migrations over asyncpg with the service's own settings.
 
 Each migration has a transaction of its own, and may leave it for what must run outside of one
-(`app.schema_changes`). The session's advisory lock covers all of them.
+(`app.core.schema_changes`). The session's advisory lock covers all of them.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ import time
 from alembic import context
 from sqlalchemy import Connection
 
-from app.migration_engine import make_engine
-from app.settings import Settings
-from app.tables import metadata
+from app.core.migration_engine import make_engine
+from app.core.settings import Settings
+from app.core.tables import metadata
 
 # Two processes may migrate at the same moment (replicas starting together): one waits.
 _MIGRATION_LOCK = 0x4C4C4D  # "LLM"

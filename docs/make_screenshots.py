@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 from playwright.async_api import Page, async_playwright
 
-from app.embedded import processes
+from app.cli.up import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -354,7 +354,7 @@ def _status(found: Instance) -> str:
 
 
 def settings_line(definition: Definition) -> str:
-    """The service's settings (app/settings.py) for Triton at the tunnels' ends, for a shell's eval."""
+    """The service's settings (app/core/settings/) for Triton at the tunnels' ends, for a shell's eval."""
     settings = {
         "TRITON_GRPC_SERVICE": f"127.0.0.1:{definition.grpc_port}",
         "TRITON_HTTP_SERVICE": f"127.0.0.1:{definition.http_port}",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from uuid import UUID
 
-from app.job_queue import Claim, JobQueue
+from app.queue.job_queue import Claim, JobQueue
 
 
 async def claim_all(queue: JobQueue, worker_id: UUID, free: Mapping[str, int]) -> list[Claim]:

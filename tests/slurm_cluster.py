@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.embedded import processes
+from app.cli.up import processes
 
 NODE = "localhost"
 PARTITION, OTHER_PARTITION = "main", "short"

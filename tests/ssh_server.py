@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from app.embedded import processes
+from app.cli.up import processes
 
 SSHD = "/usr/sbin/sshd"
 

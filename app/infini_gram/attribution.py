@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from app.errors import FieldError, InvalidRequestError
+from app.core.errors import FieldError, InvalidRequestError
 from app.infini_gram.engine import Document, Engine, Span
 
 # The original has no upper bounds. These keep one request from taking a machine; each is far above

@@ -32,7 +32,7 @@ from typing import BinaryIO
 
 import orjson
 
-from app.errors import EngineError
+from app.core.errors import EngineError
 from app.infini_gram.corpus import Corpus, CorpusDocument, Split
 from app.infini_gram.declarations import BYTES, Declaration
 from app.infini_gram.engine import MISSING_PACKAGE, Engine

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from app.errors import EngineError, EngineInputError
+from app.core.errors import EngineError, EngineInputError
 from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.manifest import WIDTH, Manifest

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from app.errors import EngineError, IndexBusyError, IndexUnavailableError, UnknownIndexError
+from app.core.errors import EngineError, IndexBusyError, IndexUnavailableError, UnknownIndexError
 from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine

@@ -56,7 +56,7 @@ class EngineProcess:
         Raises AttributionFailedError with the reason, EngineDiedError, TimeoutError.
         """
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "app.infini_gram.child",
+            sys.executable, "-m", "app.infini_gram.engine_main",
             str(declarations), name, str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 import tokenizers
 
-from app.errors import InvalidRequestError
+from app.core.errors import InvalidRequestError
 from app.infini_gram.declarations import BYTES, TokenDtype
 
 # 65535 separates documents in an index of two bytes a token.

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from app.ui.api import Api, ApiError
-from app.ui.handed_on import HandedOn, parts_of
+from app.ui.handed_on import ProxiedResponse, parts_of
 from app.ui.render import size
 
 # Of JSON: as objects it takes about ten times that in memory, for a moment.
@@ -47,7 +47,7 @@ class LargeResultError(ApiError):
         self.result_id = result_id
 
 
-async def hand_on(api: Api, path: str, file_name: str) -> HandedOn:
+async def hand_on(api: Api, path: str, file_name: str) -> ProxiedResponse:
     """An answer as a file to download."""
     stack = AsyncExitStack()
     try:
@@ -57,4 +57,4 @@ async def hand_on(api: Api, path: str, file_name: str) -> HandedOn:
         raise
 
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
-    return HandedOn(parts_of(response), stack, headers, "application/json")
+    return ProxiedResponse(parts_of(response), stack, headers, "application/json")

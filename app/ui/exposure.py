@@ -14,7 +14,7 @@ from app.ui.render import fragment
 from app.ui.settings import UiSettings
 
 
-class Exposure:
+class ExposureGuard:
     """ASGI middleware: refuses everything while the API is open and the page is not on loopback."""
 
     def __init__(self, app: ASGIApp, settings: UiSettings) -> None:

@@ -8,7 +8,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 
-class HandedOn(StreamingResponse):
+class ProxiedResponse(StreamingResponse):
     """Sends what `body` yields; `held` is closed at the end, however that comes.
 
     A generator that has not begun does not run its `finally`: a browser that leaves before the first

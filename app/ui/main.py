@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from app.ui.api import ApiError, Client
-from app.ui.exposure import Exposure
+from app.ui.exposure import ExposureGuard
 from app.ui.guard import HEADERS, BodyTooLargeError, Guard
 from app.ui.pages import (
     bulk,
@@ -82,7 +82,7 @@ def create_ui(settings: UiSettings) -> Starlette:
                 },
             ),
             Middleware(SessionMiddleware, sessions=sessions),
-            Middleware(Exposure, settings=settings),
+            Middleware(ExposureGuard, settings=settings),
         ],
         exception_handlers={
             ApiError: _on_api_error,

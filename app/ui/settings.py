@@ -14,13 +14,16 @@ def _split_at_commas(value: object) -> object:
 
 
 class UiSettings(BaseSettings):
-    """What `python -m app ui` is told; the API's settings are not needed here."""
+    """Settings of `python -m app ui`, which needs none of the API's."""
 
     model_config = SettingsConfigDict(
-        env_prefix="", populate_by_name=True, extra="ignore", hide_input_in_errors=True
+        env_prefix="",
+        populate_by_name=True,
+        extra="ignore",
+        hide_input_in_errors=True,
+        title="Web page",
     )
 
-    # --- Web page -------------------------------------------------------------------------------
     host: str = Field("127.0.0.1", alias="LLM_UI_HOST", description="Address the web page binds.")
     port: int = Field(
         8888, alias="LLM_UI_PORT", ge=0, le=65535, description="Port the web page binds."

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from app import schema_changes
+from app.core import schema_changes
 
 revision = "0006"
 down_revision = "0005"

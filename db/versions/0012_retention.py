@@ -7,7 +7,7 @@ Revises: 0011
 import sqlalchemy as sa
 from alembic import op
 
-from app import schema_changes
+from app.core import schema_changes
 
 revision = "0012"
 down_revision = "0011"

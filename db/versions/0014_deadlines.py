@@ -9,7 +9,7 @@ Revises: 0013
 
 import sqlalchemy as sa
 
-from app import schema_changes
+from app.core import schema_changes
 
 revision = "0014"
 down_revision = "0013"

@@ -7,7 +7,7 @@ Revises: 0014
 import sqlalchemy as sa
 from alembic import op
 
-from app import schema_changes
+from app.core import schema_changes
 
 revision = "0015"
 down_revision = "0014"

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.main import create_app
-from app.settings import Settings
+from app.api.app import create_app
+from app.core.settings import Settings
 
 _INTRODUCTION = """# API reference
 

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page
 
-from app.embedded import processes
+from app.cli.up import processes
 from tests.browser.accessibility import assert_accessible
 from tests.chromium import open_browser, open_page
 from tests.conftest import ROOT

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from app.embedded import processes
+from app.cli.up import processes
 from app.ui.main import create_ui
 from app.ui.settings import UiSettings
 from tests.browser.conftest import Stack, wait_for

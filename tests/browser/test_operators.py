@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.async_api import Dialog, Page, expect
 
-from app.settings import Settings
+from app.core.settings import Settings
 from tests.browser.conftest import Secured, Stack, assert_accessible
 from tests.conftest import ROOT, connect
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.embedded.postgres import DATABASE, HOST, USER
-from app.embedded.triton import EmbeddedTriton
-from app.triton_client import TritonClient
-from app.triton_errors import GenerationError
+from app.cli.up.postgres import DATABASE, HOST, USER
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.triton_client import TritonClient
+from app.inference.triton_errors import GenerationError
 from tests.chaos.stack import MortalPostgres, MortalTriton, Stack, kept_running, open_stack
 from tests.conftest import make_settings, migrate, run_triton
 from tests.postgres import PostgresServer

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.embedded.postgres import DATABASE
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.postgres import DATABASE
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.replication import Pair, address, open_pair
 from tests.chaos.stack import PARAMETERS, Stack, ask_directly, open_stack

@@ -11,10 +11,10 @@ from pathlib import Path
 import asyncpg
 import psutil
 
-from app.embedded import processes
-from app.embedded.postgres import DATABASE, HOST, NOBODY, USER, EmbeddedPostgres
-from app.embedded.processes import StartError
-from app.embedded.service import migrate
+from app.cli.up import processes
+from app.cli.up.postgres import DATABASE, HOST, NOBODY, USER, EmbeddedPostgres
+from app.cli.up.processes import StartError
+from app.cli.up.service import migrate
 from tests.chaos.stack import MortalPostgres, until
 from tests.postgres import PostgresServer
 

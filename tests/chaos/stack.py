@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import asyncpg
 import psutil
 
-from app.embedded import processes
-from app.embedded.postgres import EmbeddedPostgres
-from app.embedded.processes import StartError
-from app.embedded.service import ServicePart
-from app.embedded.triton import EmbeddedTriton
-from app.triton_client import TritonClient
+from app.cli.up import processes
+from app.cli.up.postgres import EmbeddedPostgres
+from app.cli.up.processes import StartError
+from app.cli.up.service import ServicePart
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.triton_client import TritonClient
 from tests.chaos.history import LOG_EVERYTHING
 from tests.chaos.http_client import HttpClient
 from tests.postgres import PostgresServer
@@ -292,7 +292,7 @@ async def open_stack(
         "LLM_DATABASE_DB": database,
         "LLM_PORT": str(port),
         "LLM_LEASE_SECONDS": str(LEASE_SECONDS),
-        "LLM_GRACE_SECONDS": str(GRACE_SECONDS),
+        "LLM_SHUTDOWN_GRACE_SECONDS": str(GRACE_SECONDS),
         "LLM_POLL_SECONDS": "0.2",
         "LLM_FLUSH_SECONDS": "0.3",
         "LLM_TRITON_REFRESH_SECONDS": "0.5",

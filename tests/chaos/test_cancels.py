@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.http_client import Answer
 from tests.chaos.stack import PARAMETERS, Stack, until

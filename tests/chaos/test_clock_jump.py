@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-from app.embedded.triton import EmbeddedTriton
-from app.ids import created_at
+from app.cli.up.triton import EmbeddedTriton
+from app.core.ids import created_at
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import LEASE_SECONDS, SPEAKING, Stack, ask_directly, check_completed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.failover import Plan, fail_over, make_prompts, open_service
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.http_client import Answer

@@ -5,11 +5,11 @@ import signal
 import time
 from uuid import UUID
 
-from app.database import Database
-from app.embedded.triton import EmbeddedTriton
-from app.errors import CANCELLED
-from app.job_queue import AttemptEnd, Chunk, JobQueue, Outcome
-from app.lease import Lease
+from app.cli.up.triton import EmbeddedTriton
+from app.core.database import Database
+from app.core.errors import CANCELLED
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, JobQueue
+from app.worker.lease import Lease
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import (
     LEASE_SECONDS,
@@ -102,12 +102,12 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
         for owner, attempt in ((dead.id, 1), (dead.id, 2), (alive.id, 1)):
             await queue.append(owner, [Chunk(result_id, attempt, 0, "stale", 1, 1)])
             ending = queue.ending_lane(owner, retry_seconds=5.0)
-            for outcome in Outcome:
+            for outcome in AttemptOutcome:
                 end = AttemptEnd(result_id, attempt, outcome, "stale", failure=CANCELLED)
                 assert await ending.submit(end) is False
         assert len(await stack.fetch("SELECT FROM history")) == before
 
-        end = AttemptEnd(result_id, 2, Outcome.COMPLETED, "fresh", "stop")
+        end = AttemptEnd(result_id, 2, AttemptOutcome.COMPLETED, "fresh", "stop")
         assert await queue.ending_lane(alive.id, retry_seconds=5.0).submit(end)
     (result,) = await stack.read(told)
     assert (result["state"], result["result"]) == ("completed", "fresh")

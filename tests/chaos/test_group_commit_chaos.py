@@ -5,7 +5,7 @@ import itertools
 import re
 from collections import Counter
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.cutting_proxy import Cut, CuttingProxy
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import PARAMETERS, Stack, ask_directly, check_completed

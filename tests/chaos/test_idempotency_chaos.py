@@ -5,7 +5,7 @@ import itertools
 import re
 from collections import defaultdict
 
-from app.embedded import processes
+from app.cli.up import processes
 from tests.chaos.cutting_proxy import Cut, CuttingProxy
 from tests.chaos.http_client import Answer, HttpClient
 from tests.chaos.stack import PARAMETERS, Process, Stack

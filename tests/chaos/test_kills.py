@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import (
     SPEAKING,

@@ -1,6 +1,6 @@
 """A thousand results at once."""
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import Stack, ask_directly, check_completed
 

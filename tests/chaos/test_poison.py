@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import MortalTriton, Stack, ask_directly, check_completed, kept_running
 

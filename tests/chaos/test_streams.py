@@ -3,7 +3,7 @@
 import asyncio
 import signal
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import (
     LEASE_SECONDS,

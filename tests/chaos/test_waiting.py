@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from app.database import Database
-from app.job_queue import JobQueue
-from app.listener import _PING_SECONDS, _PING_TIMEOUT_SECONDS
+from app.core.database import Database
+from app.core.listener import _PING_SECONDS, _PING_TIMEOUT_SECONDS
+from app.queue.job_queue import JobQueue
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.http_client import HttpClient
 from tests.chaos.stack import PARAMETERS, Stack, until

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
-from app.model_repository import parse_source, write_entry
-from app.settings import Settings
-from app.triton_client import TritonClient
+from app.cli.up.triton import EmbeddedTriton
+from app.core.settings import Settings
+from app.inference.model_repository import parse_source, write_entry
+from app.inference.triton_client import TritonClient
 from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service, run_triton
 from tests.postgres import PostgresServer
 

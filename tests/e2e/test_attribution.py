@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.embedded import demo_index
-from app.embedded.progress import Progress
-from app.settings import Settings
+from app.cli.up import demo_index
+from app.cli.up.progress import Progress
+from app.core.settings import Settings
 from tests.attribution_workers import attribution_worker
 from tests.conftest import ROOT
 from tests.integration.support import serve

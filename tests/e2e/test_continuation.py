@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.triton_streams import ModelError, ask, collect, stream, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
-from app.settings import Settings
-from app.triton_client import TritonClient
+from app.cli.up.triton import EmbeddedTriton
+from app.core.settings import Settings
+from app.inference.triton_client import TritonClient
 from tests.conftest import Service
 from tests.e2e.conftest import engines
 from tests.integration.support import serve

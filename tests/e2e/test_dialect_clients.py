@@ -14,8 +14,8 @@ import text_generation
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
 from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
-from app.embedded.triton import EmbeddedTriton
-from app.settings import Settings
+from app.cli.up.triton import EmbeddedTriton
+from app.core.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import serve
 from tests.triton_streams import ask, collect

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.embedded import processes
-from app.embedded.triton import EmbeddedTriton
-from app.generation import Generation
-from app.triton_messages import Delta
+from app.cli.up import processes
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.triton_messages import Delta
+from app.worker.backends.triton_backend import Generation
 from tests.conftest import Service
 from tests.e2e.conftest import engines
 from tests.integration.support import read, until

@@ -13,9 +13,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from app.embedded.triton import EmbeddedTriton
-from app.settings import Settings
-from app.triton_client import TritonClient
+from app.cli.up.triton import EmbeddedTriton
+from app.core.settings import Settings
+from app.inference.triton_client import TritonClient
 from tests.conftest import Service, make_settings, run_triton
 from tests.integration.support import serve
 from tests.postgres import PostgresServer

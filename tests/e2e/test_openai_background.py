@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from app.settings import Settings
+from app.core.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import openai_client, serve, until
 

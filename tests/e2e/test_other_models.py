@@ -6,11 +6,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
-from app.model_repository import write_entry
-from app.plan.cache import CacheShape
-from app.plan.config_file import read_config
-from app.plan.facts import GIB
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.model_repository import write_entry
+from app.provisioning.sizing.cache import CacheShape
+from app.provisioning.sizing.config_file import read_config
+from app.provisioning.sizing.facts import GIB
 from tests.conftest import TRITON_VENV, make_settings, run_service
 from tests.e2e.cache_reports import BLOCK_TOKENS, CacheReport, last_report
 from tests.postgres import PostgresServer

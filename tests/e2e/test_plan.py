@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
-from app.plan.cache import CacheShape
-from app.plan.config_file import read_config
-from app.plan.facts import GIB
-from app.plan.fit import Engine, cache_shape
+from app.cli.up.triton import EmbeddedTriton
+from app.provisioning.sizing.cache import CacheShape
+from app.provisioning.sizing.config_file import read_config
+from app.provisioning.sizing.facts import GIB
+from app.provisioning.sizing.fit import Engine, cache_shape
 from tests.conftest import ROOT
 from tests.e2e.cache_reports import BLOCK_TOKENS, last_report
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.model_repository import NOT_ON_CPU, QUANTIZATIONS
+from app.inference.model_repository import NOT_ON_CPU, QUANTIZATIONS
 from tests.conftest import TRITON_VENV
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

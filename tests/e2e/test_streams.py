@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
+from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import Stack, open_stack, revive, until
 from tests.chaos.stream_client import StreamReader, any_of, random_cuts

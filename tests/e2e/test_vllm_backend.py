@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
-from app.embedded.triton import EmbeddedTriton
-from app.triton_client import TritonClient
-from app.triton_errors import NotTakenError, StreamLostError
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.triton_client import TritonClient
+from app.inference.triton_errors import NotTakenError, StreamLostError
 from tests.e2e.conftest import engines
 from tests.integration.support import until
 from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text

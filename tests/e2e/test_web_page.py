@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Page, expect
 
-from app.settings import Settings
+from app.core.settings import Settings
 from app.ui.main import create_ui
 from app.ui.settings import UiSettings
 from tests.chromium import open_browser, open_page

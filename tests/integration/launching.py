@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from app.embedded import processes
-from app.embedded.service import ServicePart
-from app.settings import Settings
+from app.cli.up import processes
+from app.cli.up.service import ServicePart
+from app.core.settings import Settings
 from tests.conftest import ROOT, TRITON_VENV, Service
 from tests.integration.support import until
 

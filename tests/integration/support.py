@@ -16,13 +16,13 @@ from openai import AsyncOpenAI
 from starlette.applications import Starlette
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from app import tenstorrent_errors, tgi_errors
-from app.embedded.triton import EmbeddedTriton
-from app.main import create_app
-from app.refusals import dialect_of
-from app.server import Connection
-from app.services import Services
-from app.settings import Settings
+from app.api.app import create_app
+from app.api.container import Services
+from app.api.errors import tenstorrent_errors, tgi_errors
+from app.api.errors.error_responses import dialect_of
+from app.api.server import Connection
+from app.cli.up.triton import EmbeddedTriton
+from app.core.settings import Settings
 from tests.conftest import Service, connect, make_settings
 from tests.postgres import PostgresServer
 

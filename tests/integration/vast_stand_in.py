@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from app.embedded.processes import free_port
+from app.cli.up.processes import free_port
 
 API_KEY = "key-5f1d0c"
 SSHD = "/usr/sbin/sshd"

@@ -10,11 +10,11 @@ from typing import Any
 
 from standardwebhooks import Webhook
 
-from app.services import Services, open_services
-from app.settings import Settings
-from app.webhook_sender import Sender
-from app.webhook_target import Lookup
-from app.webhooks import Deliverer
+from app.api.container import Services, open_services
+from app.core.settings import Settings
+from app.core.url_guard import Lookup
+from app.webhooks.delivery import WebhookDeliverer
+from app.webhooks.sender import Sender
 
 SHORT = (0.05,) * 9
 
@@ -126,7 +126,7 @@ async def delivering(
 ) -> AsyncIterator[Services]:
     """The part of a worker process that delivers."""
     async with open_services(settings, "test") as services:
-        deliverer = Deliverer(
+        deliverer = WebhookDeliverer(
             services.outbox,
             services.results,
             services.registry,

@@ -29,7 +29,7 @@ from app.ui.bulk.results import (
     without_rows,
 )
 from app.ui.bulk.sending import delete_all
-from app.ui.handed_on import HandedOn
+from app.ui.handed_on import ProxiedResponse
 from app.ui.render import fragment, page
 
 _TOLD_FAILURES = 100
@@ -89,7 +89,7 @@ async def results(request: Request) -> Response:
         content, media_type = to_jsonl(rows), "application/jsonl"
     filename = quote(f"{PurePath(found.name).stem}-results.{kind}")
     headers = {"Content-Disposition": f"attachment; filename*=utf-8''{filename}"}
-    return HandedOn(content, held, headers, media_type)
+    return ProxiedResponse(content, held, headers, media_type)
 
 
 async def _job(request: Request) -> Job:

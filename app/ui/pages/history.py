@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of
-from app.ui.handed_on import HandedOn, parts_of
+from app.ui.handed_on import ProxiedResponse, parts_of
 from app.ui.history_filters import (
     address,
     newer,
@@ -55,7 +55,7 @@ async def export(request: Request) -> Response:
         raise
 
     headers = {"Content-Disposition": response.headers["content-disposition"]}
-    return HandedOn(parts_of(response), stack, headers, "application/x-ndjson")
+    return ProxiedResponse(parts_of(response), stack, headers, "application/x-ndjson")
 
 
 async def cancel(request: Request) -> Response:

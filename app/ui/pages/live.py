@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of, identifier, segment
 from app.ui.bounded import MAX_BYTES, get_bounded
-from app.ui.handed_on import HandedOn
+from app.ui.handed_on import ProxiedResponse
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
 from app.ui.sending import read_form
@@ -48,7 +48,7 @@ async def events(request: Request) -> Response:
         except httpx.HTTPError:
             return  # the browser comes again, with the id of the last event
 
-    return HandedOn(body(), stack, media_type="text/event-stream")
+    return ProxiedResponse(body(), stack, media_type="text/event-stream")
 
 
 async def answer(request: Request) -> Response:

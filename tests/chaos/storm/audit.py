@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import orjson
 
-from app.database import Database
-from app.leftovers import Leftovers
+from app.core.database import Database
+from app.results.retention.cleanup import Leftovers
 from tests.chaos.history import FORBIDDEN
 from tests.chaos.stack import Stack
 from tests.chaos.storm import invariants

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import asyncpg
 
-from app.embedded import service
-from app.embedded.postgres import DATABASE, HOST, USER
+from app.cli.up import service
+from app.cli.up.postgres import DATABASE, HOST, USER
 from tests.chaos.stack import (
     MortalPostgres,
     MortalTriton,

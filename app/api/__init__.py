@@ -1,0 +1,1 @@
+"""HTTP API: application, shared parts, and one package per dialect."""

@@ -1,0 +1,1 @@
+"""Administration: Triton servers and launches."""

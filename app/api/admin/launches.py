@@ -1,0 +1,159 @@
+"""/launches: Triton servers that are started, followed and stopped by the service."""
+
+import asyncio
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.admin.launches_schemas import (
+    DryRunRead,
+    LaunchRead,
+    LaunchState,
+    LogRead,
+    ProfileRead,
+    catalogue_to_wire,
+    launch_to_wire,
+    profile_to_wire,
+)
+from app.api.admin.plan_schemas import EXAMPLE, PlanRead
+from app.api.common import (
+    After,
+    Limit,
+    ServicesOf,
+    TeamOf,
+    describe,
+    page_response,
+    reference,
+    to_id,
+)
+from app.api.container import Services
+from app.api.json_codec import json_response, parse
+from app.core.errors import ConflictError
+from app.core.ids import new_id
+from app.provisioning.catalogue import CatalogueEntry, read_catalogue
+from app.provisioning.job_script import render_script
+from app.provisioning.model_plan import PlanCreate, plan_model
+from app.provisioning.profiles import ProfileError
+from app.provisioning.spec import LaunchCreate, LaunchSpec, to_spec
+
+router = APIRouter(tags=["launches"])
+
+_PLAN = TypeAdapter(PlanCreate)
+_CREATE = TypeAdapter(LaunchCreate)
+DryRun = Annotated[bool, Query(description="Show what would be launched, and its script.")]
+
+
+@router.post(
+    "/launches",
+    status_code=202,
+    response_model=LaunchRead,
+    responses={200: {"model": DryRunRead, "description": "A dry run."}},
+    openapi_extra={
+        "requestBody": {
+            "content": {
+                "application/json": {
+                    "schema": reference(LaunchCreate),
+                    "example": {"name": "qwen", "model": "Qwen/Qwen2.5-7B-Instruct"},
+                }
+            }
+        }
+    },
+)
+async def create_launch(
+    request: Request, services: ServicesOf, team: TeamOf, dry_run: DryRun = False
+) -> Response:
+    """Launch a Triton server for a model; it is followed until its job is gone."""
+    spec = await asyncio.to_thread(_spec, services, await request.body())
+    profile = services.profiles[spec.profile]
+    if dry_run:
+        script = render_script(new_id(), spec, profile)
+        return json_response({"spec": spec.model_dump(), "script": script})
+    row = await services.launches.create(team, profile.provider, spec)
+    return json_response(launch_to_wire(row), 202, headers={"Location": f"/launches/{row['id']}"})
+
+
+@router.get("/launches", response_model=list[LaunchRead])
+async def list_launches(
+    request: Request,
+    services: ServicesOf,
+    team: TeamOf,
+    state: LaunchState | None = None,
+    limit: Limit = 50,
+    after: After = None,
+) -> Response:
+    """List the launches, the newest first."""
+    rows = await services.launches.list(team, state=state, after=after, limit=limit)
+    return page_response(request, [launch_to_wire(row) for row in rows], limit)
+
+
+@router.get("/launches/catalogue", response_model=list[CatalogueEntry])
+async def list_catalogue(services: ServicesOf) -> Response:
+    """List the models that the operator offers."""
+    return json_response([catalogue_to_wire(one) for one in _catalogue(services).values()])
+
+
+@router.get("/launches/profiles", response_model=list[ProfileRead])
+async def list_profiles(services: ServicesOf) -> Response:
+    """List the places where servers can be launched."""
+    return json_response([profile_to_wire(one) for one in services.profiles.values()])
+
+
+@router.post(
+    "/launches/plan",
+    response_model=PlanRead,
+    openapi_extra=describe(body={"schema": reference(PlanCreate), "example": EXAMPLE}),
+)
+async def plan_launch(request: Request, services: ServicesOf) -> Response:
+    """Tell on which GPUs a model fits, and what to ask for. Nothing is stored or started."""
+    asked = parse(_PLAN, await request.body())
+    return json_response(await asyncio.to_thread(_plan, services, asked))
+
+
+@router.get("/launches/{launch_id}", response_model=LaunchRead)
+async def read_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Read one launch."""
+    row = await services.launches.get(team, _id(launch_id))
+    return json_response(launch_to_wire(row))
+
+
+@router.get("/launches/{launch_id}/log", response_model=LogRead)
+async def read_launch_log(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Read the end of the job's output."""
+    return json_response({"log": await services.launches.log(team, _id(launch_id))})
+
+
+@router.post("/launches/{launch_id}/stop", status_code=202, response_model=LaunchRead)
+async def stop_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Stop a launch: its server is drained, then its job ended. An ended one stays as it is."""
+    row = await services.launches.stop(team, _id(launch_id))
+    return json_response(launch_to_wire(row), 202)
+
+
+@router.delete("/launches/{launch_id}", status_code=204)
+async def delete_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Forget a launch that has ended."""
+    await services.launches.delete(team, _id(launch_id))
+    return Response(status_code=204)
+
+
+def _id(text: str) -> UUID:
+    return to_id(text, "launch")
+
+
+def _spec(services: Services, body: bytes) -> LaunchSpec:
+    return to_spec(parse(_CREATE, body), services.profiles, _catalogue(services))
+
+
+def _plan(services: Services, asked: PlanCreate) -> dict[str, Any]:
+    return plan_model(asked, services.profiles, _catalogue(services))
+
+
+def _catalogue(services: Services) -> dict[str, CatalogueEntry]:
+    try:
+        return read_catalogue(services.settings.catalogue_file)
+    except ProfileError as error:
+        raise ConflictError(f"The operator's catalogue cannot be read: {error}.") from error

@@ -1,0 +1,107 @@
+"""The wire shapes of launches: as they are told, their profiles, and the models on offer."""
+
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+import orjson
+from pydantic import BaseModel, Field
+
+from app.core.ids import created_at
+from app.provisioning.catalogue import CatalogueEntry
+from app.provisioning.profiles import Profile, Tier
+from app.provisioning.spec import LaunchSpec
+
+LaunchState = Literal[
+    "submitted", "pending", "starting", "healthy", "unhealthy", "stopping", "stopped", "timeout",
+    "failed",
+]  # fmt: skip
+
+
+class ServerRead(BaseModel):
+    """Where the launched server is reached, `host:port` each."""
+
+    grpc: str
+    http: str
+    metrics: str
+
+
+class LaunchRead(BaseModel):
+    """A launch as it stands."""
+
+    id: UUID
+    name: str
+    provider: Literal["slurm", "local"]
+    profile: str
+    model: str
+    served_name: str = Field(description="The model's name in requests.")
+    state: LaunchState
+    reason: str = Field(description="Why it waits, is unhealthy, stops or ended; for people.")
+    job_id: str | None = Field(description="Slurm's job id, or a process id.")
+    node: str | None
+    server: ServerRead | None
+    exit_code: int | None
+    created_at: datetime
+    submitted_at: datetime | None
+    started_at: datetime | None
+    healthy_at: datetime | None
+    last_used_at: datetime | None
+    stopping_at: datetime | None
+    ended_at: datetime | None
+    spec: LaunchSpec = Field(description="The whole request: what was given, and what was chosen.")
+
+
+class DryRunRead(BaseModel):
+    """What a launch would be: nothing is stored or started."""
+
+    spec: LaunchSpec
+    script: str = Field(description="The job's script.")
+
+
+class LogRead(BaseModel):
+    """The end of a job's output, as its follower saw it last."""
+
+    log: str
+
+
+class ProfileRead(BaseModel):
+    """A place to launch servers at."""
+
+    name: str
+    provider: Literal["slurm", "local"]
+    default: bool
+    default_minutes: int
+    max_minutes: int
+    idle_minutes: float
+    model_roots: list[str]
+    trust_remote_code: bool
+    tiers: list[Tier]
+
+
+def launch_to_wire(row: asyncpg.Record) -> dict[str, Any]:
+    """A launch as JSON members."""
+    spec = orjson.loads(row["spec"])
+    told = (
+        "name", "provider", "profile", "model", "state", "reason", "job_id", "node", "exit_code",
+        "submitted_at", "started_at", "healthy_at", "last_used_at", "stopping_at", "ended_at",
+    )  # fmt: skip
+    return {
+        "id": str(row["id"]),
+        **{name: row[name] for name in told},
+        "served_name": spec["served_name"],
+        "server": orjson.loads(row["address"]) if row["address"] else None,
+        "created_at": created_at(row["id"]),
+        "spec": spec,
+    }
+
+
+def profile_to_wire(profile: Profile) -> dict[str, Any]:
+    """What users may know of a profile: no hosts, no accounts, no paths but the models'."""
+    wire = profile.model_dump(include=set(ProfileRead.model_fields))
+    return wire | {"model_roots": list(profile.model_roots), "tiers": list(wire["tiers"])}
+
+
+def catalogue_to_wire(entry: CatalogueEntry) -> dict[str, Any]:
+    """A model on offer as JSON members."""
+    return entry.model_dump()

@@ -1,0 +1,105 @@
+"""/servers: the Triton servers that results run on."""
+
+from fastapi import APIRouter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.admin.servers_schemas import ServerCreate, ServerRead, server_to_wire
+from app.api.common import ServicesOf, describe, reference
+from app.api.container import Services
+from app.api.json_codec import json_response, parse
+from app.core.errors import ConflictError
+from app.inference.server_pool import Server
+
+router = APIRouter(tags=["servers"])
+
+_SERVER = TypeAdapter(ServerCreate)
+_EXAMPLE = {"name": "gpu-2", "grpc": "10.0.0.2:8001"}
+
+
+@router.get("/servers", response_model=list[ServerRead])
+async def list_servers(services: ServicesOf) -> Response:
+    """List the Triton servers: health, models, and how many results run on each."""
+    running = await services.fleet.store.running()
+    return json_response(
+        [server_to_wire(one, running.get(one.name, 0)) for one in services.fleet.servers]
+    )
+
+
+@router.post(
+    "/servers",
+    status_code=201,
+    response_model=ServerRead,
+    openapi_extra=describe(body={"schema": reference(ServerCreate), "example": _EXAMPLE}),
+)
+async def register_server(request: Request, services: ServicesOf) -> Response:
+    """Register a Triton server: every worker gives it results of the models that it has ready.
+
+    One that does not answer yet is registered all the same, and used as soon as it does.
+    """
+    server = parse(_SERVER, await request.body())
+    for known in services.fleet.servers:
+        if known.address.is_static and known.address.grpc == server.grpc:
+            raise _is_static(known)
+    await services.fleet.store.add(server.to_address())
+    answer = await _answer(services, server.name, 201)
+    answer.headers["Location"] = str(request.url.path).rstrip("/") + f"/{server.name}"
+    return answer
+
+
+@router.get("/servers/{name}", response_model=ServerRead)
+async def read_server(name: str, services: ServicesOf) -> Response:
+    """Read one server's health and models."""
+    return await _to_response(services, services.fleet.get(name))
+
+
+@router.post("/servers/{name}/drain", response_model=ServerRead)
+async def drain_server(name: str, services: ServicesOf) -> Response:
+    """Give a server nothing more to do; what runs on it goes on to its end."""
+    return await _set(services, name, is_draining=True)
+
+
+@router.post("/servers/{name}/resume", response_model=ServerRead)
+async def resume_server(name: str, services: ServicesOf) -> Response:
+    """Give a drained server results again."""
+    return await _set(services, name, is_draining=False)
+
+
+@router.delete("/servers/{name}", status_code=204)
+async def remove_server(name: str, services: ServicesOf) -> Response:
+    """Forget a server; what runs on it goes on to its end, and nothing new comes."""
+    _refuse_static(services, name)
+    await services.fleet.store.remove(name)
+    await services.registry.outdate()
+    return Response(status_code=204)
+
+
+async def _set(services: Services, name: str, *, is_draining: bool) -> Response:
+    _refuse_static(services, name)
+    await services.fleet.store.drain(name, is_draining=is_draining)
+    return await _answer(services, name)
+
+
+async def _answer(services: Services, name: str, status: int = 200) -> Response:
+    """The server as it is after a change."""
+    await services.registry.outdate()
+    return await _to_response(services, services.fleet.get(name), status)
+
+
+async def _to_response(services: Services, server: Server, status: int = 200) -> Response:
+    running = await services.fleet.store.running()
+    return json_response(server_to_wire(server, running.get(server.name, 0)), status)
+
+
+def _refuse_static(services: Services, name: str) -> None:
+    known = services.fleet.find(name)
+    if known is not None and known.address.is_static:
+        raise _is_static(known)
+
+
+def _is_static(server: Server) -> ConflictError:
+    return ConflictError(
+        f"Server {server.name!r} ({server.address.grpc}) is named by TRITON_GRPC_SERVICE: change the "
+        "setting, and restart."
+    )

@@ -1,0 +1,296 @@
+"""The API: `create_app` puts together lifespan, routes, error handlers and documentation."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi_offline import FastAPIOffline
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+from app import __version__
+from app.api import error_pages, health, json_codec
+from app.api.admin import launches, servers
+from app.api.admin.servers_schemas import ServerCreate
+from app.api.common import RawRoutes
+from app.api.container import background, open_services
+from app.api.errors import error_responses, tenstorrent_errors, tgi_errors
+from app.api.infini_gram import router as infini_gram
+from app.api.infini_gram.schemas import (
+    CnfRequest,
+    IndexRequest,
+    NtdRequest,
+    PointerRequest,
+    QueryRequest,
+    RankRequest,
+)
+from app.api.middleware.access import needed_scope
+from app.api.middleware.authentication import AuthenticationMiddleware
+from app.api.middleware.request_guard import RequestGuard
+from app.api.middleware.request_id import RequestIdMiddleware
+from app.api.native import (
+    attributions,
+    contexts,
+    exports,
+    history,
+    me,
+    models,
+    results,
+    send,
+    streams,
+    webhooks,
+)
+from app.api.native.schemas import ExportRead, ProblemRead
+from app.api.openai import (
+    batches_router as openai_batches,
+    files_router as openai_files,
+    responses_router as openai_responses,
+    router as openai,
+)
+from app.api.openai.batches_schemas import BatchCreate
+from app.api.openai.chat_schemas import ChatRequest
+from app.api.openai.completions_schemas import CompletionRequest
+from app.api.openai.responses_schemas import ResponseCreate
+from app.api.openai.schemas import OpenAIErrorRead
+from app.api.tenstorrent import router as tenstorrent
+from app.api.tenstorrent.schemas import InferenceRequest
+from app.api.tgi import router as tgi
+from app.api.tgi.schemas import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
+from app.batches.processor import BatchProcessor
+from app.core.errors import ServiceError
+from app.core.settings import Settings
+from app.core.tracing import tracing
+from app.infini_gram.attribution import AttributionParameters, AttributionRequest
+from app.provisioning.model_plan import PlanCreate
+from app.provisioning.spec import LaunchCreate
+from app.results.requests import ContextCreate, ResultCreate, SendOptions
+from app.worker.backends.triton_backend import TritonBackend
+from app.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_DESCRIPTION = """Durable results in front of NVIDIA Triton.
+
+Save a prompt (a *context*), send it to a model and have a *result* id at once. The result is
+`pending`, then `completed` or `failed`, whatever process dies in between. Errors are RFC 9457
+problems."""
+
+# Schemas that FastAPI does not see: bodies of raw routes, and problems.
+_MORE_SCHEMAS = (
+    ContextCreate,
+    ResultCreate,
+    SendOptions,
+    ProblemRead,
+    ExportRead,
+    GenerateRequest,
+    CompatGenerateRequest,
+    ChatTokenizeRequest,
+    InferenceRequest,
+    ChatRequest,
+    CompletionRequest,
+    ResponseCreate,
+    BatchCreate,
+    ServerCreate,
+    OpenAIErrorRead,
+    QueryRequest,
+    NtdRequest,
+    CnfRequest,
+    RankRequest,
+    PointerRequest,
+    IndexRequest,
+    AttributionParameters,
+    AttributionRequest,
+    LaunchCreate,
+    PlanCreate,
+)
+
+# Modules with routes that are answered before FastAPI.
+_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+# Their paths begin with any name: last, so that they hide no other.
+_OF_INDEXES = (attributions, infini_gram)
+_ROUTED = (
+    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi, me, history),
+    *(openai, openai_responses, openai_files, openai_batches),
+)
+
+_PROBLEM = {
+    "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
+    "content": {
+        json_codec.PROBLEM_JSON: {
+            "schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}
+        }
+    },
+}
+# Of the dialects, by the path's first segment; all else answers problems.
+_ERRORS = {
+    "v1": {
+        "description": "An error in OpenAI's shape.",
+        "content": {
+            json_codec.JSON: {
+                "schema": {"$ref": f"#/components/schemas/{OpenAIErrorRead.__name__}"}
+            }
+        },
+    },
+    **{
+        segment: {
+            "description": "TGI's error.",
+            "content": {json_codec.JSON: {"schema": tgi_errors.SCHEMA}},
+        }
+        for segment in tgi_errors.SEGMENTS
+    },
+    tenstorrent_errors.SEGMENT: {
+        "description": "Tenstorrent's error.",
+        "content": {json_codec.JSON: {"schema": tenstorrent_errors.SCHEMA}},
+    },
+}
+
+
+def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
+    """Build the API; `with_worker` runs a worker inside the process as well."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with (
+            tracing(settings.otlp_endpoint, "llm-api"),
+            open_services(settings, "api") as services,
+            services.indexes,
+        ):
+            app.state.services = services
+            services.hub.subscribe(services.listener)
+            services.authenticator.subscribe(services.listener)
+            loop = asyncio.get_running_loop()
+            app.state.stop = lambda: loop.call_soon_threadsafe(services.hub.close)
+            worker = None
+            if with_worker:
+                worker = Worker(
+                    services.database,
+                    services.queue,
+                    TritonBackend(
+                        services.registry,
+                        services.fleet,
+                        settings.engine_silence_seconds,
+                        continues_by_text=settings.continue_by_text,
+                    ),
+                    services.listener,
+                    services.hub,
+                    settings,
+                )
+            feeder = BatchProcessor(services, openai_batches.ENDPOINTS) if with_worker else None
+            async with background(services, feeder) as tasks:
+                tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
+                tasks.append(
+                    asyncio.create_task(services.authenticator.run(), name="authentication")
+                )
+                if worker:
+                    tasks.append(asyncio.create_task(worker.run(), name="worker"))
+                for task in tasks:
+                    task.add_done_callback(_stop_process_on_death)
+                yield
+                services.hub.close()
+                if worker:
+                    worker.stop()
+                    await tasks[-1]
+
+    # The documentation page brings its own assets: it works without the internet.
+    app = FastAPIOffline(
+        docs_url="/docs",
+        redoc_url=None,
+        title="LLM API Service",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        # Nobody configures it, and to find that out costs a look at the environment per request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.add_middleware(
+        RawRoutes,
+        routes=[route for module in (*_RAW, *_OF_INDEXES) for route in module.raw.routes],
+        others=[exports.PATH],
+    )
+    app.add_middleware(
+        RequestGuard,
+        allowed_hosts=settings.hosts_to_check,
+        max_body_bytes=settings.max_body_bytes,
+        uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
+    )
+    app.add_middleware(
+        AuthenticationMiddleware,
+        is_on=settings.is_authenticated,
+        auth_failures_per_minute=settings.auth_failures_per_minute,
+    )
+    app.add_middleware(RequestIdMiddleware)
+    app.add_exception_handler(ServiceError, error_responses.on_service_error)
+    app.add_exception_handler(RequestValidationError, error_responses.on_validation_error)
+    app.add_exception_handler(HTTPException, error_responses.on_http_error)
+    app.add_exception_handler(Exception, error_responses.on_unexpected_error)
+    app.include_router(exports.router)
+    for routes in _RAW:
+        app.include_router(routes.raw)
+    for routes in _ROUTED:
+        app.include_router(routes.router)
+    app.include_router(health.router)
+    app.include_router(error_pages.router)
+    for routes in _OF_INDEXES:
+        app.include_router(routes.router)
+        app.include_router(routes.raw)
+    app.openapi = lambda: _openapi(app, settings)  # type: ignore[method-assign] # FastAPI's own extension point
+    return app
+
+
+def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
+    """The OpenAPI document, with the schemas that raw routes refer to and each dialect's errors."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        _, definitions = models_json_schema(
+            [(model, "validation") for model in _MORE_SCHEMAS],
+            ref_template="#/components/schemas/{model}",
+        )
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(definitions["$defs"])
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                # FastAPI documents its own 422 body, which is not ours.
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = _ERRORS.get(
+                    error_responses.dialect_of(path), _PROBLEM
+                )
+                if error_responses.dialect_of(path) in tgi_errors.SEGMENTS:
+                    operation["responses"]["401"] = {"description": "No valid token; no body."}
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        parameters = schemas["SamplingParameters"]["properties"]
+        parameters["max_tokens"]["default"] = settings.default_max_tokens
+        if settings.is_authenticated:
+            _describe_security(document)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _describe_security(document: dict[str, Any]) -> None:
+    """What each operation needs, so that the documentation page can be given a token."""
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
+    }
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needed = needed_scope(method.upper(), path, b"")
+            operation["security"] = [] if needed is None else [{"bearer": [needed]}]
+
+
+def _stop_process_on_death(task: asyncio.Task[None]) -> None:
+    """A background task that dies must not leave a process that looks alive."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None:
+        logger.critical("%s died; stopping the process", task.get_name(), exc_info=error)
+        os.kill(os.getpid(), signal.SIGTERM)

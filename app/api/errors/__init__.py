@@ -1,0 +1,1 @@
+"""Error responses: problem+json and the shape of each dialect."""

@@ -1,0 +1,85 @@
+"""How a refused request is answered: each dialect has a shape of its own for errors.
+
+The path's first segment tells the dialect; what no dialect claims is native: RFC 9457 problems.
+"""
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.errors import openai_errors, tenstorrent_errors, tgi_errors
+from app.api.json_codec import problem_response, to_field_errors
+from app.core import metrics
+from app.core.errors import (
+    HttpError,
+    InternalError,
+    InvalidRequestError,
+    MethodError,
+    NotFoundError,
+    ServiceError,
+)
+
+Shape = Callable[[ServiceError], Response]
+
+_SHAPES: dict[str, Shape] = {
+    "v1": openai_errors.error_response,
+    **dict.fromkeys(tgi_errors.SEGMENTS, tgi_errors.respond),
+    tenstorrent_errors.SEGMENT: tenstorrent_errors.respond,
+}
+
+
+def refusal(path: str, error: ServiceError) -> Response:
+    """An error as the clients of this path read it."""
+    metrics.REFUSALS.of(error.code).inc()
+    return _SHAPES.get(dialect_of(path), problem_response)(error)
+
+
+def dialect_of(path: str) -> str:
+    """The first segment, which tells the dialect."""
+    return path.split("/", 2)[1] if path.startswith("/") else path
+
+
+async def on_service_error(request: Request, error: Exception) -> Response:
+    """Render the service's own errors."""
+    assert isinstance(error, ServiceError)
+    return refusal(request.scope["path"], error)
+
+
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    """Render what FastAPI found wrong with path, query or header parameters."""
+    assert isinstance(error, RequestValidationError)
+    return refusal(
+        request.scope["path"],
+        InvalidRequestError(
+            "The request is not valid; `errors` names each field.", to_field_errors(error.errors())
+        ),
+    )
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Render the framework's own refusals: unknown paths and methods above all."""
+    assert isinstance(error, HTTPException)
+    answer: ServiceError
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        answer = NotFoundError("There is no such path. The API's paths are listed at /docs.")
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        answer = MethodError("This path does not take this method. See /docs.")
+    else:
+        answer = HttpError(str(error.detail))
+        answer.status = error.status_code
+    answer.headers.update(error.headers or {})
+    return refusal(request.scope["path"], answer)
+
+
+async def on_unexpected_error(request: Request, _error: Exception) -> Response:
+    """Render a bug of ours without its details; the server logs the traceback."""
+    answer = refusal(
+        request.scope["path"],
+        InternalError("Something unexpected happened; the service's log has the details."),
+    )
+    answer.headers["X-Request-Id"] = request.scope.get("request_id", "")  # to find them by
+    return answer

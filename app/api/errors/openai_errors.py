@@ -1,0 +1,69 @@
+"""Errors as OpenAI's clients read them: `{"error": {message, type, param, code}}`.
+
+https://platform.openai.com/docs/guides/error-codes. Their client raises an exception by the status
+and sends again what was answered 408, 409, 429 or >= 500, after `Retry-After` if that is given;
+`X-Should-Retry` overrules it.
+"""
+
+import re
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from app.core.errors import FailureCode, ServiceError
+
+# OpenAI's own words, by our codes; others are told as they are.
+_CODES = {
+    "unknown_model": "model_not_found",
+    "queue_full": "rate_limit_exceeded",
+    "limit_reached": "rate_limit_exceeded",
+    "unauthenticated": "invalid_api_key",
+    "invalid_token": "invalid_api_key",
+}
+_MAX_FIELDS = 3
+# What would be refused again, although the status asks to be tried again.
+_FINAL = {"idempotency_conflict", "conflict", FailureCode.CANCELLED, FailureCode.ENGINE_CRASHED}
+_PLACE = re.compile(r"\.(\d+)(?=\.|$)")
+
+
+def error_response(error: ServiceError) -> Response:
+    """A ServiceError as OpenAI answers it; 422 is 400 there."""
+    status = 400 if error.status == 422 else error.status
+    headers = dict(error.headers)
+    if error.code in _FINAL:
+        headers["X-Should-Retry"] = "false"
+    return Response(orjson.dumps(error_body(error)), status, headers, "application/json")
+
+
+def error_body(error: ServiceError) -> dict[str, Any]:
+    """The members of the answer, which is also the last frame of a stream that failed."""
+    code = _CODES.get(error.code, error.code)
+    if "max_model_len" in error.extra:
+        code = "context_length_exceeded"
+    return {
+        "error": {
+            "message": _message(error),
+            "type": _type(error),
+            "param": _param(error.errors[0].field) if error.errors else None,
+            "code": code,
+        }
+    }
+
+
+def _param(field: str) -> str:
+    """`messages.0.content` is `messages[0].content` there."""
+    return _PLACE.sub(r"[\1]", field.removeprefix("body."))
+
+
+def _message(error: ServiceError) -> str:
+    """Our detail, or the fields it only counts."""
+    if not error.errors or error.errors[0].message in error.detail:
+        return error.detail
+    return "; ".join(f"{one.field}: {one.message}" for one in error.errors[:_MAX_FIELDS])
+
+
+def _type(error: ServiceError) -> str:
+    if error.status == 429:  # what was used up
+        return "tokens" if error.extra.get("limit") == "tokens_per_minute" else "requests"
+    return "server_error" if error.status >= 500 else "invalid_request_error"

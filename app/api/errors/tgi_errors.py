@@ -1,0 +1,71 @@
+"""Errors as Text Generation Inference tells them: `{"error", "error_type"}`.
+
+https://github.com/huggingface/text-generation-inference, router/src/server.rs and infer/mod.rs;
+its Python client and huggingface_hub map `error_type` to exceptions. What TGI has no word for
+carries our own code.
+"""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from app.api.json_codec import json_response
+from app.core.errors import AttemptLostError, FailureCode, ResultFailedError, ServiceError
+
+# First segments of the paths that speak TGI; "" is `POST /`.
+SEGMENTS = ("", "generate", "generate_stream", "tokenize", "chat_tokenize", "info", "ping")
+
+# For the OpenAPI document.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error", "error_type"],
+    "properties": {
+        "error": {"type": "string", "description": "For people: what to change."},
+        "error_type": {
+            "type": "string",
+            "description": "For programs: `validation`, `generation`, `overloaded`, "
+            "`incomplete_generation_stream`, `template_error`, or one of docs/errors.md.",
+        },
+    },
+}
+
+_AUTHENTICATION = {"unauthenticated", "invalid_token"}
+_OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams"}
+
+
+def to_error(error: ServiceError) -> tuple[int, dict[str, str]]:
+    """The status and the body, which is also what a stream says when it fails."""
+    if isinstance(error, ResultFailedError) and error.code != FailureCode.INVALID_REQUEST:
+        return _error(424, "generation", f"Request failed during generation: {error.detail}")
+    if isinstance(error, AttemptLostError):
+        return _error(500, "incomplete_generation_stream", error.detail)
+    if error.code in _OVERLOADED:
+        return _error(429, "overloaded", "Model is overloaded")
+    if (
+        error.status == 429 and error.code != "too_many_failed_attempts"
+    ):  # a limit of the team: only it can wait for it
+        return _error(429, "overloaded", f"Model is overloaded: {error.detail}")
+    if error.status == 422:
+        if [wrong.field for wrong in error.errors] == ["messages"]:
+            return _error(422, "template_error", f"Template error: {error.detail}")
+        return _error(422, "validation", f"Input validation error: {_reason(error)}")
+    return _error(error.status, error.code, error.detail)
+
+
+def respond(error: ServiceError) -> Response:
+    """A refusal. One for want of a valid key has no body, as TGI's has none."""
+    if error.status == 401 or error.code in _AUTHENTICATION:
+        return Response(None, 401, error.headers)
+    status, body = to_error(error)
+    return json_response(body, status, error.headers)
+
+
+def _error(status: int, kind: str, text: str) -> tuple[int, dict[str, str]]:
+    return status, {"error": text, "error_type": kind}
+
+
+def _reason(error: ServiceError) -> str:
+    """TGI's own words where the error has them; else each wrong field with what is wrong."""
+    if not error.errors:
+        return error.detail
+    return "; ".join(f"`{wrong.field}` {wrong.message}" for wrong in error.errors)

@@ -1,0 +1,36 @@
+"""/health: whether the process runs, and whether it is of use. /metrics: how it does."""
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from starlette.responses import Response
+
+from app.api.common import ServicesOf
+from app.api.json_codec import json_response
+from app.core import metrics
+
+router = APIRouter(tags=["health"])
+
+
+@router.head("/health", include_in_schema=False)
+@router.head("/health/live", include_in_schema=False)
+@router.get("/health", response_class=Response)
+@router.get("/health/live", response_class=Response)
+async def read_liveness() -> Response:
+    """200 as long as the process answers."""
+    return Response()
+
+
+@router.head("/health/ready", include_in_schema=False)
+@router.get("/health/ready")
+async def read_readiness(services: ServicesOf) -> Response:
+    """200 when results are accepted, else 503; either tells each part, and `to_do` what to change.
+
+    Results are accepted while Triton or all workers are away: they wait.
+    """
+    return json_response(await services.readiness.report())
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def read_metrics(services: ServicesOf) -> Response:
+    """Prometheus metrics of this process, and of the queues. Needs the scope `operate`."""
+    return Response(await services.exposition.text(), media_type=metrics.CONTENT_TYPE)

@@ -1,0 +1,1 @@
+"""infini-gram's API."""

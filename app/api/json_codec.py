@@ -1,0 +1,85 @@
+"""JSON in and out: parse bodies into schemas, render answers and problems."""
+
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.responses import Response
+
+from app.core.errors import FieldError, InvalidRequestError, ServiceError
+
+T = TypeVar("T")
+
+JSON = "application/json"
+PROBLEM_JSON = "application/problem+json"
+_MAX_ERRORS = 20
+_NUL_ESCAPE = b"\\u0000"
+
+
+def json_response(
+    content: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """Any JSON value as a response; datetimes become RFC 3339 with their zone."""
+    return Response(orjson.dumps(content), status, headers, JSON)
+
+
+def problem_response(error: ServiceError) -> Response:
+    """A ServiceError as RFC 9457 problem+json."""
+    return Response(orjson.dumps(error.to_problem()), error.status, error.headers, PROBLEM_JSON)
+
+
+def parse(adapter: TypeAdapter[T], body: bytes) -> T:
+    """Read a JSON body. Raises InvalidRequestError that names each wrong field."""
+    try:
+        value = adapter.validate_json(body)
+    except ValidationError as error:
+        raise InvalidRequestError(
+            "The body is not valid; `errors` names each field.", to_field_errors(error.errors())
+        ) from error
+    if _NUL_ESCAPE in body:
+        _refuse_nul(value, "body")
+    return value
+
+
+def validate(adapter: TypeAdapter[T], value: object) -> T:
+    """Read a part of a body whose JSON is parsed already. Raises as `parse` does."""
+    try:
+        valid = adapter.validate_python(value)
+    except ValidationError as error:
+        raise InvalidRequestError(
+            "The item is not valid; `errors` names each field.", to_field_errors(error.errors())
+        ) from error
+    _refuse_nul(valid, "item")
+    return valid
+
+
+def to_field_errors(errors: Any) -> list[FieldError]:
+    """Pydantic's errors as ours, the first twenty."""
+    return [
+        FieldError(".".join(str(part) for part in error["loc"]) or "body", _message(error))
+        for error in errors[:_MAX_ERRORS]
+    ]
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown field"
+    return str(error["msg"])
+
+
+def _refuse_nul(value: object, path: str) -> None:
+    """PostgreSQL's text cannot hold NUL; refuse it wherever it stands."""
+    if isinstance(value, str):
+        if "\x00" in value:
+            raise InvalidRequestError(
+                "Text must not contain the NUL character.", [FieldError(path, "contains NUL")]
+            )
+    elif isinstance(value, BaseModel):
+        _refuse_nul(dict(value), path)
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            _refuse_nul(key, path)
+            _refuse_nul(member, f"{path}.{key}")
+    elif isinstance(value, list):
+        for place, member in enumerate(value):
+            _refuse_nul(member, f"{path}.{place}")

@@ -1,0 +1,103 @@
+"""What /metrics answers: the process's own counts, and what the database tells about all of it.
+
+However many scrape, the text is made at most once a second, and the database is asked as seldom as
+`queue_depth` does it.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+
+from app.core import metrics
+from app.core.database import is_transient
+from app.core.errors import FailureCode
+from app.inference.model_registry import ModelRegistry
+from app.inference.server_pool import ServerPool
+from app.queue.depth import QueueDepth
+from app.queue.job_queue import AttemptOutcome
+
+logger = logging.getLogger(__name__)
+
+_FRESH_SECONDS = 1.0
+_PATIENCE = (
+    3.0  # seconds for the database: a scrape that ends without an answer tells nothing at all
+)
+
+
+class ProcessMetrics:
+    """The metrics of a process that knows nothing of the others."""
+
+    async def text(self) -> bytes:
+        """All that it counted."""
+        return metrics.render()
+
+
+class MetricsCollector:
+    """The metrics of one process as text."""
+
+    def __init__(self, fleet: ServerPool, registry: ModelRegistry, depth: QueueDepth) -> None:
+        self._fleet = fleet
+        self._registry = registry
+        self._depth = depth
+        self._making = asyncio.Lock()
+        self._text = b""
+        self._expires = 0.0
+
+    async def text(self) -> bytes:
+        """All metrics, no older than a second."""
+        async with self._making:
+            if time.monotonic() >= self._expires:
+                await self._look()
+                # Beside the loop: with many models it takes many milliseconds.
+                self._text = await asyncio.to_thread(metrics.render)
+                self._expires = time.monotonic() + _FRESH_SECONDS
+            return self._text
+
+    async def _look(self) -> None:
+        """Set the gauges. While the database is away its own are missing, which alerts can tell."""
+        models = self._registry.all()
+        running = Counter({model.name: 0 for model in models})
+        for server in self._fleet.servers:
+            running.update(server.running)
+        metrics.show(metrics.IN_FLIGHT, running)
+        for model in models:
+            _begin(model.name)
+        dead = Counter({model.name: 0 for model in models})
+        for server in self._fleet.servers:
+            dead.update(server.dead.keys())
+        metrics.show(metrics.ENGINES_DEAD, dead)
+        metrics.show(metrics.MODEL_READY, {model.name: float(model.ready) for model in models})
+        queued: dict[str, float] = {}
+        at_work: dict[str, float] = {}
+        oldest: dict[str, float] = {}
+        workers: dict[str, int] = {}
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                loads = await self._depth.by_model()
+                oldest = await self._depth.oldest_seconds()
+                workers = await self._depth.workers()
+        except Exception as error:
+            if not is_transient(error):
+                logger.exception("the queues are not measured", extra={"action": "not_measured"})
+            metrics.DATABASE_UP.set(0)
+        else:
+            metrics.DATABASE_UP.set(1)
+            names = {model.name for model in models} | loads.keys()
+            queued = {name: loads[name].queued if name in loads else 0 for name in names}
+            at_work = {name: loads[name].running if name in loads else 0 for name in names}
+            oldest = dict.fromkeys(names, 0.0) | oldest
+        metrics.show(metrics.QUEUE_DEPTH, queued)
+        metrics.show(metrics.RUNNING, at_work)
+        metrics.show(metrics.WORKERS, workers)
+        metrics.show(metrics.QUEUE_OLDEST, oldest)
+
+
+def _begin(model: str) -> None:
+    """Tell 0 for what may go wrong: a rate sees no growth of what was not there before."""
+    for code in ("completed", *FailureCode):
+        metrics.RESULTS.of(model, code)
+    for outcome in AttemptOutcome:
+        metrics.ATTEMPTS.of(model, outcome)
+    for kind in metrics.TRITON_ERROR_KINDS:
+        metrics.TRITON_ERRORS.of(model, kind)

@@ -1,0 +1,1 @@
+"""ASGI middleware: request guard, request id, authentication."""

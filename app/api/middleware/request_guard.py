@@ -1,0 +1,186 @@
+"""What every request passes first: Host and Origin, media type, and the size of its body.
+
+While authentication is off, a page in the user's browser is the attacker to think of: DNS
+rebinding is stopped by the Host allow-list, cross-site requests by Origin and by the rule that
+bodies are JSON (which a page of another site cannot send unasked). There is no CORS. Uploads are
+forms, which any page may send: theirs must come from a page of this very host, or from no page.
+
+With authentication a page of another site has no token to send, so any Host will do; an Origin,
+where there is one, must be that host.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.errors.error_responses import refusal
+from app.api.json_codec import JSON
+from app.core.errors import (
+    BodyTooLargeError,
+    ForbiddenOriginError,
+    HttpError,
+    MediaTypeError,
+    ServiceError,
+)
+
+_DISCARD_SECONDS = 5.0
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+class RequestGuard:
+    """ASGI middleware: refuses early, and hands the body on whole.
+
+    Without `allowed_hosts` every host is, and the only origin is the host itself. Forms that are
+    sent to a path of `uploads` are handed on as they come, up to its bound in bytes.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        allowed_hosts: Iterable[str] | None,
+        max_body_bytes: int,
+        uploads: Mapping[str, int] | None = None,
+    ) -> None:
+        self._app = app
+        self._uploads = uploads or {}
+        self._allowed = (
+            None if allowed_hosts is None else frozenset(host.lower() for host in allowed_hosts)
+        )
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = dict(scope["headers"])
+            self._check_origin(headers)
+            if scope["method"] == "POST" and scope["path"] in self._uploads and _is_form(headers):
+                _check_same_origin(headers)
+                receive = await _bounded(headers, receive, self._uploads[scope["path"]])
+            elif scope["method"] not in _SAFE_METHODS:
+                body = await self._read_body(headers, receive)
+                receive = _replay(body, receive)
+        except ServiceError as error:
+            await refusal(scope["path"], error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        allowed = self._allowed
+        if allowed is None:
+            allowed = frozenset({_host_name(headers.get(b"host", b"").decode("latin-1"))})
+        elif "*" in allowed:
+            return
+        for name in (b"host", b"origin"):
+            value = headers.get(name)
+            if value is None:
+                continue
+            host = _host_name(value.decode("latin-1"))
+            if host not in allowed:
+                raise ForbiddenOriginError(
+                    f"{name.decode().title()} {host!r} is not allowed; add it to "
+                    "LLM_ALLOWED_HOSTS if it is yours."
+                )
+
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            if b"expect" not in headers:  # one who asks first has sent nothing yet
+                await _discard(receive)
+            raise self._too_large()
+        body = bytearray()
+        while True:
+            message = await receive()
+            if (
+                message["type"] == "http.disconnect"
+            ):  # what is cut off must not pass for a whole one
+                raise HttpError("The connection ended before the request's body did.")
+            body += message.get("body", b"")
+            if len(body) > self._max_body_bytes:
+                if message.get("more_body"):
+                    await _discard(receive)
+                raise self._too_large()
+            if not message.get("more_body"):
+                break
+        if body:
+            media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+            if media_type != JSON.encode() and not media_type.endswith(b"+json"):
+                raise MediaTypeError("Send the body with `Content-Type: application/json`.")
+        return bytes(body)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return _body_too_large(self._max_body_bytes, "LLM_MAX_BODY_BYTES")
+
+
+def _body_too_large(bound: int, setting: str) -> BodyTooLargeError:
+    return BodyTooLargeError(
+        f"A body may have at most {bound} bytes ({setting}).", headers={"Connection": "close"}
+    )
+
+
+def _is_form(headers: dict[bytes, bytes]) -> bool:
+    return headers.get(b"content-type", b"").strip().lower().startswith(b"multipart/form-data")
+
+
+def _check_same_origin(headers: dict[bytes, bytes]) -> None:
+    """Refuse the form of another site's page, which needs no leave to send one."""
+    origin = headers.get(b"origin")
+    host = headers.get(b"host", b"").decode("latin-1")
+    if origin is not None and origin.decode("latin-1").split("://", 1)[-1].lower() != host.lower():
+        raise ForbiddenOriginError("A form of another origin is not taken.")
+
+
+async def _bounded(headers: dict[bytes, bytes], receive: Receive, bound: int) -> Receive:
+    """A `receive` that raises BodyTooLargeError when more than `bound` bytes come."""
+    too_large = _body_too_large(bound, "LLM_MAX_FILE_BYTES")
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > bound:
+        if b"expect" not in headers:
+            await _discard(receive)
+        raise too_large
+    received = 0
+
+    async def counting() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > bound:
+            if message.get("more_body"):
+                await _discard(receive)
+            raise too_large
+        return message
+
+    return counting
+
+
+async def _discard(receive: Receive) -> None:
+    """Take the rest of a body, for a time: a client still sending would not read the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while (await receive()).get("more_body"):
+                pass
+
+
+def _host_name(value: str) -> str:
+    """The name in a Host or Origin header, without scheme and port."""
+    host = value.split("://", 1)[-1].lower()
+    if host.startswith("["):
+        return host.split("]", 1)[0] + "]"
+    return host.rsplit(":", 1)[0] if ":" in host else host
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body in one piece, then what the server says (a disconnect)."""
+    told = False
+
+    async def replay() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

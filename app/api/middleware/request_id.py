@@ -1,0 +1,90 @@
+"""What belongs to every request, whoever answers it: its id, and that it is counted.
+
+`X-Request-Id` is the client's where it is one that can be searched for, else made here; each answer
+has it, and each line of the log that is about the request.
+"""
+
+import logging
+import re
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.core import metrics, tracing
+from app.core.log_context import CURRENT
+
+logger = logging.getLogger(__name__)
+
+HEADER = "X-Request-Id"
+_HEADER = b"x-request-id"
+_UNTRACED = {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
+_ERROR = 500  # and above: the server's
+_SANE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+
+
+class RequestIdMiddleware:
+    """ASGI middleware, the outermost."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = given_id(scope) or secrets.token_hex(16)
+        scope["request_id"] = request_id
+        CURRENT.set(scope)
+        header = (_HEADER, request_id.encode())
+        began = time.perf_counter()
+        active = tracing.active if scope["path"] not in _UNTRACED else None
+        span = None
+        if active is not None:
+            span, scope["trace"] = active.begin("request", scope["headers"])
+        status = 500
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], header]
+                _count(scope, status, began)
+            await send(message)
+
+        metrics.OPEN_REQUESTS.inc()
+        try:
+            await self._app(scope, receive, tell)
+        except Exception:
+            # Its answer is written outside of this, by the framework's last handler.
+            _count(scope, 500, began)
+            raise
+        finally:
+            metrics.OPEN_REQUESTS.dec()
+            if active is not None and span is not None:
+                attributes = {
+                    "http.request.method": scope["method"],
+                    "url.path": scope["path"],
+                    "http.response.status_code": status,
+                    "llm.request_id": request_id,
+                }
+                active.end(span, attributes, is_error=status >= _ERROR)
+
+
+def given_id(scope: Scope) -> str | None:
+    """The client's id of a request, if it sent one that will do."""
+    given = [value for name, value in scope["headers"] if name == _HEADER]
+    if len(given) == 1 and _SANE.fullmatch(given[0]):
+        return bytes(given[0]).decode()
+    return None
+
+
+def _count(scope: Scope, status: int, began: float) -> None:
+    metrics.REQUESTS.of(str(status)).inc()
+    if logger.isEnabledFor(logging.DEBUG):
+        # Without its query: that may hold a ticket, or words that are searched for.
+        logger.debug(
+            "%s %s: %d",
+            *(scope["method"], scope["path"], status),
+            extra={"action": "answered", "seconds": round(time.perf_counter() - began, 6)},
+        )

@@ -1,0 +1,1 @@
+"""The native API: contexts, results, streams, models and webhooks."""

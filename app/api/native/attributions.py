@@ -1,0 +1,295 @@
+"""Attributions: of a text, answered as infini-gram API does; of a result, kept with it.
+
+https://github.com/allenai/infinigram-api. Each is a result, run by the attribution workers of its
+index: it can be polled, streamed and cancelled, and a webhook tells of it.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Mapping
+from typing import Annotated, Any
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.attribution_schemas import AttributionRead
+from app.api.common import (
+    KEY_HEADER,
+    REPLAYED_HEADER,
+    PrincipalOf,
+    ServicesOf,
+    TeamOf,
+    body_of,
+    describe,
+    idempotency_key,
+    on_disconnect_of,
+    principal_of,
+    reference,
+    result_wire,
+    services_of,
+    to_id,
+    watching,
+)
+from app.api.container import Services
+from app.api.json_codec import JSON, json_response, parse
+from app.api.native.schemas import ResultRead
+from app.api.native.send import WISHES, send
+from app.api.sse import MEDIA_TYPE
+from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, ids_of
+from app.core.errors import (
+    ConflictError,
+    EngineError,
+    FailureCode,
+    FieldError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    ServiceError,
+    StoppingError,
+)
+from app.core.ids import new_id
+from app.core.queue_names import queue_of
+from app.infini_gram.attribution import AttributionParameters, AttributionRequest
+from app.queue.idempotency import NewKey, hash_request
+from app.results.attributions import cache_key
+from app.results.multi_result import cancel_all, failure_of
+from app.results.preparation import erased, prepare_attribution
+from app.results.submission import Replayed, SubmissionOutcome, submit_attribution
+
+router = APIRouter(tags=["infini-gram"])
+raw = APIRouter(tags=["infini-gram"])
+
+_REQUEST = TypeAdapter(AttributionRequest)
+_PARAMETERS = TypeAdapter(AttributionParameters)
+_CLIENT_LEFT = 499  # seen by nobody but a log
+_MARGIN_SECONDS = 10.0
+
+# Not required: who names no result of his team is told that first.
+IndexName = Annotated[
+    str | None, Query(max_length=128, pattern=r"^[^\x00]*$", description="An index's name.")
+]
+
+
+@raw.post(
+    "/{index}/attribution",
+    responses={200: {"model": AttributionRead}},
+    openapi_extra=describe(
+        path={"index": "An index's name."},
+        header=KEY_HEADER | ON_DISCONNECT_HEADER,
+        body={"schema": reference(AttributionRequest), "example": {"response": "return None"}},
+    ),
+)
+async def attribute_text(request: Request) -> Response:
+    """Which parts of a text the corpus has, and in which documents; answered when it is done.
+
+    The same request finds the same answer for an hour, and for twelve from when it was last asked
+    again. 503 when it takes too long.
+    """
+    services = services_of(request)
+    index = request.path_params["index"]
+    wanted = parse(_REQUEST, await body_of(request))
+    version = services.indexes.engine(index).version
+    parameters = _to_stored(wanted)
+    content = {"index": index, "text": wanted.response, **parameters}
+    given = idempotency_key(request)
+    key = _key(services, given, content, services.settings.attribution_cache_seconds)
+    is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
+    row, is_new, has_left = await _wait(
+        request, index, wanted.response, parameters, key, None if given else version
+    )
+    result_id = row["id"]
+    headers = {RESULT_ID_HEADER: str(result_id)}
+    if row["state"] == "pending":
+        if is_new and is_cancelled:
+            await cancel_all(services, row["team_id"], [result_id])
+        if has_left:
+            return Response(status_code=_CLIENT_LEFT)
+        raise _too_long(services, result_id, headers)
+    if not is_new:
+        headers[REPLAYED_HEADER] = "true"
+    if row["state"] == "failed":
+        raise _failure(row, headers)
+    if row["erased_at"] is not None:
+        raise erased(row)
+    if not is_new and given is None:
+        seconds = services.settings.attribution_cache_hit_seconds
+        await services.keys.keep(row["team_id"], key.key, seconds)
+    return Response(row["output"], media_type=JSON, headers=headers)
+
+
+async def _wait(
+    request: Request,
+    index: str,
+    text: str,
+    parameters: Mapping[str, Any],
+    key: NewKey,
+    version: int | None,
+) -> tuple[asyncpg.Record, bool, bool]:
+    """The attribution once it has ended or the time is over, whether it is new, and whether the
+    client has left. With a `version` the key is of the cache.
+    """
+    services, principal = services_of(request), principal_of(request)
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + services.settings.attribution_seconds
+    deadline = services.settings.default_deadline_seconds
+    if version is not None:  # nobody would look for it later, should this process die
+        deadline = services.settings.attribution_seconds + _MARGIN_SECONDS
+    while True:
+        result_id = new_id()
+        with services.hub.expecting(result_id) as woken:
+            answer = await submit_attribution(
+                services,
+                principal,
+                functools.partial(
+                    prepare_attribution,
+                    services,
+                    principal,
+                    index,
+                    text,
+                    parameters,
+                    result_id,
+                    deadline_seconds=deadline,
+                ),
+                key,
+                version,
+            )
+            is_new = not isinstance(answer, Replayed)
+            (found,) = ids_of([answer])
+            expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
+            with expecting as news, watching(request, news) as has_left:
+                row = await services.hub.wait_terminal(
+                    principal.team_id,
+                    found,
+                    max(0.0, ends - loop.time()),
+                    news,
+                    is_new=is_new,
+                    has_left=has_left,
+                )
+        # One that another asked for, and cancelled, is no answer.
+        if is_new or version is None or row["state"] != "failed":
+            return row, is_new, has_left()
+
+
+@router.post(
+    "/results/{result_id}/attribution",
+    status_code=202,
+    response_model=ResultRead,
+    responses={200: {"model": ResultRead, "content": {MEDIA_TYPE: {}}}},
+    openapi_extra=describe(
+        header=WISHES | KEY_HEADER,
+        body={"schema": reference(AttributionParameters), "example": {"minimumSpanLength": 3}},
+    ),
+)
+async def attribute_result(
+    request: Request,
+    result_id: str,
+    services: ServicesOf,
+    principal: PrincipalOf,
+    index: IndexName = None,
+) -> Response:
+    """Attribute the text of an ended result: a result of its own, which names it in `source_id`.
+
+    The same again finds the one that there is. 409 while the text is not complete.
+    """
+    source = await services.results.request(principal.team_id, to_id(result_id, "result"))
+    name = _named(services, index)
+    body = await request.body()
+    parameters = _to_stored(parse(_PARAMETERS, body)) if body else {}
+    if source["erased_at"] is not None:
+        raise erased(source)
+    if source["kind"] != "generation":
+        raise ConflictError("The result is an attribution itself.")
+    if source["state"] == "pending":
+        raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
+    if not source["output"]:
+        raise ConflictError("The result has no text to attribute.")
+    version = services.indexes.engine(name).version
+    content = {"index": name, "source": str(source["id"]), **parameters}
+    given = idempotency_key(request)
+    key = _key(services, given, content, services.settings.idempotency_seconds)
+
+    def submission(new_result_id: UUID) -> Awaitable[SubmissionOutcome]:
+        return submit_attribution(
+            services,
+            principal,
+            lambda: prepare_attribution(
+                services,
+                principal,
+                name,
+                source["output"] or "",
+                parameters,
+                new_result_id,
+                source_id=source["id"],
+                context_id=source["context_id"],
+                webhook_url=source["webhook_url"],
+                store=source["store"],
+            ),
+            key,
+            None if given else version,
+        )
+
+    return await send(request, services, submission)
+
+
+@router.get("/results/{result_id}/attribution", response_model=ResultRead)
+async def read_attribution(
+    result_id: str, services: ServicesOf, team: TeamOf, index: IndexName = None
+) -> Response:
+    """The newest attribution of a result by an index."""
+    source = await services.results.get(team, to_id(result_id, "result"))
+    name = _named(services, index)
+    row = await services.results.newest_about(team, source["id"], queue_of(name))
+    if row is None:
+        raise NotFoundError(f"There is no attribution of result {source['id']} by index {name!r}.")
+    return json_response(result_wire(services, row))
+
+
+def _named(services: Services, index: str | None) -> str:
+    if index is not None:
+        return index
+    message = f"must be given: one of {', '.join(services.indexes.names) or 'none'}"
+    raise InvalidRequestError(f"index: {message}.", [FieldError("index", message)])
+
+
+def _key(
+    services: Services,
+    given: str | None,
+    content: Mapping[str, Any],
+    seconds: float,
+) -> NewKey:
+    """The client's key, or that of the cache."""
+    if given is not None:
+        return services.keys.new(given, hash_request(content))
+    return cache_key(content, seconds)
+
+
+def _to_stored(parameters: AttributionParameters) -> dict[str, Any]:
+    return parameters.model_dump(by_alias=True, exclude_defaults=True, exclude={"response"})
+
+
+def _too_long(services: Services, result_id: UUID, headers: dict[str, str]) -> ServiceError:
+    if services.hub.is_closing:
+        return StoppingError(
+            f"This process of the service is stopping. Send the request again; its result is "
+            f"{result_id}.",
+            headers=headers | {"Retry-After": "2"},
+        )
+    return OverloadedError(
+        f"The attribution took longer than {services.settings.attribution_seconds:.0f} s "
+        "(LLM_ATTRIBUTION_SECONDS). Try again later, or send it with an Idempotency-Key: then it "
+        "goes on, and the same request finds it.",
+        headers=headers | {"Retry-After": "10"},
+    )
+
+
+def _failure(row: asyncpg.Record, headers: dict[str, str]) -> ServiceError:
+    error: ServiceError = failure_of(row)
+    if row["error_code"] == FailureCode.INFINI_GRAM_ERROR:  # under infini-gram API's name
+        error = EngineError(row["error_message"])
+    error.headers.update(headers)
+    return error

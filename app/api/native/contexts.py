@@ -1,0 +1,73 @@
+"""/contexts/: save, list, read and delete prompts."""
+
+from fastapi import APIRouter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.common import (
+    After,
+    Force,
+    Limit,
+    ServicesOf,
+    TeamOf,
+    body_of,
+    describe,
+    page_response,
+    reference,
+    services_of,
+    team_of,
+    to_id,
+)
+from app.api.json_codec import json_response, parse
+from app.api.native.schemas import ContextRead
+from app.results.preparation import to_new_context
+from app.results.requests import ContextCreate
+from app.results.serialization import context_to_wire
+
+router = APIRouter(tags=["contexts"])
+raw = APIRouter(tags=["contexts"])
+
+_CREATE = TypeAdapter(ContextCreate)
+_EXAMPLE = {"content": "def fibonacci(n):", "metadata": {"origin": "example"}}
+
+
+@raw.post(
+    "/contexts/",
+    status_code=201,
+    responses={201: {"model": ContextRead}},
+    openapi_extra=describe(body={"schema": reference(ContextCreate), "example": _EXAMPLE}),
+)
+async def create_context(request: Request) -> Response:
+    """Save a prompt: `content`, or chat `messages`."""
+    create = parse(_CREATE, await body_of(request))
+    services, team = services_of(request), team_of(request)
+    context = to_new_context(team, create)
+    await services.contexts.create(context)
+    stored = await services.contexts.get(team, context.id)
+    return json_response(context_to_wire(stored), 201, {"Location": f"/contexts/{context.id}"})
+
+
+@router.get("/contexts/", response_model=list[ContextRead])
+async def list_contexts(
+    request: Request, services: ServicesOf, team: TeamOf, limit: Limit = 50, after: After = None
+) -> Response:
+    """List saved prompts, newest first."""
+    page = await services.contexts.list(team, after, limit)
+    return page_response(request, [context_to_wire(context) for context in page], limit)
+
+
+@router.get("/contexts/{context_id}", response_model=ContextRead)
+async def read_context(context_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Read one saved prompt."""
+    context = await services.contexts.get(team, to_id(context_id, "context"))
+    return json_response(context_to_wire(context))
+
+
+@router.delete("/contexts/{context_id}", status_code=204)
+async def delete_context(
+    context_id: str, services: ServicesOf, team: TeamOf, force: Force = False
+) -> Response:
+    """Delete a prompt with its results; 409 while one is pending, unless `force`."""
+    await services.contexts.delete(team, to_id(context_id, "context"), force=force)
+    return Response(status_code=204)

@@ -1,0 +1,92 @@
+"""/results/export: results as a file, one JSON object a line."""
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import asyncpg
+import orjson
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from app.api.common import After, ServicesOf, TeamOf, reference, result_wire
+from app.api.container import Services
+from app.api.native.results import Narrowed
+from app.api.native.schemas import ExportRead
+from app.api.sse import CutOffError, EventStreamResponse
+from app.core.errors import ServiceError
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter(tags=["results"])
+
+# The pattern of /results/{result_id} matches it, too: it must be asked first.
+PATH = "/results/export"
+MEDIA_TYPE = "application/x-ndjson"
+
+_MAX_LIMIT = 2**53 - 1
+
+
+@router.get(
+    PATH,
+    response_class=Response,
+    responses={
+        200: {
+            "description": "One result a line, as JSON; a body without its end is not whole.",
+            "content": {MEDIA_TYPE: {"schema": reference(ExportRead)}},
+        }
+    },
+)
+async def export_results(
+    services: ServicesOf,
+    team: TeamOf,
+    narrowed: Narrowed,
+    limit: Annotated[
+        int | None, Query(ge=1, le=_MAX_LIMIT, description="Most lines; all by default.")
+    ] = None,
+    after: After = None,
+) -> Response:
+    """Export results with their prompts and whole texts, newest first, as JSON lines.
+
+    `after` goes on behind the last whole line of an export that was broken off.
+    """
+    pieces = services.export.read(team, narrowed, after=after, limit=limit)
+    # What cannot be read at all is a problem, not a broken file.
+    first: Sequence[asyncpg.Record] = await anext(pieces, [])
+    name = f"results-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    lines = _lines(services, first, pieces)
+    return EventStreamResponse(lines, headers, media_type=MEDIA_TYPE)
+
+
+async def _lines(
+    services: Services,
+    first: Sequence[asyncpg.Record],
+    pieces: AsyncIterator[Sequence[asyncpg.Record]],
+) -> AsyncGenerator[bytes, None]:
+    """The lines of each piece; a connection cut off before its end tells that some are missing."""
+    try:
+        yield _to_lines(services, first)
+        async for rows in pieces:
+            yield _to_lines(services, rows)
+    except ServiceError as error:
+        logger.warning("an export was broken off: %s", error, extra={"action": "export_broken"})
+        raise CutOffError(error.code) from error
+
+
+def _to_lines(services: Services, rows: Sequence[asyncpg.Record]) -> bytes:
+    return b"".join(
+        orjson.dumps(
+            result_wire(services, row)
+            | {
+                "content": row["content"],
+                "messages": orjson.Fragment(row["messages"]) if row["messages"] else None,
+            },
+            option=orjson.OPT_APPEND_NEWLINE,
+        )
+        for row in rows
+    )

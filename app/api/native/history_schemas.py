@@ -1,0 +1,167 @@
+"""The wire shapes of what was, and of the state of the service."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from app.results.stats.histogram import percentile
+from app.results.stats.history import Point, Window
+from app.results.stats.system import SystemState
+
+_SHARES = {"p50": 0.5, "p95": 0.95}
+_PERCENTILE = "Of completed results, in seconds; interpolated from a histogram, null of none."
+
+
+class PointRead(BaseModel):
+    """The results of one model that ended within a step of time.
+
+    Percentiles are interpolated from histograms whose buckets double in width: they are exact to the
+    bucket, and usually to a tenth.
+    """
+
+    minute: datetime = Field(description="When the step begins.")
+    minutes: int = Field(description="How many minutes the step has.")
+    model_name: str
+    completed: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    ttft_p50: float | None = Field(description=f"From its start to its first token. {_PERCENTILE}")
+    ttft_p95: float | None
+    seconds_p50: float | None = Field(description=f"From sending to its end. {_PERCENTILE}")
+    seconds_p95: float | None
+    queue_p50: float | None = Field(description=f"From sending to its last start. {_PERCENTILE}")
+    queue_p95: float | None
+
+
+class TableRead(BaseModel):
+    """A table with its indexes."""
+
+    name: str
+    size_bytes: int
+    rows_estimate: int | None = Field(description="As PostgreSQL last estimated; null: never.")
+
+
+class DatabaseRead(BaseModel):
+    """The database on its disk."""
+
+    size_bytes: int
+    tables: list[TableRead]
+
+
+class WorkerRead(BaseModel):
+    """A worker process, alive or not."""
+
+    id: UUID
+    host: str
+    pid: int
+    started_at: datetime
+    lease_expires_at: datetime
+    is_alive: bool
+    running: int = Field(description="Results, as it told with its last heartbeat.")
+
+
+class QueueRead(BaseModel):
+    """A queue: a model's, or an index's."""
+
+    name: str
+    queued: int
+    running: int
+    oldest_seconds: float | None = Field(description="Of what is queued: null if nothing is.")
+
+
+class QueueSampleRead(BaseModel):
+    """The most that a queue held at any full minute of a step. Of an empty queue there is none."""
+
+    minute: datetime
+    minutes: int
+    name: str
+    queued: int
+    running: int
+
+
+class FailureRead(BaseModel):
+    """How many results failed with a code."""
+
+    code: str
+    count: int
+
+
+class SystemRead(BaseModel):
+    """The state of the service, of all teams together; up to two seconds old."""
+
+    version: str
+    schema_version: str = Field(description="The last migration of the database.")
+    now: datetime
+    database: DatabaseRead
+    workers: list[WorkerRead]
+    queues: list[QueueRead]
+    queue_history: list[QueueSampleRead]
+    history: list[PointRead]
+    failures: list[FailureRead]
+
+
+def points_to_wire(points: Sequence[Point], window: Window) -> list[dict[str, Any]]:
+    """Points as JSON members."""
+    return [_point_to_wire(point, window) for point in points]
+
+
+def _point_to_wire(point: Point, window: Window) -> dict[str, Any]:
+    wire: dict[str, Any] = {
+        "minute": point.begins,
+        "minutes": window.step,
+        "model_name": point.model_name,
+        "completed": point.completed,
+        "failed": point.failed,
+        "prompt_tokens": point.prompt_tokens,
+        "completion_tokens": point.completion_tokens,
+    }
+    for name, counts in (
+        ("ttft", point.first_token_seconds),
+        ("seconds", point.seconds),
+        ("queue", point.queue_seconds),
+    ):
+        for suffix, share in _SHARES.items():
+            wire[f"{name}_{suffix}"] = percentile(counts, share)
+    return wire
+
+
+def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
+    """The state of the service as JSON members."""
+    names = sorted(state.queues.keys() | state.oldest_seconds.keys())
+    return {
+        "version": version,
+        "schema_version": state.schema_version,
+        "now": state.now,
+        "database": {
+            "size_bytes": state.size_bytes,
+            "tables": [dict(row.items()) for row in state.tables],
+        },
+        "workers": [dict(row.items()) | {"id": str(row["id"])} for row in state.workers],
+        "queues": [_queue_to_wire(state, name) for name in names],
+        "queue_history": [
+            {
+                "minute": row["begins"],
+                "minutes": state.window.step,
+                "name": row["name"],
+                "queued": row["queued"],
+                "running": row["running"],
+            }
+            for row in state.queue_history
+        ],
+        "history": points_to_wire(state.history, state.window),
+        "failures": [dict(row.items()) for row in state.failures],
+    }
+
+
+def _queue_to_wire(state: SystemState, name: str) -> dict[str, Any]:
+    load = state.queues.get(name)
+    return {
+        "name": name,
+        "queued": load.queued if load else 0,
+        "running": load.running if load else 0,
+        "oldest_seconds": state.oldest_seconds.get(name),
+    }

@@ -1,0 +1,60 @@
+"""/models/: what Triton serves, and loading and unloading of it."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.api.common import ServicesOf
+from app.api.json_codec import json_response
+from app.api.native.schemas import ModelRead
+from app.inference.model_registry import Model
+from app.queue.depth import ModelLoad
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/models/", response_model=list[ModelRead])
+async def list_models(services: ServicesOf) -> Response:
+    """List the models: ready ones, and those that Triton served before."""
+    loads = await services.depth.by_model()
+    return json_response(
+        [_to_wire(model, loads.get(model.name)) for model in services.registry.all()]
+    )
+
+
+@router.get("/models/{name}", response_model=ModelRead)
+async def read_model(name: str, services: ServicesOf) -> Response:
+    """Read one model's readiness, limits and load."""
+    model = await services.registry.find(name)
+    loads = await services.depth.by_model()
+    return json_response(_to_wire(model, loads.get(model.name)))
+
+
+@router.post("/models/{name}/load", response_model=ModelRead)
+async def load_model(name: str, services: ServicesOf) -> Response:
+    """Have each Triton server load a model that its repository has; answers when it is loaded."""
+    await services.registry.load(name)
+    return await read_model(name, services)
+
+
+@router.post("/models/{name}/unload", response_model=ModelRead)
+async def unload_model(name: str, services: ServicesOf) -> Response:
+    """Have each Triton server unload a model; its queued results wait until it is loaded again."""
+    await services.registry.unload(name)
+    return await read_model(name, services)
+
+
+def _to_wire(model: Model, load: ModelLoad | None) -> dict[str, Any]:
+    load = load or ModelLoad()
+    return {
+        "name": model.name,
+        "version": model.version,
+        "ready": model.ready,
+        "reason": None if model.ready else model.reason,
+        "chat": model.has_chat,
+        "max_model_len": model.max_model_len,
+        "queued": load.queued,
+        "running": load.running,
+        "tokens_per_second": round(load.tokens_per_second, 1),
+    }

@@ -1,0 +1,227 @@
+"""/results/: read, wait for, list, cancel and delete results."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.common import (
+    After,
+    Force,
+    Limit,
+    Name,
+    ServicesOf,
+    TeamOf,
+    describe,
+    page_response,
+    result_wire,
+    services_of,
+    team_of,
+    to_id,
+    watching,
+)
+from app.api.container import Services
+from app.api.json_codec import json_response
+from app.api.native.schemas import AttemptRead, ResultRead
+from app.core.errors import FieldError, InvalidRequestError
+from app.results.pages import ResultFilter
+from app.results.serialization import attempts_to_wire
+
+router = APIRouter(tags=["results"])
+raw = APIRouter(tags=["results"])
+
+_CANCEL_WAIT_SECONDS = 2.0
+
+_WAIT_QUERY = {
+    "wait": {
+        "schema": {"type": "number", "minimum": 0, "maximum": 60, "default": 0},
+        "description": "Hold up to this many seconds until the result is terminal.",
+    },
+    "partial": {
+        "schema": {"type": "boolean", "default": False},
+        "description": "While pending, `result` is the text stored so far.",
+    },
+}
+_MATCH_HEADER = {
+    "If-None-Match": {
+        "schema": {"type": "string"},
+        "description": "The `ETag` of an earlier answer; 304 while the result is the same.",
+    }
+}
+
+
+@raw.get(
+    "/results/{result_id}",
+    responses={200: {"model": ResultRead}, 304: {"description": "It has not changed."}},
+    openapi_extra=describe(
+        path={"result_id": "The result's id."}, query=_WAIT_QUERY, header=_MATCH_HEADER
+    ),
+)
+async def read_result(request: Request) -> Response:
+    """Read a result; with `wait`, once it is terminal or the time is over."""
+    services, team = services_of(request), team_of(request)
+    result_id = to_id(request.path_params["result_id"], "result")
+    if not request.scope["query_string"]:
+        row = await services.results.get(team, result_id)
+        return await _result_response(request, services, row)
+    query = request.query_params
+    seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
+    if seconds > 0:
+        with services.hub.expecting(result_id) as woken, watching(request, woken) as has_left:
+            row = await services.hub.wait_terminal(
+                team, result_id, seconds, woken, has_left=has_left
+            )
+    else:
+        row = await services.results.get(team, result_id)
+    if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
+        partial = await services.results.partial_output(team, result_id)
+        wire, headers = await _pending_wire(services, row)
+        return json_response(wire | {"result": partial}, 200, headers)
+    return await _result_response(request, services, row)
+
+
+def _narrowed(
+    state: Literal["pending", "completed", "failed"] | None = None,
+    model_name: Name = None,
+    context_id: UUID | None = None,
+    error_code: Name = None,
+    retryable: bool | None = None,
+    created_after: datetime | None = None,
+    created_before: datetime | None = None,
+    q: Annotated[
+        str | None,
+        Query(
+            max_length=500,
+            pattern=r"^[^\x00]*$",
+            description='Words of the prompt, the text or the error, all of them; `"a phrase"`, '
+            "`or`, and `-not`.",
+        ),
+    ] = None,
+) -> ResultFilter:
+    return ResultFilter(
+        state, model_name, context_id, error_code, retryable, created_after, created_before, q
+    )
+
+
+# The filters that lists and exports have in common.
+Narrowed = Annotated[ResultFilter, Depends(_narrowed)]
+
+
+@router.get("/results/", response_model=list[ResultRead])
+async def list_results(
+    request: Request,
+    services: ServicesOf,
+    team: TeamOf,
+    narrowed: Narrowed,
+    full: Annotated[bool, Query(description="Do not cut long texts.")] = False,
+    prompts: Annotated[bool, Query(description="Tell the beginnings of the prompts.")] = False,
+    limit: Limit = 50,
+    after: After = None,
+) -> Response:
+    """List results, newest first; without `full` texts are cut at 1,000 characters, and without logprobs."""
+    rows = await services.results.list(
+        team, narrowed, after=after, limit=limit, full=full, prompts=prompts
+    )
+    items = [result_wire(services, row) for row in rows]
+    if prompts:
+        for item, row in zip(items, rows, strict=True):
+            item["prompt_start"] = row["prompt_start"]
+    return page_response(request, items, limit)
+
+
+@router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])
+async def list_attempts(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """The attempts of a result: when, where, and how each ended."""
+    row = await services.results.attempts(team, to_id(result_id, "result"))
+    return json_response(attempts_to_wire(row))
+
+
+@router.post("/results/cancel")
+async def cancel_results(
+    services: ServicesOf,
+    team: TeamOf,
+    context_id: UUID | None = None,
+    model_name: Name = None,
+) -> dict[str, int]:
+    """Cancel all pending results of a context, a model, or both; answers how many."""
+    filters = {"context_id": context_id, "model_name": model_name}
+    given = {name: value for name, value in filters.items() if value is not None}
+    if not given:
+        message = "name a context_id, a model_name, or both"
+        raise InvalidRequestError(f"{message.capitalize()}.", [FieldError("query", message)])
+    return {"cancelled": await services.queue.cancel(team, **given)}
+
+
+@router.post(
+    "/results/{result_id}/cancel",
+    response_model=ResultRead,
+    responses={202: {"model": ResultRead}},
+)
+async def cancel_result(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Cancel a result; idempotent. 200 once it is terminal, 202 while its worker is stopping."""
+    identifier = to_id(result_id, "result")
+    await services.queue.cancel(team, id=identifier)
+    seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
+    row = await services.hub.wait_terminal(team, identifier, seconds)
+    return json_response(result_wire(services, row), 202 if row["state"] == "pending" else 200)
+
+
+@router.delete("/results/{result_id}", status_code=204)
+async def delete_result(
+    result_id: str, services: ServicesOf, team: TeamOf, force: Force = False
+) -> Response:
+    """Delete a result; 409 while it is pending, unless `force`."""
+    await services.results.delete(team, to_id(result_id, "result"), force=force)
+    return Response(status_code=204)
+
+
+async def _result_response(request: Request, services: Services, row: asyncpg.Record) -> Response:
+    """A result, or 304 where the client has it; while it is pending with what is to be expected."""
+    tag = _etag(services, row)
+    is_known = any(
+        name == b"if-none-match" and tag in value for name, value in request.scope["headers"]
+    )
+    if row["state"] != "pending":
+        headers = {"ETag": tag.decode()}
+        if is_known:
+            return Response(None, 304, headers)
+        return json_response(result_wire(services, row), 200, headers)
+    wire, headers = await _pending_wire(services, row)
+    headers["ETag"] = tag.decode()
+    return Response(None, 304, headers) if is_known else json_response(wire, 200, headers)
+
+
+async def _pending_wire(
+    services: Services, row: asyncpg.Record
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A pending result with its place in the queue, and the header that says when to ask again."""
+    estimate = await services.positions.estimate(row)
+    wire = result_wire(services, row)
+    wire["queue_position"] = estimate.position
+    wire["estimated_wait_seconds"] = estimate.wait_seconds
+    return wire, {"Retry-After": str(estimate.poll_seconds)}
+
+
+def _etag(services: Services, row: asyncpg.Record) -> bytes:
+    """A weak validator (RFC 9110, 8.8.3): the row's state and its model's, not the estimates."""
+    changed = row["finished_at"] or row["cancel_requested_at"] or row["started_at"]
+    at = 0 if changed is None else int(changed.timestamp() * 1e6)
+    ready = (
+        "" if row["state"] != "pending" else f"-{services.registry.is_ready(row['model_name']):d}"
+    )
+    return f'W/"{row["state"]}-{row["attempt"]}-{at:x}{ready}"'.encode()
+
+
+def _to_seconds(text: str, most: float) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= most:
+        message = f"must be a number of seconds from 0 to {most:.0f}"
+        raise InvalidRequestError(f"wait: {message}.", [FieldError("wait", message)])
+    return seconds

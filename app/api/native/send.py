@@ -1,0 +1,338 @@
+"""/models/send and POST /results/: send prompts, and be answered at once, at the end, or live."""
+
+import contextlib
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.common import (
+    KEY_HEADER,
+    REPLAYED_HEADER,
+    PrincipalOf,
+    ServicesOf,
+    body_of,
+    describe,
+    idempotency_key,
+    on_disconnect_of,
+    principal_of,
+    reference,
+    result_wire,
+    services_of,
+    team_of,
+    to_id,
+    watching,
+)
+from app.api.container import Services
+from app.api.json_codec import json_response, parse, validate
+from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead
+from app.api.native.streams import event_frames
+from app.api.sse import MEDIA_TYPE, EventStreamResponse
+from app.core.errors import (
+    BodyTooLargeError,
+    DatabaseUnavailableError,
+    FieldError,
+    InvalidRequestError,
+    ServiceError,
+    TooManyWaitersError,
+)
+from app.core.ids import new_id
+from app.core.settings import Settings
+from app.results.requests import ResultCreate, SendOptions
+from app.results.serialization import accepted_to_wire
+from app.results.streams.hub import ResultSignal
+from app.results.streams.result_reader import Position
+from app.results.submission import (
+    Accepted,
+    Replayed,
+    SubmissionOutcome,
+    retry,
+    submit,
+    submit_all,
+    submit_context,
+)
+
+router = APIRouter(tags=["results"])
+raw = APIRouter(tags=["results"])
+
+Options = TypeVar("Options", bound=SendOptions)
+
+_SEND = TypeAdapter(SendOptions)
+_CREATE = TypeAdapter(ResultCreate)
+_NO_OPTIONS = SendOptions()
+_PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
+# Named, and not with the weight 0, which refuses it.
+_ACCEPTS_EVENTS = re.compile(
+    rb"(?:^|,)\s*text/event-stream\s*(?=[,;]|$)(?!(?:;[^,]*)?;\s*q=0(?:\.0*)?\s*(?:[,;]|$))",
+    re.IGNORECASE,
+)
+
+# Once terminal, or as it comes.
+_ANSWERED: dict[str, Any] = {"model": ResultRead, "content": {MEDIA_TYPE: {}}}
+
+# Sends a request as the result of this id, unless it is another's by its key.
+Submission = Callable[[UUID], Awaitable[SubmissionOutcome]]
+
+WISHES = {
+    "Prefer": {
+        "schema": {"type": "string", "pattern": r"wait=\d+", "example": "wait=30"},
+        "description": "Hold up to this many seconds; answer 200 if the result is terminal by then.",
+    },
+    "Accept": {
+        "schema": {"type": "string", "example": MEDIA_TYPE},
+        "description": f"`{MEDIA_TYPE}`: answer with the events of /results/{{id}}/stream; the id "
+        "is in `Location`.",
+    },
+    "X-On-Disconnect": {
+        "schema": {"type": "string", "enum": ["continue", "cancel"], "default": "continue"},
+        "description": "What becomes of the result when the client leaves while it waits or reads.",
+    },
+}
+_SEND_EXAMPLE = {"parameters": {"max_tokens": 40, "temperature": 0}, "deadline_seconds": 600}
+_CREATE_EXAMPLE = {"model": "demo", "content": "def ", "parameters": {"max_tokens": 40}}
+
+
+@dataclass(slots=True, frozen=True)
+class _ResponsePreference:
+    """How a client wants to be answered; without any, at once."""
+
+    wait_seconds: float | None = None
+    is_stream: bool = False
+    is_cancelled_on_disconnect: bool = False
+
+    @classmethod
+    def of(cls, request: Request, settings: Settings) -> "_ResponsePreference":
+        headers = dict(request.scope["headers"])
+        wanted = _PREFER_WAIT.search(headers.get(b"prefer", b""))
+        return cls(
+            wait_seconds=min(float(wanted[1]), settings.max_wait_seconds) if wanted else None,
+            is_stream=_ACCEPTS_EVENTS.search(headers.get(b"accept", b"")) is not None,
+            is_cancelled_on_disconnect=on_disconnect_of(request, "continue") == "cancel",
+        )
+
+
+@raw.post(
+    "/models/send/{model_name}/{context_id}",
+    status_code=202,
+    responses={202: {"model": ResultRead}, 200: _ANSWERED},
+    openapi_extra=describe(
+        path={"model_name": "A model's name.", "context_id": "A saved context's id."},
+        header=WISHES | KEY_HEADER,
+        body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
+    ),
+)
+async def send_context(request: Request) -> Response:
+    """Send a saved prompt to a model. The answer holds the result's id, committed."""
+    body = await body_of(request)
+    options = _with_key(request, parse(_SEND, body) if body else _NO_OPTIONS)
+    path = request.path_params
+    services, principal = services_of(request), principal_of(request)
+    context_id = to_id(path["context_id"], "context")
+    return await send(
+        request,
+        services,
+        lambda result_id: submit_context(
+            services, principal, path["model_name"], context_id, options, result_id
+        ),
+    )
+
+
+@raw.post(
+    "/results/",
+    status_code=202,
+    responses={
+        202: {"model": ResultRead | list[ResultRead | ProblemRead]},
+        200: _ANSWERED,
+    },
+    openapi_extra=describe(
+        header=WISHES | KEY_HEADER,
+        body={
+            "schema": {
+                "oneOf": [
+                    reference(ResultCreate),
+                    {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
+                ]
+            },
+            "example": _CREATE_EXAMPLE,
+        },
+    ),
+)
+async def create_results(request: Request) -> Response:
+    """Save a prompt and send it in one call; a list of up to 1,000 is one commit.
+
+    A list is answered by a list: each item a Result, or a problem in its place.
+    """
+    body = await body_of(request)
+    services, principal = services_of(request), principal_of(request)
+    if body.lstrip()[:1] == b"[":
+        if idempotency_key(request) is not None:
+            raise _one_key_for_many()
+        answers = await submit_all(services, principal, _parse_list(body))
+        return json_response([_bulk_item(services, answer) for answer in answers], 202)
+    create = _with_key(request, parse(_CREATE, body))
+    return await send(
+        request, services, lambda result_id: submit(services, principal, create, result_id)
+    )
+
+
+@router.post(
+    "/results/{result_id}/retry",
+    status_code=202,
+    response_model=ResultRead,
+    responses={200: _ANSWERED},
+    openapi_extra=describe(header=WISHES | KEY_HEADER),
+)
+async def retry_result(
+    request: Request, result_id: str, services: ServicesOf, principal: PrincipalOf
+) -> Response:
+    """Send the request of an ended result once more: a new result, linked by `retry_of`.
+
+    409 while the first one is pending.
+    """
+    key = idempotency_key(request)
+    retry_of = to_id(result_id, "result")
+    return await send(
+        request,
+        services,
+        lambda new_result_id: retry(services, principal, retry_of, key, new_result_id),
+    )
+
+
+async def send(request: Request, services: Services, submission: Submission) -> Response:
+    """Submit, and answer as the client wishes: 202 with the result's place, 200 once terminal."""
+    wish = _ResponsePreference.of(request, services.settings)
+    result_id = new_id()
+    if wish.is_stream:
+        services.hub.check_room()
+        with services.hub.reading(result_id):  # holds the place that its stream will take
+            answer = await submission(result_id)
+        return _stream_response(services, team_of(request), wish, answer)
+    seconds = wish.wait_seconds
+    if seconds is None or services.hub.is_full:
+        return _response(services, await submission(result_id))
+    with services.hub.expecting(result_id) as woken:
+        answer = await submission(result_id)
+        row = await _wait(request, services, wish, answer, woken)
+    headers = {"Preference-Applied": f"wait={seconds:.0f}"} if row else {}
+    return _response(services, answer, row, headers)
+
+
+async def _wait(
+    request: Request,
+    services: Services,
+    wish: _ResponsePreference,
+    answer: SubmissionOutcome,
+    woken: ResultSignal,
+) -> asyncpg.Record | None:
+    """The result after the time that the client would wait; None if that was not possible."""
+    result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0
+    team = team_of(request)
+    is_new = isinstance(answer, Accepted)
+    # The result is committed: an error of the waiting must not hide its id.
+    with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
+        # One that was made before has another id than the one that is expected.
+        expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
+        with expecting as news, watching(request, news) as has_left:
+            row = await services.hub.wait_terminal(
+                team, result_id, seconds, news, is_new=is_new, has_left=has_left
+            )
+            if has_left() and wish.is_cancelled_on_disconnect:
+                await services.queue.cancel(team, id=result_id)
+        return row
+    return None
+
+
+def _stream_response(
+    services: Services, team: str, wish: _ResponsePreference, answer: SubmissionOutcome
+) -> Response:
+    result_id = _id_of(answer)
+
+    async def cancel() -> None:
+        with contextlib.suppress(DatabaseUnavailableError):  # nobody is left to be told
+            await services.queue.cancel(team, id=result_id)
+
+    return EventStreamResponse(
+        event_frames(services, team, result_id, Position()),
+        _headers(answer),
+        on_left=cancel if wish.is_cancelled_on_disconnect else None,
+    )
+
+
+def _response(
+    services: Services,
+    answer: SubmissionOutcome,
+    row: asyncpg.Record | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    wire = result_wire(services, row) if row else _answer_to_wire(services, answer)
+    headers = _headers(answer) | (headers or {})
+    if wire["state"] != "pending":
+        return json_response(wire, 200, headers)
+    return json_response(wire, 202, headers | {"Retry-After": "1"})
+
+
+def _headers(answer: SubmissionOutcome) -> dict[str, str]:
+    headers = {"Location": f"/results/{_id_of(answer)}"}
+    if isinstance(answer, Replayed):
+        headers[REPLAYED_HEADER] = "true"
+    return headers
+
+
+def _id_of(answer: SubmissionOutcome) -> UUID:
+    found: UUID = answer.row["id"] if isinstance(answer, Replayed) else answer.result.id
+    return found
+
+
+def _with_key(request: Request, options: Options) -> Options:
+    """The options with the key of the header."""
+    key = idempotency_key(request, options.idempotency_key)
+    if key == options.idempotency_key:
+        return options
+    return options.model_copy(update={"idempotency_key": key})
+
+
+def _one_key_for_many() -> InvalidRequestError:
+    message = "cannot name a whole list: give each item its own idempotency_key"
+    return InvalidRequestError(
+        f"Idempotency-Key: {message}.", [FieldError("Idempotency-Key", message)]
+    )
+
+
+def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
+    """Each item by itself: one wrong item does not refuse the others."""
+    try:
+        items = from_json(body)
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"The body is not valid JSON: {error}.", [FieldError("body", str(error))]
+        ) from error
+    if not items:
+        raise InvalidRequestError("The list is empty.", [FieldError("body", "is an empty list")])
+    if len(items) > MAX_BULK:
+        raise BodyTooLargeError(f"A list holds at most {MAX_BULK} items; this one {len(items)}.")
+    return [_read_item(item) for item in items]
+
+
+def _read_item(item: object) -> ResultCreate | ServiceError:
+    try:
+        return validate(_CREATE, item)
+    except InvalidRequestError as error:
+        return error
+
+
+def _bulk_item(services: Services, item: SubmissionOutcome | ServiceError) -> dict[str, Any]:
+    return item.to_problem() if isinstance(item, ServiceError) else _answer_to_wire(services, item)
+
+
+def _answer_to_wire(services: Services, answer: SubmissionOutcome) -> dict[str, Any]:
+    if isinstance(answer, Replayed):
+        return result_wire(services, answer.row)
+    return accepted_to_wire(answer.result, model_ready=answer.model_ready)

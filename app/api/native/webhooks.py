@@ -1,0 +1,65 @@
+"""/webhooks/: the log of deliveries, redelivery, and the team's signing secret."""
+
+from typing import Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.common import After, Limit, ServicesOf, TeamOf, page_response, to_id
+from app.api.json_codec import json_response
+from app.api.native.webhooks_schemas import (
+    DeliveryRead,
+    SecretRead,
+    delivery_to_wire,
+    secret_to_wire,
+)
+
+router = APIRouter(tags=["webhooks"])
+
+# A secret belongs in no cache on the way.
+_NO_STORE = {"Cache-Control": "no-store"}
+
+
+@router.get("/webhooks/deliveries", response_model=list[DeliveryRead])
+async def list_deliveries(
+    request: Request,
+    services: ServicesOf,
+    team: TeamOf,
+    state: Literal["pending", "delivered", "failed"] | None = None,
+    result_id: UUID | None = None,
+    limit: Limit = 50,
+    after: After = None,
+) -> Response:
+    """List deliveries, the newest results first; each with the log of its calls."""
+    rows = await services.outbox.list(
+        team, state=state, result_id=result_id, after=after, limit=limit
+    )
+    return page_response(request, [delivery_to_wire(row) for row in rows], limit)
+
+
+@router.post(
+    "/webhooks/deliveries/{delivery_id}/redeliver", status_code=202, response_model=DeliveryRead
+)
+async def redeliver(delivery_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Tell a result again, at once, under the same message id, whatever became of it before.
+
+    `attempts` counts anew, with all of the schedule before it; the log goes on.
+    """
+    row = await services.outbox.redeliver(team, to_id(delivery_id, "delivery"))
+    return json_response(delivery_to_wire(row), 202)
+
+
+@router.get("/webhooks/secret", response_model=SecretRead)
+async def read_secret(services: ServicesOf, team: TeamOf) -> Response:
+    """Read the secret that the team's messages are signed with; the first call makes it."""
+    secret = await services.outbox.secret(team)
+    return json_response(secret_to_wire(secret), headers=_NO_STORE)
+
+
+@router.post("/webhooks/secret", response_model=SecretRead)
+async def rotate_secret(services: ServicesOf, team: TeamOf) -> Response:
+    """Rotate the secret: the one before it signs as well for a while, one before that no more."""
+    secret = await services.outbox.rotate_secret(team)
+    return json_response(secret_to_wire(secret), headers=_NO_STORE)

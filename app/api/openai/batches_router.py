@@ -1,0 +1,128 @@
+"""/v1/batches: the requests of a file, answered within a day into another, as OpenAI's API has it."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.common import (
+    KEY_HEADER,
+    REPLAYED_HEADER,
+    ServicesOf,
+    TeamOf,
+    body_of,
+    describe,
+    idempotency_key,
+    reference,
+)
+from app.api.container import Services
+from app.api.json_codec import json_response, parse
+from app.api.openai.batches_schemas import (
+    BatchCreate,
+    BatchListRead,
+    BatchRead,
+    batch_to_wire,
+    from_wire_id,
+    invalid,
+    page_to_wire,
+    to_new_batch,
+)
+from app.api.openai.chat_schemas import ChatRequest
+from app.api.openai.completions_schemas import CompletionRequest
+from app.api.openai.responses_schemas import ResponseCreate, response_to_wire
+from app.api.openai.responses_serving import prepare_response
+from app.api.openai.serving import prepare_chat, prepare_completion
+from app.auth.principal import Principal
+from app.batches.processor import Endpoint, LineRequest
+from app.batches.store import Batch
+from app.queue.idempotency import hash_request
+
+router = APIRouter(tags=["openai"])
+
+_CREATE = TypeAdapter(BatchCreate)
+_CHAT = TypeAdapter(ChatRequest)
+_COMPLETION = TypeAdapter(CompletionRequest)
+_RESPONSE = TypeAdapter(ResponseCreate)
+_EXAMPLE = {
+    "input_file_id": "file-0199a0f2-7c5d-7b3a-a1c5-e0f1d2c3b4a5",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "24h",
+}
+
+
+@router.post(
+    "/v1/batches",
+    response_model=BatchRead,
+    openapi_extra=describe(
+        header=KEY_HEADER, body={"schema": reference(BatchCreate), "example": _EXAMPLE}
+    ),
+)
+async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> Response:
+    """Send the requests of a file. They run as there is room, within a day."""
+    create = parse(_CREATE, await body_of(request))
+    key = None
+    if (text := idempotency_key(request)) is not None:
+        key = services.keys.new(text, hash_request(create.model_dump(exclude_defaults=True)))
+        if (known := await services.batches.find(team, key)) is not None:
+            return _replayed(known)
+    file = await services.files.get(team, from_wire_id("file-", create.input_file_id, "file"))
+    if file.purpose != "batch":
+        raise invalid("input_file_id", f"is a file for `{file.purpose}`, not for `batch`")
+    batch, is_new = await services.batches.create(to_new_batch(team, create, file.id, key))
+    return json_response(batch_to_wire(batch)) if is_new else _replayed(batch)
+
+
+def _replayed(batch: Batch) -> Response:
+    return json_response(batch_to_wire(batch), headers={REPLAYED_HEADER: "true"})
+
+
+@router.get("/v1/batches", response_model=BatchListRead)
+async def list_batches(
+    services: ServicesOf,
+    team: TeamOf,
+    after: Annotated[str | None, Query(description="The id of the last batch before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Response:
+    """List batches, newest first."""
+    behind = None if after is None else from_wire_id("batch_", after, "batch")
+    batches = await services.batches.list(team, behind, limit + 1)
+    return json_response(page_to_wire([batch_to_wire(batch) for batch in batches], limit))
+
+
+@router.get("/v1/batches/{batch_id}", response_model=BatchRead)
+async def read_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """A batch as it stands."""
+    batch = await services.batches.get(team, from_wire_id("batch_", batch_id, "batch"))
+    return json_response(batch_to_wire(batch))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", response_model=BatchRead)
+async def cancel_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Stop a batch: what is done by then is in its files; idempotent, 409 once it has ended."""
+    batch = await services.batches.cancel(team, from_wire_id("batch_", batch_id, "batch"))
+    return json_response(batch_to_wire(batch))
+
+
+async def _read_chat(services: Services, _principal: Principal, body: bytes) -> LineRequest:
+    prepared = await prepare_chat(services, parse(_CHAT, body))
+    return LineRequest(prepared.group, prepared.answer)
+
+
+async def _read_completion(services: Services, _principal: Principal, body: bytes) -> LineRequest:
+    prepared = await prepare_completion(services, parse(_COMPLETION, body))
+    return LineRequest(prepared.group, prepared.answer)
+
+
+async def _read_response(services: Services, principal: Principal, body: bytes) -> LineRequest:
+    asked = await prepare_response(services, principal, parse(_RESPONSE, body))
+    return LineRequest(asked.group, lambda rows: response_to_wire(asked.stored, rows[0]))
+
+
+# How the lines of a batch are read, by its endpoint.
+ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": _read_chat,
+    "/v1/completions": _read_completion,
+    "/v1/responses": _read_response,
+}

@@ -1,0 +1,371 @@
+"""Files and batches as OpenAI's API has them, on the wire.
+
+https://platform.openai.com/docs/api-reference/files, .../batch, and guides/batch for the lines.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from app.batches.creation import NewBatch
+from app.batches.files import File, FileDetails
+from app.batches.store import Batch, NewLine
+from app.core.errors import FieldError, InvalidRequestError, NotFoundError
+from app.core.ids import created_at, new_id
+from app.queue.idempotency import NewKey
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+
+WINDOWS = {"24h": 86_400.0}  # seconds
+MAX_ERRORS = 100  # of a file that are told
+MAX_CUSTOM_ID = 512
+_MAX_FILENAME = 255
+_MIN_EXPIRY, _MAX_EXPIRY = 3_600, 2_592_000  # seconds
+
+OpenAIMetadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
+class ExpiresAfter(BaseModel):
+    """When a file goes, counted from its making."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)]
+
+
+class BatchCreate(BaseModel):
+    """The requests of a file, all for one endpoint."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    input_file_id: str
+    endpoint: Endpoint
+    completion_window: Literal["24h"]
+    metadata: OpenAIMetadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class FileRead(BaseModel):
+    """A file."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+
+
+class DeletedRead(BaseModel):
+    """What was deleted."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class FileListRead(BaseModel):
+    """A page of files."""
+
+    object: Literal["list"]
+    data: list[FileRead]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class BatchErrorRead(BaseModel):
+    """What is wrong with a line of the input file."""
+
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+class BatchErrorsRead(BaseModel):
+    """What is wrong with the input file; the first hundred."""
+
+    object: Literal["list"]
+    data: list[BatchErrorRead]
+
+
+class RequestCountsRead(BaseModel):
+    """How many requests a batch has, and how many of them are done."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchRead(BaseModel):
+    """A batch."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: Endpoint
+    errors: BatchErrorsRead | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
+        "cancelled",
+    ]  # fmt: skip
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCountsRead
+    metadata: dict[str, str] | None
+
+
+class BatchListRead(BaseModel):
+    """A page of batches."""
+
+    object: Literal["list"]
+    data: list[BatchRead]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class _LineRequest(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    custom_id: Annotated[str, Field(min_length=1, max_length=MAX_CUSTOM_ID, pattern=r"^[^\x00]*$")]
+    method: Literal["POST"]
+    url: str
+    body: dict[str, Any]
+
+
+_LINE = TypeAdapter(_LineRequest)
+_EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)])
+
+
+def to_wire_id(prefix: str, identifier: UUID) -> str:
+    """An id as this dialect writes it."""
+    return f"{prefix}{identifier}"
+
+
+def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
+    """The id in `file-...`, `batch_...`. Raises NotFoundError: what is no id names nothing."""
+    try:
+        if text.startswith(prefix):
+            return UUID(text.removeprefix(prefix))
+    except ValueError:
+        pass
+    raise NotFoundError(f"There is no {noun} {text[:100]!r}.")
+
+
+def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails:
+    """What a form says of its file. Raises InvalidRequestError."""
+    if filename is None:
+        raise invalid("file", "the form has no file of this name")
+    if fields.get("purpose") != "batch":
+        raise invalid("purpose", "must be `batch`: there is no other use for a file here")
+    expires = None
+    if fields.get("expires_after[anchor]", "created_at") != "created_at":
+        raise invalid("expires_after.anchor", "must be `created_at`")
+    if "expires_after[seconds]" in fields:
+        try:
+            expires = _EXPIRY.validate_strings(fields["expires_after[seconds]"])
+        except ValidationError as error:
+            raise invalid(
+                "expires_after.seconds", f"must be from {_MIN_EXPIRY} to {_MAX_EXPIRY}"
+            ) from error
+    return FileDetails("batch", filename[:_MAX_FILENAME], expires)
+
+
+def file_to_wire(file: File) -> dict[str, Any]:
+    """A file as JSON members."""
+    wire: dict[str, Any] = {
+        "id": to_wire_id("file-", file.id),
+        "object": "file",
+        "bytes": file.size,
+        "created_at": _seconds(created_at(file.id)),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+    if file.expires_at is not None:
+        wire["expires_at"] = _seconds(file.expires_at)
+    return wire
+
+
+def to_new_batch(
+    team_id: str, create: BatchCreate, input_file_id: UUID, key: NewKey | None
+) -> NewBatch:
+    """The row of a new batch."""
+    expires = create.output_expires_after
+    return NewBatch(
+        id=new_id(),
+        team_id=team_id,
+        endpoint=create.endpoint,
+        input_file_id=input_file_id,
+        completion_window=create.completion_window,
+        metadata=orjson.dumps(create.metadata or {}).decode(),
+        window_seconds=WINDOWS[create.completion_window],
+        output_seconds=expires.seconds if expires else None,
+        key=key,
+    )
+
+
+def batch_to_wire(batch: Batch) -> dict[str, Any]:
+    """A batch as JSON members."""
+    ended = {batch.state: _seconds(batch.ended_at)}
+    errors = orjson.loads(batch.errors)
+    return {
+        "id": to_wire_id("batch_", batch.id),
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": to_wire_id("file-", batch.input_file_id),
+        "completion_window": batch.completion_window,
+        "status": batch.state,
+        "output_file_id": batch.output_file_id and to_wire_id("file-", batch.output_file_id),
+        "error_file_id": batch.error_file_id and to_wire_id("file-", batch.error_file_id),
+        "created_at": _seconds(created_at(batch.id)),
+        "in_progress_at": _seconds(batch.in_progress_at),
+        "expires_at": _seconds(batch.expires_at),
+        "finalizing_at": _seconds(batch.finalizing_at),
+        "completed_at": ended.get("completed"),
+        "failed_at": ended.get("failed"),
+        "expired_at": ended.get("expired"),
+        "cancelling_at": _seconds(batch.cancelling_at),
+        "cancelled_at": ended.get("cancelled"),
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": batch.failed,
+        },
+        "metadata": orjson.loads(batch.metadata) or None,
+    }
+
+
+def page_to_wire(items: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """A page; one row more than the limit was read to know whether there is another."""
+    data = list(items[:limit])
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(items) > limit,
+    }
+
+
+class LineReader:
+    """Reads the lines of a batch's file as they come; collects what is wrong with them."""
+
+    def __init__(self, endpoint: str, max_lines: int) -> None:
+        self.errors: list[dict[str, object]] = []
+        self.total = 0
+        self._endpoint = endpoint
+        self._max_lines = max_lines
+        self._custom_ids: set[str] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are errors enough: no more of the file is worth reading."""
+        return len(self.errors) >= MAX_ERRORS
+
+    def read(self, number: int, content: bytes) -> NewLine | None:
+        """One line; None for an empty or a wrong one."""
+        if not content.strip():
+            return None
+        self.total += 1
+        if self.total == self._max_lines + 1:
+            self.refuse(
+                "too_many_requests_in_batch",
+                f"A batch may have at most {self._max_lines} requests (LLM_MAX_BATCH_LINES).",
+                number,
+            )
+        try:
+            value = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            self.refuse("invalid_json_line", f"This line is not valid JSON: {error}.", number)
+            return None
+        try:
+            request = _LINE.validate_python(value)
+        except ValidationError as error:
+            for wrong in _wrong(error):
+                self.refuse("invalid_request", wrong.message, number, wrong.field)
+            return None
+        return self._check(number, request)
+
+    def refuse(
+        self, code: str, message: str, line: int | None = None, param: str | None = None
+    ) -> None:
+        """Note an error."""
+        if not self.is_full:
+            self.errors.append({"code": code, "message": message, "line": line, "param": param})
+
+    def _check(self, number: int, request: _LineRequest) -> NewLine | None:
+        try:
+            body = orjson.dumps(request.body).decode()
+        except (TypeError, ValueError):  # it reads deeper nesting than it writes
+            self.refuse("invalid_json_line", "The body is nested too deep.", number, "body")
+            return None
+        if request.custom_id in self._custom_ids:
+            self.refuse(
+                "duplicate_custom_id",
+                f"The custom_id {request.custom_id!r} is another line's.",
+                number,
+                "custom_id",
+            )
+            return None
+        self._custom_ids.add(request.custom_id)
+        if request.url != self._endpoint:
+            self.refuse(
+                "invalid_url", f"Must be the batch's endpoint, {self._endpoint}.", number, "url"
+            )
+            return None
+        for name in ("stream", "background"):
+            if request.body.get(name):
+                self.refuse("invalid_request", "Has no meaning in a batch.", number, f"body.{name}")
+                return None
+        return NewLine(number, request.custom_id, body)
+
+
+def _wrong(error: ValidationError) -> Iterable[FieldError]:
+    for one in error.errors()[:MAX_ERRORS]:
+        yield FieldError(".".join(str(part) for part in one["loc"]) or "line", str(one["msg"]))
+
+
+def line_to_wire(
+    batch_id: UUID, line: int, custom_id: str, *, response: object = None, error: object = None
+) -> str:
+    """A line of an output or error file."""
+    return orjson.dumps(
+        {
+            "id": f"batch_req_{batch_id}_{line}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+    ).decode()
+
+
+def invalid(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
+
+
+def _seconds(moment: Any) -> Any:
+    """Unix time in whole seconds, as this dialect tells times."""
+    return None if moment is None else int(moment.timestamp())

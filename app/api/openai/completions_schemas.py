@@ -1,0 +1,240 @@
+"""OpenAI's text completions: prompts to results, and back to choices and chunks.
+
+https://platform.openai.com/docs/api-reference/completions
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
+from uuid import UUID
+
+import asyncpg
+import orjson
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.api.logprobs import logprob_of
+from app.api.openai.schemas import (
+    MAX_CHOICES,
+    MAX_ROWS,
+    SYSTEM_FINGERPRINT,
+    OpenAIRequest,
+    Refused,
+    created,
+    likeliest,
+    sampled_of,
+    usage_of,
+)
+from app.inference.sampling import MAX_TOKENS
+from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's own
+TokenIds = list[int]
+
+
+def _error(message: str) -> PydanticCustomError:
+    return PydanticCustomError("wrong", "{message}", {"message": message})
+
+
+def _refuse_false(value: bool) -> bool:
+    if not value:
+        raise _error("false is not supported: the engine adds the model's special tokens")
+    return value
+
+
+def _read_prompts(value: Any) -> list[str | TokenIds]:
+    """A text, several, the tokens of one, or of several: always as a list."""
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise _error("must be a text, a list of texts, or lists of token ids")
+    if len(value) > MAX_ROWS:
+        raise _error(f"must have at most {MAX_ROWS} texts")
+    for one in value:
+        if isinstance(one, list) and one:
+            if not all(type(token) is int and 0 <= token < 2**31 for token in one):
+                raise _error("token ids must be whole numbers of at least 0")
+        elif not isinstance(one, str) or not 0 < len(one) <= MAX_PROMPT_CHARACTERS:
+            raise _error(f"must have texts of 1 to {MAX_PROMPT_CHARACTERS} characters")
+    return value
+
+
+Prompts = Annotated[
+    list[str | TokenIds],
+    PlainValidator(
+        _read_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+    ),
+]
+
+
+class CompletionRequest(OpenAIRequest):
+    """Texts to continue."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+        None, description=f"The default is {DEFAULT_MAX_TOKENS}."
+    )
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="Generate this many, answer the `n` most likely."
+    )
+    echo: bool | None = Field(None, description="The prompt before its text; not with logprobs.")
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    add_special_tokens: Annotated[bool, AfterValidator(_refuse_false)] | None = Field(
+        None, description="vLLM's; only true, its default."
+    )
+    suffix: Refused = Field(None, description="Not supported.")
+    response_format: Refused = Field(None, description="Not supported: use structured_outputs.")
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise _error("echo cannot be combined with logprobs: those of a prompt are not known")
+        if self.best_of is not None:
+            if self.best_of < (self.n or 1):
+                raise _error("best_of must be at least n")
+            if self.stream and self.best_of > (self.n or 1):
+                raise _error("best_of cannot be streamed: the best is known at the end")
+        if len(self.prompt) * self.rows_per_prompt > MAX_ROWS:
+            raise _error(f"prompts times n or best_of must be at most {MAX_ROWS}")
+        return self
+
+    @property
+    def rows_per_prompt(self) -> int:
+        """How many results each prompt has."""
+        return self.best_of or self.n or 1
+
+    def to_send_options(self) -> SendOptions:
+        """How it is sent. Raises InvalidRequestError."""
+        given: dict[str, Any] = {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
+        if self.logprobs is not None:
+            given["logprobs"] = self.logprobs
+        elif self.rows_per_prompt > (self.n or 1):
+            given["logprobs"] = 0  # of the tokens themselves, to rank by
+        return self.to_options(given)
+
+
+def completion(
+    request: CompletionRequest, prompts: Sequence[str], rows: Sequence[asyncpg.Record]
+) -> dict[str, Any]:
+    """The answer to a request, from the results of its prompts in their order."""
+    answer = {
+        "id": f"cmpl-{rows[0]['id']}",
+        "object": "text_completion",
+        "created": created(rows[0]["id"]),
+        "model": request.model,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
+        "choices": [
+            _choice(request, prompt, place, row)
+            for place, (prompt, row) in enumerate(_chosen(request, prompts, rows))
+        ],
+    }
+    usage = usage_of(rows, request.rows_per_prompt)
+    return answer if usage is None else answer | {"usage": usage}
+
+
+def _chosen(
+    request: CompletionRequest, prompts: Sequence[str], rows: Sequence[asyncpg.Record]
+) -> list[tuple[str, asyncpg.Record]]:
+    """The results that are told: of more than were asked for, the most likely."""
+    count, n = request.rows_per_prompt, request.n or 1
+    chosen = []
+    for place, prompt in enumerate(prompts):
+        own = list(rows[place * count : (place + 1) * count])
+        if count > n:
+            own = sorted(own, key=_likelihood, reverse=True)[:n]
+        chosen += [(prompt, row) for row in own]
+    return chosen
+
+
+def _likelihood(row: asyncpg.Record) -> float:
+    tokens = orjson.loads(row["logprobs"] or "[]")
+    return float(sum(logprob_of(sampled_of(token)) for token in tokens if token))
+
+
+def _choice(
+    request: CompletionRequest, prompt: str, place: int, row: asyncpg.Record
+) -> dict[str, Any]:
+    text = row["output"] or ""
+    logprobs = None
+    if request.logprobs is not None:
+        logprobs = _Logprobs(request.logprobs).next(orjson.loads(row["logprobs"] or "[]"))
+    return {
+        "index": place,
+        "text": prompt + text if request.echo else text,
+        "logprobs": logprobs,
+        "finish_reason": row["finish_reason"],
+    }
+
+
+class _Logprobs:
+    """The older form of probabilities; offsets are those of the tokens' own texts, as in vLLM."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._offset = 0
+
+    def next(self, tokens: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, Any]:
+        """Those of the tokens that follow."""
+        told: dict[str, list[Any]] = {
+            "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
+        }  # fmt: skip
+        for token in tokens:
+            if not token:
+                continue
+            sampled = sampled_of(token)
+            text = sampled["decoded_token"] or ""
+            entries = [*likeliest(token, self._count), sampled]
+            told["tokens"].append(text)
+            told["token_logprobs"].append(logprob_of(sampled))
+            told["top_logprobs"].append({e["decoded_token"]: logprob_of(e) for e in entries})
+            told["text_offset"].append(self._offset)
+            self._offset += len(text)
+        return told
+
+
+class CompletionFrames:
+    """The chunks of a stream. All that stays the same in them is encoded once."""
+
+    def __init__(
+        self, request: CompletionRequest, prompts: Sequence[str], ids: Sequence[UUID]
+    ) -> None:
+        self._n = request.rows_per_prompt
+        self._echoed = [one for one in prompts for _ in range(self._n)] if request.echo else []
+        self._head = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,"system_fingerprint":%b,' % (
+            str(ids[0]).encode(), created(ids[0]), orjson.dumps(request.model),
+            orjson.dumps(SYSTEM_FINGERPRINT),
+        )  # fmt: skip
+        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
+        text = b'"choices":[{"index":%d,"text":'
+        self._before_text = [self._head + text % place for place in range(len(ids))]
+        self._behind_text = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._logprobs = None
+        if request.logprobs is not None:
+            self._logprobs = [_Logprobs(request.logprobs) for _ in ids]
+
+    def begin(self) -> bytes:
+        """The prompts, where they are to be echoed."""
+        return b"".join(self.delta(place, text, ()) for place, text in enumerate(self._echoed))
+
+    def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes:
+        """More text."""
+        if self._logprobs is not None:
+            return self._chunk(place, text, self._logprobs[place].next(tokens), None)
+        return self._before_text[place] + orjson.dumps(text) + self._behind_text
+
+    def end(self, place: int, row: asyncpg.Record) -> bytes:
+        """The last chunk of a choice: why it ended."""
+        return self._chunk(place, "", None, row["finish_reason"])
+
+    def usage(self, rows: Sequence[asyncpg.Record]) -> bytes:
+        """The usage, in a chunk without choices."""
+        members = orjson.dumps({"choices": [], "usage": usage_of(rows, self._n)})
+        return self._head + members[1:] + b"\n\n"
+
+    def _chunk(self, place: int, text: str, logprobs: Any, finish_reason: str | None) -> bytes:
+        choice = {
+            "index": place,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        return self._head + b'"choices":[' + orjson.dumps(choice) + b"]" + self._tail

@@ -1,0 +1,133 @@
+"""/v1/files: upload, list, read and delete files, as OpenAI's API has it."""
+
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from app.api.common import ServicesOf, TeamOf
+from app.api.container import Services
+from app.api.json_codec import json_response
+from app.api.openai.batches_schemas import (
+    DeletedRead,
+    FileListRead,
+    FileRead,
+    file_to_wire,
+    from_wire_id,
+    page_to_wire,
+    to_file_details,
+    to_wire_id,
+)
+from app.api.openai.upload_form import UploadForm
+from app.batches.files import File, FileWriter
+
+router = APIRouter(tags=["openai"])
+
+UPLOADS = "/v1/files"  # the one path that takes forms
+FORM_BYTES = 65_536  # beside the file
+_MAX_LIST = 10_000
+
+_FORM = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file", "purpose"],
+                "properties": {
+                    "file": {"type": "string", "format": "binary"},
+                    "purpose": {"type": "string", "enum": ["batch"]},
+                    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                    "expires_after[seconds]": {
+                        "type": "integer",
+                        "minimum": 3600,
+                        "maximum": 2592000,
+                    },
+                },
+            }
+        }
+    },
+}
+
+
+@router.post(UPLOADS, response_model=FileRead, openapi_extra={"requestBody": _FORM})
+async def upload_file(request: Request, services: ServicesOf, team: TeamOf) -> Response:
+    """Upload a file of requests for a batch; it is stored part by part as it comes."""
+    await services.files.check_room(team)
+    writer = services.files.writer(team)
+    try:
+        return json_response(file_to_wire(await _receive(request, services, team, writer)))
+    except ClientDisconnect:
+        return Response(status_code=499)  # seen by nobody but a log
+    finally:
+        await writer.discard()
+
+
+@router.get(UPLOADS, response_model=FileListRead)
+async def list_files(
+    services: ServicesOf,
+    team: TeamOf,
+    purpose: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$")] = None,
+    after: Annotated[str | None, Query(description="The id of the last file before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=_MAX_LIST)] = _MAX_LIST,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """List files, newest first."""
+    behind = None if after is None else from_wire_id("file-", after, "file")
+    files = await services.files.list(
+        team, purpose=purpose, after=behind, limit=limit + 1, order=order
+    )
+    return json_response(page_to_wire([file_to_wire(file) for file in files], limit))
+
+
+@router.get("/v1/files/{file_id}", response_model=FileRead)
+async def read_file(file_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """What is known of a file."""
+    file = await services.files.get(team, from_wire_id("file-", file_id, "file"))
+    return json_response(file_to_wire(file))
+
+
+@router.get(
+    "/v1/files/{file_id}/content",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The file as it was uploaded or written.",
+            "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def read_file_content(file_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """The content of a file."""
+    file = await services.files.get(team, from_wire_id("file-", file_id, "file"))
+    headers = {
+        "Content-Length": str(file.size),
+        "Content-Disposition": f"attachment; filename*=utf-8''{quote(file.filename)}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    parts = services.files.read(team, file.id)
+    return StreamingResponse(parts, 200, headers, "application/octet-stream")
+
+
+@router.delete("/v1/files/{file_id}", response_model=DeletedRead)
+async def delete_file(file_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Delete a file. A batch that has begun to send its requests needs it no more."""
+    identifier = from_wire_id("file-", file_id, "file")
+    await services.files.delete(team, identifier)
+    deleted: dict[str, Any] = {
+        "id": to_wire_id("file-", identifier),
+        "object": "file",
+        "deleted": True,
+    }
+    return json_response(deleted)
+
+
+async def _receive(request: Request, services: Services, team: str, writer: FileWriter) -> File:
+    form = UploadForm(request.headers.get("content-type", ""))
+    async for piece in request.stream():
+        await writer.write(form.feed(piece))
+    form.close()
+    details = to_file_details(form.fields, form.filename)
+    return await services.files.finish(team, writer, details)

@@ -1,0 +1,233 @@
+"""/v1/responses: create, read, follow, cancel and delete responses, as OpenAI's API has them."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.common import (
+    KEY_HEADER,
+    ServicesOf,
+    TeamOf,
+    body_of,
+    describe,
+    principal_of,
+    reference,
+    services_of,
+    team_of,
+)
+from app.api.container import Services
+from app.api.json_codec import json_response, parse
+from app.api.openai.batches_schemas import DeletedRead, page_to_wire
+from app.api.openai.response_events import ATTEMPT_STEP, ResponseEvents
+from app.api.openai.responses_schemas import (
+    InputItemListRead,
+    ResponseCreate,
+    ResponseRead,
+    Stored,
+    bare_response,
+    from_response_id,
+    page_of,
+    response_to_wire,
+    stored_of,
+    to_response_id,
+)
+from app.api.openai.responses_serving import AskedResponse, prepare_response, response_frames
+from app.api.sse import MEDIA_TYPE, EventStreamResponse
+from app.api.synchronous import (
+    RESULT_ID_HEADER,
+    as_asked_for,
+    erase_delivered,
+    ids_of,
+    replayed_header,
+    respond_complete,
+    to_header,
+)
+from app.core.errors import FieldError, InvalidRequestError
+from app.core.ids import new_id
+from app.results.multi_result import cancel_all
+from app.results.submission import Accepted, SubmissionOutcome, submit_group
+
+router = APIRouter(tags=["openai"])
+raw = APIRouter(tags=["openai"])
+
+PATH = "/v1/responses"
+_CREATE = TypeAdapter(ResponseCreate)
+_CANCEL_WAIT_SECONDS = 2.0
+_EXAMPLE = {"model": "demo", "input": "What does os.path.join do?", "max_output_tokens": 40}
+_ON_DISCONNECT = {
+    "X-On-Disconnect": {
+        "schema": {"enum": ["cancel", "continue"], "default": "cancel"},
+        "description": "What becomes of it when the client leaves; in the background it goes on.",
+    }
+}
+_STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
+
+
+@raw.post(
+    PATH,
+    response_model=None,
+    responses={200: {"model": ResponseRead, "content": _STREAM}},
+    openapi_extra=describe(
+        header=KEY_HEADER | _ON_DISCONNECT,
+        body={"schema": reference(ResponseCreate), "example": _EXAMPLE},
+    ),
+)
+async def create_response(request: Request) -> Response:
+    """Ask a model for a response: awaited, streamed, or in the background.
+
+    One in the background survives its client; another is cancelled with it, unless it said
+    `X-On-Disconnect: continue`.
+    """
+    create = parse(_CREATE, await body_of(request))
+    try:
+        asked = await prepare_response(services_of(request), principal_of(request), create)
+        if create.stream:
+            return await _answer_live(request, asked)
+        if create.background:
+            return await _answer_at_once(request, asked)
+        return await respond_complete(request, asked.group, partial(_render, asked))
+    except InvalidRequestError as error:
+        error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
+        raise
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    response_model=None,
+    responses={200: {"model": ResponseRead, "content": _STREAM}},
+)
+async def read_response(
+    response_id: str,
+    services: ServicesOf,
+    team: TeamOf,
+    stream: Annotated[bool, Query(description="Its events, from the first on.")] = False,
+    starting_after: Annotated[
+        int | None, Query(ge=0, lt=2**53, description="Only events with a greater number.")
+    ] = None,
+) -> Response:
+    """A response as it stands, or its events: those that were, and those to come."""
+    row = await services.results.get(team, from_response_id(response_id))
+    stored = stored_of(row)
+    if not stream:
+        return json_response(response_to_wire(stored, row))
+    after = -1 if starting_after is None else starting_after
+    if after // ATTEMPT_STEP >= max(row["attempt"], 1):
+        raise _invalid("starting_after", "there is no such event yet")
+    services.hub.check_room()
+    events = ResponseEvents(stored, row["id"], after)
+    return EventStreamResponse(response_frames(services, team, row["id"], events, resumable=True))
+
+
+@router.get("/v1/responses/{response_id}/input_items", response_model=InputItemListRead)
+async def list_input_items(
+    response_id: str,
+    services: ServicesOf,
+    team: TeamOf,
+    after: Annotated[str | None, Query(description="The id of the last item before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """What a response was asked: the items of its own request."""
+    stored = stored_of(await services.results.get(team, from_response_id(response_id)))
+    items = list(page_of(stored.input, after=after, limit=limit, order=order))
+    return json_response(page_to_wire(items, limit))
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseRead)
+async def cancel_response(response_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Cancel a response in the background; idempotent."""
+    result_id = from_response_id(response_id)
+    stored = stored_of(await services.results.get(team, result_id))
+    if not stored.background:
+        raise _invalid("response_id", "only a response in the background can be cancelled")
+    await services.queue.cancel(team, id=result_id)
+    seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
+    row = await services.hub.wait_terminal(team, result_id, seconds)
+    return json_response(response_to_wire(stored, row))
+
+
+@router.delete("/v1/responses/{response_id}", response_model=DeletedRead)
+async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Delete a response and its conversation up to it; one that is running is stopped."""
+    row = await services.results.get(team, from_response_id(response_id))
+    stored_of(row)
+    await services.contexts.delete(team, row["context_id"], force=True)
+    deleted: dict[str, Any] = {
+        "id": to_response_id(row["id"]),
+        "object": "response",
+        "deleted": True,
+    }
+    return json_response(deleted)
+
+
+def _render(asked: AskedResponse, rows: Sequence[asyncpg.Record]) -> Response:
+    return json_response(response_to_wire(asked.stored, rows[0]))
+
+
+def _member(field: str) -> str:
+    """Our name of a field as a client of this dialect knows it."""
+    names = {"content": "input", "messages": "input", "parameters.max_tokens": "max_output_tokens"}
+    return names.get(field, field.removeprefix("parameters."))
+
+
+async def _answer_at_once(request: Request, asked: AskedResponse) -> Response:
+    services = services_of(request)
+    answer, result_id, stored = await _submit(request, services, asked)
+    if isinstance(answer, Accepted):
+        wire = bare_response(stored, result_id, "queued")
+    else:
+        wire = response_to_wire(stored, answer.row)
+    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
+    return json_response(wire, 200, headers)
+
+
+async def _answer_live(request: Request, asked: AskedResponse) -> Response:
+    services, team = services_of(request), team_of(request)
+    services.hub.check_room()
+    answer, result_id, stored = await _submit(request, services, asked)
+    is_cancelled = as_asked_for(request, asked.group).on_disconnect == "cancel"
+    events = ResponseEvents(stored, result_id)
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        followed = response_frames(services, team, result_id, events, resumable=stored.background)
+        async with contextlib.aclosing(followed) as encoded:
+            async for frame in encoded:
+                yield frame
+        await leave()  # the stream broke off: what still runs has no reader
+        if events.is_over and not asked.group.store:
+            await erase_delivered(services, [result_id])
+
+    async def leave() -> None:
+        if is_cancelled and not stored.background and not events.is_over:
+            await cancel_all(services, team, [result_id])
+
+    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
+    return EventStreamResponse(frames(), headers, on_left=leave)
+
+
+async def _submit(
+    request: Request, services: Services, asked: AskedResponse
+) -> tuple[SubmissionOutcome, UUID, Stored]:
+    """Send it; what it became, which may be what the same request became before."""
+    group = as_asked_for(request, asked.group)
+    if asked.stored.background:
+        group = replace(group, on_disconnect="continue")
+    result_id = new_id()
+    with services.hub.reading(result_id):  # the place that its stream will take
+        (answer,) = await submit_group(services, principal_of(request), group, [result_id])
+    (result_id,) = ids_of([answer])
+    known = None if isinstance(answer, Accepted) else Stored.of(answer.row["request"])
+    return answer, result_id, known or asked.stored
+
+
+def _invalid(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

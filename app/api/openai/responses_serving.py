@@ -1,0 +1,145 @@
+"""Responses of OpenAI's API: what one asks of a model, and its events as they come.
+
+A response is a result; what it tells of its request is stored with it, in the same statement.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from app.api.container import Services
+from app.api.openai.chat_schemas import MAX_MESSAGES, tool_use_of
+from app.api.openai.response_events import ResponseEvents
+from app.api.openai.responses_schemas import (
+    ResponseCreate,
+    Stored,
+    answer_message,
+    from_response_id,
+    stored_of,
+)
+from app.api.sse import KEEP_ALIVE
+from app.auth.principal import Principal
+from app.core.errors import FieldError, InvalidRequestError, NotFoundError
+from app.results.preparation import GroupRequest, Prompt
+from app.results.requests import MAX_PROMPT_CHARACTERS
+from app.results.streams.result_reader import (
+    AttemptStarted,
+    Ended,
+    KeepAlive,
+    Position,
+    ResultReader,
+    TextDelta,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class AskedResponse:
+    """A request for a response, ready to be sent, and what will be told of it."""
+
+    group: GroupRequest
+    stored: Stored
+
+
+async def prepare_response(
+    services: Services, principal: Principal, create: ResponseCreate
+) -> AskedResponse:
+    """Put a conversation together, and how it is sent. Raises InvalidRequestError, UnknownModelError."""
+    if create.background and create.store is False:
+        raise _invalid("store", "must be true in the background: it is read again later")
+    model = await services.registry.choose(create.model)
+    create = create.model_copy(update={"model": model.name})  # which the answer names
+    chat = create.to_chat()
+    use = tool_use_of(chat, model.format)
+    messages = chat.to_messages(model.format)
+    if create.previous_response_id is not None:
+        earlier = await _conversation(services, principal.team_id, create.previous_response_id)
+        messages = _bounded(_with_earlier(earlier, messages, create))
+    request = create.to_stored(use)
+    stored = Stored.of(request)
+    assert stored is not None
+    group = GroupRequest(
+        model=model.name,
+        prompts=[Prompt(messages=messages, template_arguments=chat.to_template_arguments())],
+        options=chat.to_send_options(use),
+        on_disconnect="continue" if create.background else "cancel",
+        request=request,
+        store=create.store is not False,
+        waits_for_model=bool(create.background),
+    )
+    return AskedResponse(group, stored)
+
+
+async def _conversation(services: Services, team_id: str, response_id: str) -> list[dict[str, Any]]:
+    """The messages up to a response and its answer, without its instructions: one read for all."""
+    name = "previous_response_id"
+    try:
+        row = await services.results.get(team_id, from_response_id(response_id))
+        stored = stored_of(row)
+        context = await services.contexts.get(team_id, row["context_id"])
+    except NotFoundError:
+        raise _invalid(name, f"there is no response {response_id!r}") from None
+    if row["state"] != "completed":
+        raise _invalid(name, f"response {response_id} has no answer to go on from")
+    messages = context.messages or []
+    return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]
+
+
+def _with_earlier(
+    earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], create: ResponseCreate
+) -> list[dict[str, Any]]:
+    """The conversation; its instructions are those of the new request alone."""
+    instructions = 1 if create.instructions else 0
+    return [*new[:instructions], *earlier, *new[instructions:]]
+
+
+def _bounded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    size = len(orjson.dumps(messages))
+    if len(messages) > MAX_MESSAGES or size > MAX_PROMPT_CHARACTERS:
+        raise _invalid(
+            "previous_response_id",
+            f"the conversation has {len(messages)} messages of {size} bytes; at most {MAX_MESSAGES} "
+            f"of {MAX_PROMPT_CHARACTERS} are taken",
+        )
+    return messages
+
+
+async def response_frames(
+    services: Services, team_id: str, result_id: UUID, events: ResponseEvents, *, resumable: bool
+) -> AsyncGenerator[bytes, None]:
+    """The events of a response, until its end (`events.is_over`) or a new attempt."""
+    yield events.begin()
+    # From the start: what the reader knows is left out by its number.
+    follower = ResultReader(
+        services.hub,
+        services.results,
+        team_id,
+        result_id,
+        Position(),
+        services.settings.keep_alive_seconds,
+    )
+    async with contextlib.aclosing(follower.events()) as happened:
+        async for one in happened:
+            if isinstance(one, KeepAlive):
+                yield KEEP_ALIVE
+            elif isinstance(one, TextDelta):
+                yield events.text(one.text)
+            elif isinstance(one, Ended):
+                yield events.end(one.row)
+                return
+            elif isinstance(one, AttemptStarted):
+                number = one.position.attempt
+                frames = events.attempt(number)
+                if frames is None:
+                    yield events.restarted(number)
+                    return
+                yield frames
+    if not resumable:
+        yield events.error("stopping", "The stream broke off: this process of the service stops.")
+
+
+def _invalid(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

@@ -1,0 +1,99 @@
+"""OpenAI's /v1/chat/completions, /v1/completions and /v1/models: https://platform.openai.com/docs"""
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.common import KEY_HEADER, ServicesOf, body_of, describe, reference, services_of
+from app.api.json_codec import json_response, parse
+from app.api.openai.chat_schemas import ChatRequest
+from app.api.openai.completions_schemas import CompletionRequest
+from app.api.openai.serving import PreparedRequest, prepare_chat, prepare_completion
+from app.api.synchronous import ON_DISCONNECT_HEADER, respond_complete, respond_stream
+from app.core.errors import FieldError, InvalidRequestError
+from app.inference.model_registry import Model
+
+raw = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"])
+
+_CHAT = TypeAdapter(ChatRequest)
+_COMPLETION = TypeAdapter(CompletionRequest)
+
+_HEADERS: dict[str, Any] = KEY_HEADER | ON_DISCONNECT_HEADER
+_CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Say hello."}]}
+_TEXT_EXAMPLE = {"model": "demo", "prompt": "import os\n", "max_tokens": 16}
+
+
+@raw.post(
+    "/v1/chat/completions",
+    operation_id="create_chat_completion",
+    summary="Continue a conversation",
+    openapi_extra=describe(
+        header=_HEADERS, body={"schema": reference(ChatRequest), "example": _CHAT_EXAMPLE}
+    ),
+)
+async def create_chat_completion(request: Request) -> Response:
+    """OpenAI's chat completions; `stream` answers with chunks. `X-Result-Id` tells the results."""
+    body = parse(_CHAT, await body_of(request))
+    return await _answer(request, await prepare_chat(services_of(request), body), "messages")
+
+
+@raw.post(
+    "/v1/completions",
+    operation_id="create_completion",
+    summary="Continue a text",
+    openapi_extra=describe(
+        header=_HEADERS, body={"schema": reference(CompletionRequest), "example": _TEXT_EXAMPLE}
+    ),
+)
+async def create_completion(request: Request) -> Response:
+    """OpenAI's text completions; `stream` answers with chunks. `X-Result-Id` tells the results."""
+    body = parse(_COMPLETION, await body_of(request))
+    return await _answer(request, await prepare_completion(services_of(request), body), "prompt")
+
+
+async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> Response:
+    try:
+        if prepared.streams:
+            return await respond_stream(
+                request, prepared.group, prepared.encode, with_tokens=prepared.with_tokens
+            )
+        return await respond_complete(
+            request, prepared.group, lambda rows: json_response(prepared.answer(rows))
+        )
+    except InvalidRequestError as error:
+        error.errors = [FieldError(_member(one.field, prompt), one.message) for one in error.errors]
+        raise
+
+
+def _member(field: str, prompt: str) -> str:
+    """Our name of a field as a client of OpenAI knows it."""
+    return prompt if field == "content" else field.removeprefix("parameters.")
+
+
+@router.head("/v1/models", include_in_schema=False)
+@router.get("/v1/models")
+async def list_openai_models(services: ServicesOf) -> Response:
+    """List the models that are ready."""
+    models = [_to_wire(model) for model in services.registry.all() if model.ready]
+    return json_response({"object": "list", "data": models})
+
+
+@router.get("/v1/models/{model:path}")
+async def read_openai_model(model: str, services: ServicesOf) -> Response:
+    """Read one model."""
+    return json_response(_to_wire(await services.registry.find(model)))
+
+
+def _to_wire(model: Model) -> dict[str, Any]:
+    seen_at = model.first_seen_at  # nobody tells when it was made
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(seen_at.timestamp()) if seen_at else 0,
+        "owned_by": "llm-api-service",
+        "max_model_len": model.max_model_len,
+    }

@@ -1,0 +1,248 @@
+"""What OpenAI's chat and text completions share: sampling parameters, probabilities, usage, frames.
+
+https://platform.openai.com/docs/api-reference. Further members are those that vLLM's own server
+takes (https://docs.vllm.ai/en/latest/serving/openai_compatible_server/).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
+from uuid import UUID
+
+import asyncpg
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic_core import PydanticCustomError
+
+from app import __version__
+from app.api.errors.openai_errors import error_body
+from app.api.json_codec import to_field_errors
+from app.core.errors import FieldError, InvalidRequestError, ServiceError
+from app.core.ids import created_at
+from app.inference.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTexts, TokenId
+from app.inference.structured_outputs import StructuredOutputs
+from app.results.requests import SendOptions
+
+SYSTEM_FINGERPRINT = f"llm-api-service-{__version__}"
+MAX_CHOICES = 128
+MAX_ROWS = 1000  # results of one request
+DONE = b"data: [DONE]\n\n"
+_INT64 = 2**63
+
+
+def _refuse(value: Any) -> None:
+    if value not in (None, False, "", [], {}, 0):
+        raise PydanticCustomError("not_supported", "is not supported by this service")
+
+
+Refused = Annotated[JsonValue, AfterValidator(_refuse)]
+_Float = Field(allow_inf_nan=False)
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside the text."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = Field(
+        None, description="One more chunk at the end, with empty `choices` and the usage."
+    )
+    continuous_usage_stats: Refused = Field(None, description="Not supported.")
+
+
+class OpenAIRequest(BaseModel):
+    """Members of both requests; unknown ones are ignored, as OpenAI's clients expect."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None,
+        description="A model's name; default: the setting LLM_DEFAULT_MODEL, or the only one that "
+        "is ready.",
+    )
+    temperature: Annotated[float, _Float, Field(ge=0, le=2)] | None = Field(
+        None, description="0 is greedy; the default is 1."
+    )
+    top_p: Annotated[float, _Float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="Choices of each prompt; each is a result of its own."
+    )
+    stop: StopTexts | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = Field(
+        None, description="Of the first choice; each further one has the next."
+    )
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Ignored.")
+    metadata: dict[str, JsonValue] | None = Field(None, description="Kept with the results.")
+    store: bool | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(None, description="vLLM's.")
+    min_p: Annotated[float, _Float, Field(ge=0, le=1)] | None = Field(None, description="vLLM's.")
+    repetition_penalty: Annotated[float, _Float, Field(gt=0, le=100)] | None = Field(
+        None, description="vLLM's."
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
+        None, description="vLLM's."
+    )
+    ignore_eos: bool | None = Field(None, description="vLLM's.")
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = Field(
+        None, description="vLLM's."
+    )
+    bad_words: list[str] | None = Field(None, description="vLLM's.")
+    include_stop_str_in_output: bool | None = Field(None, description="vLLM's.")
+    skip_special_tokens: bool | None = Field(None, description="vLLM's.")
+    spaces_between_special_tokens: bool | None = Field(None, description="vLLM's.")
+    priority: int | None = Field(
+        None, description="vLLM's: the larger, the later; below 0 it needs a token that may."
+    )
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
+    guided_json: JsonValue = Field(None, description="vLLM's older name of structured_outputs.")
+    guided_regex: JsonValue = None
+    guided_choice: JsonValue = None
+    guided_grammar: JsonValue = None
+
+    use_beam_search: Refused = Field(None, description="Not supported.")
+    prompt_logprobs: Refused = Field(None, description="Not supported.")
+    truncate_prompt_tokens: Refused = Field(None, description="Not supported.")
+    logits_processors: Refused = Field(None, description="Not supported.")
+    return_tokens_as_token_ids: Refused = Field(None, description="Not supported.")
+    return_token_ids: Refused = Field(None, description="Not supported.")
+    add_special_tokens: Refused = Field(None, description="Not supported: the model's own are.")
+    allowed_token_ids: Refused = Field(None, description="Not supported.")
+    logprob_token_ids: Refused = Field(None, description="Not supported.")
+    thinking_token_budget: Refused = Field(None, description="Not supported.")
+    prompt_embeds: Refused = Field(None, description="Not supported.")
+    vllm_xargs: Refused = Field(None, description="Not supported.")
+    repetition_detection: Refused = Field(None, description="Not supported.")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def to_options(self, given: dict[str, Any]) -> SendOptions:
+        """How the results are sent; `given` are further sampling parameters.
+
+        Raises InvalidRequestError.
+        """
+        names = self.model_fields_set & _SAMPLING
+        sampling = {name: value for name in names if (value := getattr(self, name)) is not None}
+        structured = self._structured_outputs()
+        if structured is not None:
+            if "structured_outputs" in given:
+                raise invalid(
+                    "structured_outputs", "cannot be combined with response_format or a forced tool"
+                )
+            sampling["structured_outputs"] = structured
+        options: dict[str, Any] = {}
+        try:
+            options["parameters"] = SamplingParameters(**sampling | given)
+            if self.metadata is not None:
+                options["metadata"] = self.metadata
+            if self.priority is not None:
+                options["priority"] = -self.priority
+            return SendOptions(**options)
+        except ValidationError as error:
+            fields = to_field_errors(error.errors())
+            raise InvalidRequestError(f"{fields[0].field}: {fields[0].message}.", fields) from error
+
+    def _structured_outputs(self) -> Any:
+        """The constraint, by its name of today or an older one."""
+        found: dict[str, Any] = {}
+        if self.structured_outputs is not None:
+            found["structured_outputs"] = self.structured_outputs
+        for name in self.model_fields_set & _GUIDED.keys():
+            if (value := getattr(self, name)) is not None:
+                found[name] = {_GUIDED[name]: value}
+        if len(found) > 1:
+            raise invalid("structured_outputs", "give one constraint, not several")
+        return next(iter(found.values()), None)
+
+
+_SAMPLING = frozenset(OpenAIRequest.model_fields) & SamplingParameters.model_fields.keys() - {
+    "n",
+    "structured_outputs",
+}
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
+
+class OpenAIError(BaseModel):
+    """Why a request was not answered as asked."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="The first wrong member of the request.")
+    code: str | None = Field(description="For programs: OpenAI's word, or one of docs/errors.md.")
+
+
+class OpenAIErrorRead(BaseModel):
+    """An error as OpenAI answers it."""
+
+    error: OpenAIError
+
+
+def invalid(field: str, message: str) -> InvalidRequestError:
+    """A refusal that names one member of the request."""
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
+
+
+def usage_of(rows: Sequence[asyncpg.Record], n: int) -> dict[str, int] | None:
+    """Tokens of all choices, each prompt's once; None where the engine did not tell them."""
+    prompts = [row["prompt_tokens"] for row in rows[::n]]
+    completions = [row["completion_tokens"] for row in rows]
+    if None in prompts or None in completions:
+        return None
+    prompt, completion = sum(prompts), sum(completions)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def created(result_id: UUID) -> int:
+    """When the first result was made, in whole seconds."""
+    return int(created_at(result_id).timestamp())
+
+
+def sampled_of(token: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The entry of the token that was chosen, among the likely ones."""
+    entries = iter(token.values())
+    first = next(entries)
+    return first if "sampled" in first else next((e for e in entries if "sampled" in e), first)
+
+
+def likeliest(token: Mapping[str, dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The `count` most likely entries, best first."""
+    known = [entry for entry in token.values() if entry["rank"] and entry["rank"] <= count]
+    return sorted(known, key=lambda entry: int(entry["rank"]))
+
+
+class Frames(Protocol):
+    """The frames of one stream, as bytes; places are those of the results in their group."""
+
+    def begin(self) -> bytes: ...
+
+    def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes: ...
+
+    def end(self, place: int, row: asyncpg.Record) -> bytes: ...
+
+    def usage(self, rows: Sequence[asyncpg.Record]) -> bytes: ...
+
+
+def frame(content: object) -> bytes:
+    """One frame of a stream."""
+    return b"data: %b\n\n" % orjson.dumps(content)
+
+
+def error_frame(error: ServiceError) -> bytes:
+    """The frame of an error after the stream began."""
+    return frame(error_body(error))

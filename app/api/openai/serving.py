@@ -1,0 +1,139 @@
+"""OpenAI's requests as groups of results: what is sent, and what is made of the results.
+
+Independent of how they are waited for: a route awaits or streams them, a batch reads them later.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from app.api.container import Services
+from app.api.openai.chat_schemas import ChatFrames, ChatRequest, chat_completion, tool_use_of
+from app.api.openai.completions_schemas import (
+    CompletionFrames,
+    CompletionRequest,
+    TokenIds,
+    completion,
+)
+from app.api.openai.schemas import DONE, Frames, error_frame, invalid
+from app.api.sse import KEEP_ALIVE
+from app.core.errors import ServiceError
+from app.inference.model_registry import Model
+from app.results.multi_result import GroupEvent
+from app.results.preparation import GroupRequest, Prompt
+from app.results.streams.result_reader import KeepAlive, TextDelta
+
+
+@dataclass(slots=True, frozen=True)
+class PreparedRequest:
+    """One request, ready to be sent. `answer` makes its body of the results' rows, in order."""
+
+    group: GroupRequest
+    answer: Callable[[Sequence[asyncpg.Record]], dict[str, Any]]
+    new_frames: Callable[[Sequence[UUID]], Frames]
+    streams: bool
+    include_usage: bool
+    with_tokens: bool
+    silence_seconds: float
+
+    async def encode(
+        self, ids: Sequence[UUID], events: AsyncGenerator[GroupEvent, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The stream's frames. An error is one of them, and the end is told in any case."""
+        frames = self.new_frames(ids)
+        rows: dict[int, asyncpg.Record] = {}
+        has_begun = False
+        clock = asyncio.get_running_loop().time
+        told_at = clock()
+        try:
+            async for place, event in events:
+                if isinstance(event, KeepAlive):
+                    yield KEEP_ALIVE
+                    continue
+                told = b"" if has_begun else frames.begin()
+                has_begun = True
+                if isinstance(event, TextDelta):
+                    told += frames.delta(place, event.text, event.tokens)
+                else:
+                    told += frames.end(place, event.row)
+                    rows[place] = event.row
+                if not told and clock() - told_at > self.silence_seconds:
+                    told = KEEP_ALIVE  # a long call is told when it is complete
+                if told:
+                    told_at = clock()
+                    yield told
+        except ServiceError as error:
+            yield error_frame(error) + DONE
+            return
+        usage = b""
+        if self.include_usage:
+            usage = frames.usage([rows[place] for place in range(len(ids))])
+        yield usage + DONE
+
+
+async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequest:
+    """A chat completion. Raises what `choose` raises, and InvalidRequestError."""
+    model = await services.registry.choose(request.model)
+    request = request.model_copy(update={"model": model.name})  # which the answer names
+    if not model.has_chat:
+        raise invalid(
+            "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
+        )
+    use = tool_use_of(request, model.format)
+    options = request.to_send_options(use)
+    prompt = Prompt(
+        messages=request.to_messages(model.format),
+        template_arguments=request.to_template_arguments(),
+    )
+    return PreparedRequest(
+        group=GroupRequest(
+            model.name, [prompt], options, n=request.n or 1, store=request.store is not False
+        ),
+        answer=lambda rows: chat_completion(request, use, rows),
+        new_frames=lambda ids: ChatFrames(request, use, ids),
+        streams=bool(request.stream),
+        include_usage=request.include_usage,
+        with_tokens=bool(request.logprobs),
+        silence_seconds=services.settings.keep_alive_seconds,
+    )
+
+
+async def prepare_completion(services: Services, request: CompletionRequest) -> PreparedRequest:
+    """A text completion. Raises what `choose` raises, and InvalidRequestError."""
+    model = await services.registry.choose(request.model)
+    request = request.model_copy(update={"model": model.name})  # which the answer names
+    options = request.to_send_options()
+    texts = [await _text_of(model, one) for one in request.prompt]
+    return PreparedRequest(
+        group=GroupRequest(
+            model.name,
+            [Prompt(content=text) for text in texts],
+            options,
+            request.rows_per_prompt,
+            store=request.store is not False,
+        ),
+        answer=lambda rows: completion(request, texts, rows),
+        new_frames=lambda ids: CompletionFrames(request, texts, ids),
+        streams=bool(request.stream),
+        include_usage=request.include_usage,
+        with_tokens=request.logprobs is not None,
+        silence_seconds=services.settings.keep_alive_seconds,
+    )
+
+
+async def _text_of(model: Model, prompt: str | TokenIds) -> str:
+    """The prompt's text: models are sent texts, so tokens must be those of one."""
+    if isinstance(prompt, str):
+        return prompt
+    text = await model.format.text_of(prompt) if model.format is not None else None
+    if not text or "\x00" in text:
+        raise invalid(
+            "prompt",
+            f"these token ids are not what model {model.name}'s tokenizer makes of a text; send the "
+            "text",
+        )
+    return text

@@ -1,0 +1,111 @@
+"""Reading an upload: multipart/form-data (RFC 7578) as it comes, one file and a few small fields."""
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from app.core.errors import FieldError, InvalidRequestError, MediaTypeError
+
+_MAX_FIELDS = 32
+_MAX_FIELD_BYTES = 4_096
+
+
+class UploadForm:
+    """Takes a body piece by piece; keeps the fields, and hands on what belongs to the file."""
+
+    def __init__(self, content_type: str, file_field: str = "file") -> None:
+        """Raises MediaTypeError unless the body is such a form."""
+        media_type, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary")
+        if media_type != b"multipart/form-data" or not boundary:
+            raise MediaTypeError("Send the file as `multipart/form-data`, with its boundary.")
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None  # once the file has begun
+        self.is_complete = False
+        self._file_field = file_field
+        self._file = bytearray()
+        self._header_name = b""
+        self._header_value = b""
+        self._disposition = b""
+        self._name = ""
+        self._value = bytearray()
+        self._is_file = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._on_part_begin,
+                "on_header_field": self._on_header_field,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers_finished,
+                "on_part_data": self._on_part_data,
+                "on_part_end": self._on_part_end,
+                "on_end": self._on_end,
+            },
+        )
+
+    def feed(self, piece: bytes) -> bytes:
+        """Read on; returns what of the file has come. Raises InvalidRequestError."""
+        try:
+            self._parser.write(piece)
+        except FormParserError as error:
+            raise _invalid("body", f"is no form: {error}") from error
+        content = bytes(self._file)
+        self._file.clear()
+        return content
+
+    def close(self) -> None:
+        """The body has ended. Raises InvalidRequestError if the form has not."""
+        if not self.is_complete:
+            raise _invalid("body", "the form breaks off before its last boundary")
+
+    def _on_part_begin(self) -> None:
+        self._disposition = b""
+        self._header_name = self._header_value = b""
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        self._is_file = self._name == self._file_field
+        self._value.clear()
+        if self._is_file:
+            if self.filename is not None:
+                raise _invalid(self._file_field, "may be given once")
+            self.filename = _clean(options.get(b"filename", b"")) or "file"
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self._file += data[start:end]
+            return
+        self._value += data[start:end]
+        if len(self._value) > _MAX_FIELD_BYTES:
+            raise _invalid(self._name or "body", f"may have at most {_MAX_FIELD_BYTES} bytes")
+
+    def _on_part_end(self) -> None:
+        if not self._is_file:
+            if len(self.fields) == _MAX_FIELDS:
+                raise _invalid("body", f"may have at most {_MAX_FIELDS} fields")
+            self.fields[self._name] = self._value.decode("utf-8", "replace")
+
+    def _on_end(self) -> None:
+        self.is_complete = True
+
+
+def _clean(name: bytes) -> str:
+    """The name alone, without a path, as PostgreSQL and headers can hold it."""
+    text = name.decode("utf-8", "replace").replace("\\", "/").rsplit("/", 1)[-1]
+    return "".join(character for character in text if character.isprintable())
+
+
+def _invalid(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

@@ -1,0 +1,1 @@
+"""Tenstorrent's inference API."""

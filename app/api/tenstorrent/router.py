@@ -1,0 +1,104 @@
+"""Tenstorrent's inference API: POST /inference/{model}, answered with raw text as it comes.
+
+The answer has no frames, so nothing in it could tell of an error. What goes wrong before the first
+byte is answered with a status; after it the connection is cut, and the chunked body has no end.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+from uuid import UUID
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.common import KEY_HEADER, body_of, describe, reference, services_of
+from app.api.errors.error_responses import refusal
+from app.api.sse import MEDIA_TYPE, CutOffError, EventStreamResponse
+from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, Events, respond_stream
+from app.api.tenstorrent.schemas import (
+    DEFAULT_MAX_TOKENS,
+    Inference,
+    InferenceRequest,
+    parse_inference,
+)
+from app.core.errors import ServiceError
+from app.inference.model_registry import Model
+from app.results.preparation import GroupRequest, Prompt
+from app.results.requests import SendOptions
+from app.results.streams.result_reader import TextDelta
+
+raw = APIRouter(tags=["Tenstorrent"])
+
+_BODY = {
+    "schema": reference(InferenceRequest),
+    "example": {"text": "def ", "temperature": "0.7", "top_k": 10, "max_tokens": "20"},
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The text, as it comes.", "content": {MEDIA_TYPE: {}}}
+}
+_HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER
+
+
+@raw.post(
+    "/inference/{model}",
+    responses=_RESPONSES,
+    openapi_extra=describe(path={"model": "A model's name."}, header=_HEADERS, body=_BODY),
+)
+async def infer(request: Request) -> Response:
+    """Continue a text. The answer is the raw text; `X-Result-Id` names its result."""
+    wanted = parse_inference(await body_of(request))
+    model = await services_of(request).registry.find(request.path_params["model"])
+    return await _answer(request, model, wanted)
+
+
+@raw.post("/inference", responses=_RESPONSES, openapi_extra=describe(header=_HEADERS, body=_BODY))
+async def infer_with_default(request: Request) -> Response:
+    """The same with the model of the setting LLM_DEFAULT_MODEL."""
+    wanted = parse_inference(await body_of(request))
+    model = await services_of(request).registry.default()
+    return await _answer(request, model, wanted)
+
+
+class RawTextResponse(EventStreamResponse):
+    """Text without frames. It begins with its first piece: until then an error has a status."""
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(self._frames, b"")
+        except ServiceError as error:
+            response = refusal(scope["path"], error)
+            response.headers[RESULT_ID_HEADER] = self.headers[RESULT_ID_HEADER]
+            await response(scope, receive, send)
+            return
+        await self._start(send)
+        if first:
+            await self._send_frame(send, first)
+        await self._send_frames(send)
+
+
+async def _answer(request: Request, model: Model, wanted: Inference) -> Response:
+    max_tokens = wanted.max_tokens
+    if max_tokens is None:
+        left = await model.tokens_left(wanted.text)
+        max_tokens = DEFAULT_MAX_TOKENS if left is None else max(1, min(DEFAULT_MAX_TOKENS, left))
+    options = SendOptions(parameters=wanted.to_sampling(max_tokens))
+    group = GroupRequest(model.name, [Prompt(content=wanted.text)], options)
+
+    async def encode(_ids: Sequence[UUID], events: Events) -> AsyncGenerator[bytes, None]:
+        pending = wanted.text if wanted.returns_prompt else ""
+        is_begun = False
+        try:
+            async for _, event in events:
+                if isinstance(event, TextDelta) and event.text:
+                    yield (pending + event.text).encode()
+                    pending, is_begun = "", True
+        except ServiceError as error:
+            if is_begun:
+                raise CutOffError(error.code) from error
+            raise
+        if pending:
+            yield pending.encode()
+
+    return await respond_stream(request, group, encode, response_type=RawTextResponse)

@@ -1,0 +1,250 @@
+"""Text Generation Inference's answers: generated texts, tokens, events, headers.
+
+https://github.com/huggingface/text-generation-inference: router/src/server.rs and
+router/src/lib.rs. A member that is null or missing there is so here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import asyncpg
+import orjson
+
+from app.api.logprobs import logprob_of
+from app.api.tgi.schemas import MAX_BEST_OF, MAX_STOP_SEQUENCES, UINT64, Generation
+from app.api.tgi.token_texts import TokenTexts
+from app.core.ids import created_at
+
+
+class TokenReader:
+    """Makes TGI's tokens of the engine's log probabilities, in the answer's order."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._top_n = generation.given.top_n_tokens or 0
+        known = generation.format
+        self._special_ids = known.special_ids if known else frozenset()
+        self._texts = None
+        if known is not None and known.tokenizer is not None:
+            self._texts = TokenTexts(known.tokenizer, generation.prompt_ids)
+
+    def read(self, position: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The token at a place, and the likeliest ones there if they were asked for."""
+        identifier, entry = sampled(position)
+        text = self._texts.add(int(identifier)) if self._texts else entry["decoded_token"]
+        told: dict[str, Any] = {"token": self._token(identifier, entry, text)}
+        if self._top_n:
+            best = sorted(position.items(), key=lambda item: item[1]["rank"])
+            told["top_tokens"] = [
+                self._token(other, one, one["decoded_token"])
+                for other, one in best
+                if one["rank"] <= self._top_n
+            ]
+        return told
+
+    def _token(self, identifier: str, entry: Mapping[str, Any], text: str | None) -> dict[str, Any]:
+        return {
+            "id": int(identifier),
+            "text": text or "",
+            "logprob": entry["logprob"],
+            "special": int(identifier) in self._special_ids,
+        }
+
+
+def sampled(position: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
+    """The token that was chosen at a place, among those that are told beside it."""
+    for identifier, entry in position.items():
+        if entry.get("sampled"):
+            return identifier, entry
+    return next(iter(position.items()))
+
+
+def best_first(rows: Sequence[asyncpg.Record]) -> list[asyncpg.Record]:
+    """The generation of the highest cumulative log probability, then the others as they are."""
+    if len(rows) == 1:
+        return list(rows)
+    totals = [_total(row) for row in rows]
+    best = max(range(len(rows)), key=lambda place: totals[place])
+    return [rows[best], *(row for place, row in enumerate(rows) if place != best)]
+
+
+def _total(row: asyncpg.Record) -> float:
+    positions = orjson.loads(row["logprobs"] or "[]")
+    return sum(logprob_of(sampled(position)[1]) for position in positions)
+
+
+def finish_reason(row: asyncpg.Record, stops: Sequence[str] | None) -> str:
+    """Why the text ended. The engine calls an end token and a stop text the same."""
+    if row["finish_reason"] == "length":
+        return "length"
+    if any(row["output"].endswith(stop) for stop in stops or ()):
+        return "stop_sequence"
+    return "eos_token"
+
+
+def answer_to_wire(generation: Generation, rows: Sequence[asyncpg.Record]) -> dict[str, Any]:
+    """The answer of /generate: the first text, with what was asked to be told of all."""
+    best, *others = rows
+    answer: dict[str, Any] = {"generated_text": generation.prefix + best["output"]}
+    if generation.given.details:
+        answer["details"] = _details(generation, best)
+        if others:
+            answer["details"]["best_of_sequences"] = [
+                {"generated_text": generation.prefix + row["output"]} | _details(generation, row)
+                for row in others
+            ]
+    return answer
+
+
+def _details(generation: Generation, row: asyncpg.Record) -> dict[str, Any]:
+    reader = TokenReader(generation)
+    read = [reader.read(position) for position in orjson.loads(row["logprobs"] or "[]")]
+    details: dict[str, Any] = {
+        "finish_reason": finish_reason(row, generation.given.stop),
+        "generated_tokens": row["completion_tokens"],
+        "seed": _seed(row),
+        "prefill": [],
+        "tokens": [one["token"] for one in read],
+    }
+    if generation.given.top_n_tokens:
+        details["top_tokens"] = [one["top_tokens"] for one in read]
+    return details
+
+
+def _seed(row: asyncpg.Record) -> int | None:
+    """The seed as TGI has it, without a sign; null where nothing was drawn."""
+    seed: int | None = orjson.loads(row["parameters"]).get("seed")
+    return None if seed is None else seed % UINT64
+
+
+def headers_of(
+    generation: Generation, row: asyncpg.Record, validation_seconds: float
+) -> dict[str, str]:
+    """What TGI tells in headers, by the result's own times: milliseconds, where known.
+
+    `x-compute-type` is left out: what a Triton server computes on, it does not tell.
+    """
+    headers = {"x-compute-characters": str(len(generation.inputs))}
+    started, finished = row["started_at"], row["finished_at"]
+    if started is not None and finished is not None:
+        queued = max(0.0, (started - created_at(row["id"])).total_seconds())
+        running = (finished - started).total_seconds()
+        total = validation_seconds + queued + running
+        headers["x-compute-time"] = f"{total:.6f}"  # the one in seconds
+        times = {
+            "x-total-time": total,
+            "x-validation-time": validation_seconds,
+            "x-queue-time": queued,
+            "x-inference-time": running,
+        }
+        if row["completion_tokens"]:
+            times["x-time-per-token"] = running / row["completion_tokens"]
+        headers |= {name: str(int(seconds * 1000)) for name, seconds in times.items()}
+    for name, column in (
+        ("x-prompt-tokens", "prompt_tokens"),
+        ("x-generated-tokens", "completion_tokens"),
+    ):
+        if row[column] is not None:
+            headers[name] = str(row[column])
+    return headers
+
+
+class EventWriter:
+    """The events of /generate_stream: one per token; the last one has the whole text too.
+
+    That a token is the last is known only at the end, so one that may be it is held back: an end
+    token, the last one allowed, one behind which the text ends with a stop text, and each one
+    where the model's end tokens are unknown.
+    """
+
+    def __init__(self, generation: Generation, max_tokens: int | None) -> None:
+        self._generation = generation
+        self._reader = TokenReader(generation)
+        self._max_tokens = max_tokens
+        self._end_ids = generation.format.end_ids if generation.format else frozenset()
+        self._text = ""
+        self._index = 0
+        self._held: dict[str, Any] | None = None
+        self._last: dict[str, Any] | None = None
+
+    def add(self, text: str, positions: Sequence[Mapping[str, Any]]) -> bytes:
+        """More text and tokens; what may be told of them now."""
+        self._text += text
+        frames = []
+        for place, position in enumerate(positions):
+            if self._held is not None:
+                frames.append(encode_frame(self._held))
+            self._index += 1
+            event = {"index": self._index, **self._reader.read(position)}
+            event |= {"generated_text": None, "details": None}
+            is_newest = place == len(positions) - 1
+            self._held = event if self._may_be_last(event, is_newest=is_newest) else None
+            if self._held is None:
+                frames.append(encode_frame(event))
+            self._last = event
+        return b"".join(frames)
+
+    def _may_be_last(self, event: dict[str, Any], *, is_newest: bool) -> bool:
+        if not self._end_ids or self._max_tokens is None:
+            return True
+        stops = tuple(self._generation.given.stop or ())
+        return (
+            event["token"]["id"] in self._end_ids
+            or event["index"] >= self._max_tokens
+            or bool(is_newest and stops and self._text.endswith(stops))
+        )
+
+    def end(self, row: asyncpg.Record) -> bytes:
+        """The last event. Its text is the stored one."""
+        event = self._held
+        if event is None and self._last is not None:
+            # The engine stopped where nothing foretold it: the last token is told once more,
+            # with nothing to add to the text.
+            event = self._last | {"token": self._last["token"] | {"text": ""}}
+        if event is None:
+            return encode_frame(
+                {
+                    "error": "Incomplete generation stream: there is no token",
+                    "error_type": "incomplete_generation_stream",
+                }
+            )
+        event["generated_text"] = self._generation.prefix + row["output"]
+        if self._generation.given.details:
+            event["details"] = {
+                "finish_reason": finish_reason(row, self._generation.given.stop),
+                "generated_tokens": row["completion_tokens"],
+                "seed": _seed(row),
+                "input_length": row["prompt_tokens"],
+            }
+        return encode_frame(event)
+
+
+def encode_frame(event: Mapping[str, Any]) -> bytes:
+    """One event; TGI's have no name and no id."""
+    return b"data:%b\n\n" % orjson.dumps(event)
+
+
+def tokens_to_wire(
+    text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """The tokens of a text, each with the characters it stands for."""
+    return [
+        {"id": identifier, "text": text[start:stop], "start": start, "stop": stop}
+        for identifier, (start, stop) in zip(ids, offsets, strict=True)
+    ]
+
+
+def info_to_wire(model: str, max_total_tokens: int | None, version: str) -> dict[str, Any]:
+    """What is known of the model and of this service; the rest of TGI's members are left out."""
+    return {
+        "model_id": model,
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_best_of": MAX_BEST_OF,
+        "max_stop_sequences": MAX_STOP_SEQUENCES,
+        "max_input_tokens": None if max_total_tokens is None else max_total_tokens - 1,
+        "max_total_tokens": max_total_tokens,
+        "router": "llm-api-service",
+        "version": version,
+        "sha": None,
+        "docker_label": None,
+    }

@@ -1,0 +1,287 @@
+"""Text Generation Inference: /generate, /generate_stream, POST /, /tokenize, /info and their kin.
+
+https://huggingface.github.io/text-generation-inference/. Chat and completions of TGI's clients are
+the OpenAI dialect's.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+from tokenizers import Encoding
+
+from app import __version__
+from app.api.common import (
+    KEY_HEADER,
+    Name,
+    ServicesOf,
+    body_of,
+    describe,
+    idempotency_key,
+    reference,
+    services_of,
+)
+from app.api.errors.tgi_errors import to_error
+from app.api.json_codec import JSON, json_response, parse
+from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
+from app.api.synchronous import ON_DISCONNECT_HEADER, Events, respond_complete, respond_stream
+from app.api.tgi.response_schemas import (
+    EventWriter,
+    answer_to_wire,
+    best_first,
+    encode_frame,
+    headers_of,
+    info_to_wire,
+    tokens_to_wire,
+)
+from app.api.tgi.schemas import (
+    ChatTokenizeRequest,
+    CompatGenerateRequest,
+    GenerateRequest,
+    Generation,
+    check,
+    check_length,
+    choose_seed,
+    is_sampling,
+    to_messages,
+    to_sampling,
+)
+from app.core.errors import InvalidRequestError, NotFoundError, ServiceError, UnknownModelError
+from app.inference.model_registry import Model
+from app.inference.prompts import PromptFormat
+from app.results.preparation import GroupRequest, Prompt
+from app.results.requests import SendOptions
+from app.results.streams.result_reader import Ended, TextDelta
+
+router = APIRouter(tags=["Text Generation Inference"])
+raw = APIRouter(tags=["Text Generation Inference"])
+
+_GENERATE = TypeAdapter(GenerateRequest)
+_COMPAT = TypeAdapter(CompatGenerateRequest)
+_CHAT = TypeAdapter(ChatTokenizeRequest)
+
+_EXAMPLE = {"inputs": "def ", "parameters": {"max_new_tokens": 20, "details": True}}
+_CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is a tensor?"}]}
+_HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER
+
+
+def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
+    described: dict[str, Any] = describe(
+        header=_HEADERS, body={"schema": reference(body), "example": _EXAMPLE | more}
+    )
+    return described
+
+
+@raw.post(
+    "/generate",
+    responses={200: {"description": "The generated text."}},
+    openapi_extra=_describe(GenerateRequest),
+)
+async def generate(request: Request) -> Response:
+    """Continue a prompt; the answer comes when it is whole. `X-Result-Id` names its result."""
+    began = time.perf_counter()
+    wanted = parse(_GENERATE, await body_of(request))
+    return await _answer_whole(request, wanted, began, is_listed=False)
+
+
+@raw.post(
+    "/generate_stream",
+    responses={200: {"description": "One event per token.", "content": {MEDIA_TYPE: {}}}},
+    openapi_extra=_describe(GenerateRequest),
+)
+async def generate_stream(request: Request) -> Response:
+    """Continue a prompt, told token by token as server-sent events."""
+    return await _answer_live(request, parse(_GENERATE, await body_of(request)))
+
+
+@raw.post(
+    "/",
+    responses={
+        200: {
+            "description": "A list with the generated text, or one event per token.",
+            "content": {JSON: {}, MEDIA_TYPE: {}},
+        }
+    },
+    openapi_extra=_describe(CompatGenerateRequest, stream=False),
+)
+async def generate_at_root(request: Request) -> Response:
+    """The same as /generate, in a list; with `stream` the same as /generate_stream."""
+    began = time.perf_counter()
+    wanted = parse(_COMPAT, await body_of(request))
+    if wanted.stream:
+        return await _answer_live(request, wanted)
+    return await _answer_whole(request, wanted, began, is_listed=True)
+
+
+@router.post(
+    "/tokenize",
+    responses={200: {"description": "The prompt's tokens."}},
+    openapi_extra=describe(body={"schema": reference(GenerateRequest), "example": _EXAMPLE}),
+)
+async def tokenize(request: Request) -> Response:
+    """The tokens of `inputs`, with those that the model puts around a prompt."""
+    wanted = parse(_GENERATE, await body_of(request))
+    model = await services_of(request).registry.choose(wanted.model)
+    encoding = await _encode(model, wanted.inputs)
+    return json_response(tokens_to_wire(wanted.inputs, encoding.ids, encoding.offsets))
+
+
+@router.post(
+    "/chat_tokenize",
+    responses={200: {"description": "The prompt that a template makes, and its tokens."}},
+    openapi_extra=describe(
+        body={"schema": reference(ChatTokenizeRequest), "example": _CHAT_EXAMPLE}
+    ),
+)
+async def tokenize_chat(request: Request) -> Response:
+    """The prompt that the model's chat template makes of messages, and its tokens."""
+    wanted = parse(_CHAT, await body_of(request))
+    model = await services_of(request).registry.choose(wanted.model)
+    if model.format is None or not model.has_chat:
+        raise InvalidRequestError(f"{model.name} has no chat template")
+    arguments = {"tools": wanted.tools} if wanted.tools else {}
+    text = await model.format.render(to_messages(wanted), arguments)
+    encoding = await _encode(model, text, add_special_tokens=False)
+    tokens = tokens_to_wire(text, encoding.ids, encoding.offsets)
+    return json_response({"tokenize_response": tokens, "templated_text": text})
+
+
+@router.get("/info")
+async def read_info(
+    services: ServicesOf,
+    model: Annotated[Name, Query(description="Default: LLM_DEFAULT_MODEL.")] = None,
+) -> Response:
+    """What is known of the model behind TGI's routes."""
+    try:
+        found = await services.registry.choose(model)
+    except UnknownModelError:  # without the names of those there are: this route is open to all
+        raise UnknownModelError("There is no such model.") from None
+    return json_response(info_to_wire(found.name, found.max_model_len, __version__))
+
+
+@router.head("/ping", include_in_schema=False)
+@router.head("/", include_in_schema=False)
+@router.get("/ping", response_class=Response)
+@router.get("/", operation_id="read_root_health", response_class=Response)
+async def read_health() -> Response:
+    """200 as long as the process answers: the same as /health."""
+    return Response()
+
+
+@dataclass(slots=True, frozen=True)
+class _Work:
+    """A checked request: what is told of it, and the group of results that it asks for."""
+
+    generation: Generation
+    group: GroupRequest
+    max_tokens: int | None
+
+
+async def _answer_whole(
+    request: Request, wanted: GenerateRequest, began: float, *, is_listed: bool
+) -> Response:
+    work = await _prepare(request, wanted, is_stream=False)
+    validated = time.perf_counter() - began
+
+    def render(rows: Sequence[asyncpg.Record]) -> Response:
+        ordered = best_first(rows)
+        answer = answer_to_wire(work.generation, ordered)
+        headers = headers_of(work.generation, ordered[0], validated)
+        return json_response([answer] if is_listed else answer, headers=headers)
+
+    return await respond_complete(request, work.group, render)
+
+
+async def _answer_live(request: Request, wanted: GenerateRequest) -> Response:
+    work = await _prepare(request, wanted, is_stream=True)
+    writer = EventWriter(work.generation, work.max_tokens)
+
+    async def encode(_ids: Sequence[UUID], events: Events) -> AsyncGenerator[bytes, None]:
+        try:
+            async for _, event in events:
+                if isinstance(event, TextDelta):
+                    if frames := writer.add(event.text, event.tokens):
+                        yield frames
+                elif isinstance(event, Ended):
+                    yield writer.end(event.row)
+                else:
+                    yield KEEP_ALIVE
+        except ServiceError as error:
+            yield encode_frame(to_error(error)[1])
+
+    response = await respond_stream(
+        request, work.group, encode, with_tokens=True, media_type=MEDIA_TYPE
+    )
+    response.headers["x-compute-characters"] = str(len(wanted.inputs))
+    return response
+
+
+async def _prepare(request: Request, wanted: GenerateRequest, *, is_stream: bool) -> _Work:
+    """Check a request against its bounds and the model's. Raises InvalidRequestError and others."""
+    given = check(wanted, is_stream=is_stream)
+    model = await services_of(request).registry.choose(wanted.model)
+    most, known = model.max_model_len, model.format
+    prompt, encoding = wanted.inputs, None
+    if given.truncate is not None:
+        prompt = await _truncate(known, prompt, given.truncate, most)
+    max_tokens = given.max_new_tokens
+    if known is not None and (encoding := await known.encode(prompt)) is not None and most:
+        check_length(given, len(encoding.ids), most)
+        max_tokens = max_tokens or most - len(encoding.ids)
+    generation = Generation(
+        inputs=wanted.inputs,
+        given=given,
+        is_sampling=is_sampling(wanted.parameters),
+        format=known,
+        prompt_ids=encoding.ids if encoding else (),
+    )
+    best_of = given.best_of or 1
+    sampling = to_sampling(
+        generation,
+        max_tokens,
+        choose_seed(given, idempotency_key(request)),
+        with_tokens=is_stream or bool(given.details) or best_of > 1,
+    )
+    group = GroupRequest(
+        model.name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
+    )
+    return _Work(generation, group, max_tokens)
+
+
+async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> Encoding:
+    encoding = None
+    if model.format is not None:
+        encoding = await model.format.encode(text, add_special_tokens=add_special_tokens)
+    if encoding is None:
+        raise NotFoundError(f"The tokenizer of {model.name} is not at hand")
+    return encoding
+
+
+async def _truncate(known: PromptFormat | None, text: str, keep: int, most: int | None) -> str:
+    """The end of a prompt that has at most `keep` tokens, those around it included.
+
+    The engine takes text, not tokens: what is cut may be tokenized in another way, so it is
+    counted again. One token of the prompt is kept at least.
+    """
+    if keep <= 0 or (most is not None and keep >= most):
+        below = "" if most is None else f" and less than {most}"
+        raise InvalidRequestError(f"`truncate` must be strictly positive{below}. Given: {keep}")
+    bare = await known.encode(text, add_special_tokens=False) if known is not None else None
+    if known is None or bare is None:
+        raise InvalidRequestError(
+            "`truncate` is not supported: the tokenizer of the model is not at hand"
+        )
+    kept, excess = len(bare.ids), (await known.count_tokens(text) or 0) - keep
+    cut = text
+    while excess > 0 and kept > 1:
+        kept = max(1, kept - excess)
+        cut = text[bare.offsets[len(bare.ids) - kept][0] :]
+        excess = (await known.count_tokens(cut) or 0) - keep
+    return cut

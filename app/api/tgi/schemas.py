@@ -1,0 +1,311 @@
+"""Text Generation Inference's requests, checked and turned into ours.
+
+https://github.com/huggingface/text-generation-inference: router/src/lib.rs (shapes) and
+router/src/validation.rs (rules and their texts).
+Unknown members are ignored, as TGI ignores them, and null is what was not given.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from secrets import randbits
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from app.api.json_codec import to_field_errors
+from app.core.errors import FieldError, InvalidRequestError
+from app.inference.prompts import PromptFormat
+from app.inference.sampling import SamplingParameters
+from app.results.requests import MAX_PROMPT_CHARACTERS
+
+MAX_BEST_OF = 16
+MAX_STOP_SEQUENCES = 16  # the engine's own bound is ours; TGI's default is 4
+MAX_TOP_N_TOKENS = 5
+
+UINT64 = 2**64
+_SEED_BITS = 62  # of those that are chosen here: best_of counts on from it, inside 64 bits
+_OURS = {"max_tokens": "max_new_tokens", "structured_outputs": "grammar"}  # names of parameters
+_LENIENT = ConfigDict(extra="ignore", strict=True)
+
+
+class Grammar(BaseModel):
+    """What the generated text must match."""
+
+    model_config = _LENIENT
+
+    type: Literal["json", "regex", "json_schema"]
+    value: JsonValue = Field(
+        description="A JSON schema with `properties`, as an object or its text; a regular "
+        "expression; or for `json_schema` an object that holds the schema as `schema`."
+    )
+
+
+class GenerateParameters(BaseModel):
+    """How the next tokens are chosen. Bounds are told as TGI tells them."""
+
+    model_config = _LENIENT
+
+    best_of: int | None = Field(
+        None,
+        description=f"Generate this many texts, at most {MAX_BEST_OF}, and answer with the one of "
+        "the highest cumulative log probability. Needs sampling; excludes `seed` and streams.",
+    )
+    temperature: float | None = Field(None, description="> 0; other than 1 it means sampling.")
+    repetition_penalty: float | None = Field(None, description="> 0; 1 changes nothing.")
+    frequency_penalty: float | None = Field(None, description="-2 to 2.")
+    top_k: int | None = Field(None, description="> 0; means sampling.")
+    top_p: float | None = Field(None, description="> 0 and < 1; means sampling.")
+    typical_p: float | None = Field(None, description="Not supported.")
+    do_sample: bool | None = Field(
+        None, description="Default false; true where `parameters` is left out altogether."
+    )
+    max_new_tokens: int | None = Field(
+        None, description="> 0; default: what the model's length leaves, where that is known."
+    )
+    return_full_text: bool | None = Field(None, description="Put the prompt before the text.")
+    stop: list[str] | None = Field(
+        None,
+        description=f"At most {MAX_STOP_SEQUENCES} texts that end the generation; the one that "
+        "does is part of the generated text.",
+    )
+    truncate: int | None = Field(None, description="Keep this many of the prompt's last tokens.")
+    watermark: bool | None = Field(None, description="Not supported.")
+    details: bool | None = Field(None, description="Tell tokens, seed and the reason of the end.")
+    decoder_input_details: bool | None = Field(None, description="Not supported.")
+    seed: Annotated[int, Field(ge=0, lt=UINT64)] | None = Field(
+        None, description="Makes sampling repeatable; chosen and told in `details` if left out."
+    )
+    top_n_tokens: int | None = Field(
+        None, description=f"0 to {MAX_TOP_N_TOKENS}: the most likely tokens at each place."
+    )
+    grammar: Grammar | None = None
+    adapter_id: str | None = Field(None, description="Not supported.")
+
+
+class GenerateRequest(BaseModel):
+    """A prompt, and how to continue it."""
+
+    model_config = _LENIENT
+
+    inputs: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
+    parameters: GenerateParameters | None = None
+    model: str | None = Field(
+        None, description="A model's name; default: the setting LLM_DEFAULT_MODEL."
+    )
+
+
+class CompatGenerateRequest(GenerateRequest):
+    """The same at `POST /`, where `stream` chooses between the two kinds of answer."""
+
+    stream: bool | None = None
+
+
+class ChatMessage(BaseModel):
+    """A chat message; parts of a content that are no text are refused."""
+
+    model_config = _LENIENT
+
+    role: str
+    content: str | list[dict[str, JsonValue]] | None = None
+    name: str | None = None
+
+
+class ChatTokenizeRequest(BaseModel):
+    """Messages to be put into the model's chat template, as `/v1/chat/completions` takes them."""
+
+    model_config = _LENIENT
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    model: str | None = None
+    tools: list[dict[str, JsonValue]] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Generation:
+    """A request that was checked: what is asked of the model, and how it is told."""
+
+    inputs: str
+    given: GenerateParameters
+    is_sampling: bool
+    format: PromptFormat | None
+    prompt_ids: Sequence[int] = ()
+
+    @property
+    def prefix(self) -> str:
+        """What precedes the generated text in answers."""
+        return self.inputs if self.given.return_full_text else ""
+
+
+def is_sampling(given: GenerateParameters | None) -> bool:
+    """Whether tokens are drawn; else the likeliest is taken.
+
+    Without `parameters` TGI samples. With them, only if they say so or change the distribution:
+    server/text_generation_server/utils/tokens.py, `NextTokenChooser`.
+    """
+    if given is None:
+        return True
+    return bool(
+        given.do_sample
+        or given.temperature not in (None, 1.0)
+        or given.top_k is not None
+        or given.top_p is not None
+    )
+
+
+def check(request: GenerateRequest, *, is_stream: bool) -> GenerateParameters:
+    """The parameters, if all is in its bounds. Raises InvalidRequestError in TGI's words."""
+    given = request.parameters or GenerateParameters()
+    for fault in _faults(request, given, is_stream=is_stream):
+        raise InvalidRequestError(fault)
+    for name in ("watermark", "typical_p", "decoder_input_details", "adapter_id"):
+        if getattr(given, name):
+            raise InvalidRequestError(f"`{name}` is not supported: the backend cannot do it")
+    return given
+
+
+def _faults(
+    request: GenerateRequest, given: GenerateParameters, *, is_stream: bool
+) -> Iterable[str]:
+    """What breaks a rule, in the order in which TGI looks."""
+    if is_stream and given.best_of not in (None, 1):
+        yield "`best_of` != 1 is not supported when streaming tokens"
+    if is_stream and given.decoder_input_details:
+        yield "`decoder_input_details` == true is not supported when streaming tokens"
+    best_of = 1 if given.best_of is None else given.best_of
+    if not 0 < best_of <= MAX_BEST_OF:
+        yield f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {best_of}"
+    if best_of > 1 and not _says_sampling(request):
+        yield "you must use sampling when `best_of` is > 1"
+    yield from _number_faults(given)
+    if len(given.stop or ()) > MAX_STOP_SEQUENCES:
+        yield (
+            f"`stop` supports up to {MAX_STOP_SEQUENCES} stop sequences. "
+            f"Given: {len(given.stop or ())}"
+        )
+    if best_of > 1 and given.seed is not None:
+        yield "`seed` must not be set when `best_of` > 1"
+    if not 0 <= (given.top_n_tokens or 0) <= MAX_TOP_N_TOKENS:
+        yield (
+            f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_N_TOKENS}. Given: {given.top_n_tokens}"
+        )
+    if not request.inputs:
+        yield "`inputs` cannot be empty"
+
+
+def _says_sampling(request: GenerateRequest) -> bool:
+    """Whether a request for several texts may have them: any of these will do for TGI."""
+    given = request.parameters
+    if given is None or given.do_sample:
+        return True
+    return any(
+        value is not None
+        for value in (given.temperature, given.top_k, given.top_p, given.typical_p)
+    )
+
+
+def _number_faults(given: GenerateParameters) -> Iterable[str]:
+    for name in ("temperature", "repetition_penalty"):
+        value = getattr(given, name)
+        if value is not None and not value > 0:
+            yield f"`{name}` must be strictly positive"
+    if given.frequency_penalty is not None and not -2 <= given.frequency_penalty <= 2:
+        yield "`frequency_penalty` must be >= -2.0 and <= 2.0"
+    for name in ("top_p", "typical_p"):
+        value = getattr(given, name)
+        if value is not None and not 0 < value < 1:
+            yield f"`{name}` must be > 0.0 and < 1.0"
+    for name in ("top_k", "max_new_tokens"):
+        value = getattr(given, name)
+        if value is not None and not value > 0:
+            yield f"`{name}` must be strictly positive"
+
+
+def check_length(given: GenerateParameters, tokens: int, most: int) -> None:
+    """Raise InvalidRequestError where prompt and answer exceed `most`, the model's length."""
+    asked = given.max_new_tokens
+    if asked is not None and tokens + asked > most:
+        raise InvalidRequestError(
+            f"`inputs` tokens + `max_new_tokens` must be <= {most}. "
+            f"Given: {tokens} `inputs` tokens and {asked} `max_new_tokens`"
+        )
+    if tokens >= most:
+        raise InvalidRequestError(f"`inputs` must have less than {most} tokens. Given: {tokens}")
+
+
+def choose_seed(given: GenerateParameters, idempotency_key: str | None) -> int:
+    """The seed of a request that samples.
+
+    One that is sent again under its key must be the same request: its seed comes from the key.
+    """
+    if given.seed is not None:
+        return given.seed
+    if idempotency_key is None:
+        return randbits(_SEED_BITS)
+    digest = sha256(idempotency_key.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
+
+
+def to_sampling(
+    generation: Generation, max_tokens: int | None, seed: int, *, with_tokens: bool
+) -> SamplingParameters:
+    """What is asked of the engine. Raises InvalidRequestError for what it has no room for."""
+    given, draws = generation.given, generation.is_sampling
+    members = {
+        "max_tokens": max_tokens,
+        "temperature": (given.temperature or 1.0) if draws else 0.0,
+        "top_k": given.top_k,
+        "top_p": given.top_p,
+        "repetition_penalty": given.repetition_penalty,
+        "frequency_penalty": given.frequency_penalty,
+        "stop": given.stop or None,
+        # TGI's generated text ends with the text that stopped it.
+        "include_stop_str_in_output": True if given.stop else None,
+        "seed": (seed if seed < UINT64 // 2 else seed - UINT64) if draws else None,
+        "logprobs": (given.top_n_tokens or 0) if with_tokens else None,
+        "structured_outputs": _to_structure(given.grammar) if given.grammar else None,
+    }
+    try:
+        return SamplingParameters.model_validate(members)
+    except ValidationError as error:
+        wrong = [
+            FieldError(_OURS.get(one.field, one.field), one.message)
+            for one in to_field_errors(error.errors())
+        ]
+        raise InvalidRequestError("The parameters are not valid.", wrong) from error
+
+
+def _to_structure(grammar: Grammar) -> dict[str, JsonValue]:
+    value = grammar.value
+    if grammar.type == "regex":
+        if not isinstance(value, str):
+            raise InvalidRequestError("grammar is not valid: a regex must be a string")
+        return {"regex": value}
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"grammar is not valid: {error}") from error
+    if grammar.type == "json_schema" and isinstance(value, dict):
+        value = value.get("schema")
+    if not isinstance(value, dict):
+        raise InvalidRequestError("grammar is not valid: a JSON schema must be an object")
+    if "properties" not in value:
+        raise InvalidRequestError("grammar is not valid: Grammar must have a 'properties' field")
+    return {"json": value}
+
+
+def to_messages(request: ChatTokenizeRequest) -> list[dict[str, Any]]:
+    """The messages as chat templates take them. Raises InvalidRequestError for other than text."""
+    return [_to_message(message) for message in request.messages]
+
+
+def _to_message(message: ChatMessage) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        if any(part.get("type") != "text" for part in content):
+            raise InvalidRequestError("messages: parts other than `text` are not supported")
+        content = "".join(str(part.get("text", "")) for part in content)
+    told = {"role": message.role, "content": content or ""}
+    return told | ({"name": message.name} if message.name is not None else {})

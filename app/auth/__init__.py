@@ -1,0 +1,1 @@
+"""Authentication: tokens, API keys, JWT, scopes."""

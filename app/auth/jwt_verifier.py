@@ -1,0 +1,112 @@
+"""JWTs: HS256 by JWT_SECRET; RS256 and ES256 by the issuer's keys, for our audience.
+
+A key and its algorithm belong together. The token's header chooses between the secret and the
+issuer's keys, which have nothing in common, and among the latter by `kid`; no more.
+"""
+
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+from pydantic import SecretStr
+
+from app.auth.jwks import SigningKeys
+from app.auth.jwt_claims import to_principal
+from app.auth.principal import Principal
+from app.core.errors import InvalidTokenError
+from app.core.settings import Settings
+
+LEEWAY_SECONDS = 5.0  # clocks of issuers differ from ours
+MIN_SECRET_BYTES = 32  # RFC 7518, 3.2
+MAX_TOKEN_BYTES = 8192
+
+KEY_ALGORITHMS = ("RS256", "ES256")
+_SECRET_ALGORITHM = "HS256"  # noqa: S105 - a name, not a secret
+
+
+@dataclass(slots=True, frozen=True)
+class Verified:
+    """A good token's owner, and for how many seconds it is good yet (None: it does not expire)."""
+
+    principal: Principal
+    seconds_left: float | None
+
+
+class JwtVerifier:
+    """Checks signature, times, issuer, audience and claims; knows nothing of revocations."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._secret = settings.jwt_secret
+        self._issuer = settings.jwt_issuer
+        self._audience = settings.jwt_audience
+        self.keys = SigningKeys(settings.jwks) if settings.jwks else None
+
+    async def verify(self, token: str) -> Verified:
+        """Who the token speaks for. Raises InvalidTokenError with the reason."""
+        try:
+            header = jwt.get_unverified_header(token)
+            if header.get("alg") == _SECRET_ALGORITHM and self._secret is not None:
+                claims = decode_with_secret(token, self._secret)
+                self._check_place(claims)
+            else:
+                claims = await self._decode_with_key(token, header)
+        except jwt.PyJWTError as error:
+            raise InvalidTokenError(_reason(error)) from None
+        return Verified(to_principal(claims), _seconds_left(claims))
+
+    async def _decode_with_key(self, token: str, header: dict[str, Any]) -> dict[str, Any]:
+        if self.keys is None or header.get("alg") not in KEY_ALGORITHMS:
+            raise jwt.InvalidAlgorithmError("The specified alg value is not allowed")
+        key = await self.keys.find(header.get("kid"))
+        return jwt.decode(
+            token,
+            key,
+            algorithms=[key.algorithm_name],
+            issuer=self._issuer,
+            audience=self._audience,
+            options={"require": ["exp"]},
+            leeway=LEEWAY_SECONDS,
+        )
+
+    def _check_place(self, claims: dict[str, Any]) -> None:
+        """Who shares our secret may name issuer and audience; what is named must be ours."""
+        if "iss" in claims and claims["iss"] != self._issuer:
+            raise jwt.InvalidIssuerError("Invalid issuer")
+        if "aud" in claims:
+            named = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
+            if self._audience not in named:
+                raise jwt.InvalidAudienceError("Audience doesn't match")
+
+
+def decode_with_secret(token: str, secret: SecretStr) -> dict[str, Any]:
+    """The claims of an HS256 token, its times checked. Raises PyJWTError."""
+    with warnings.catch_warnings():
+        # That a secret is short is said at the start, once (`exposure`).
+        warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
+        return jwt.decode(
+            token,
+            secret.get_secret_value(),
+            algorithms=[_SECRET_ALGORITHM],
+            options={"verify_aud": False, "verify_iss": False},
+            leeway=LEEWAY_SECONDS,
+        )
+
+
+def encode_with_secret(claims: dict[str, Any], secret: SecretStr) -> str:
+    """An HS256 token."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
+        return jwt.encode(claims, secret.get_secret_value(), algorithm=_SECRET_ALGORITHM)
+
+
+def _reason(error: jwt.PyJWTError) -> str:
+    """The library's words: about the token's form and claims, none of its text."""
+    return str(error)[:200] or "it could not be read"
+
+
+def _seconds_left(claims: dict[str, Any]) -> float | None:
+    if "exp" not in claims:
+        return None
+    return float(claims["exp"]) + LEEWAY_SECONDS - time.time()

@@ -1,0 +1,1 @@
+"""Files and batches: storage and processing."""

@@ -1,0 +1,37 @@
+"""Commands that need the database: opened for them, and what it refuses told in one line."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+
+from app.core.database import Database
+from app.core.errors import DatabaseUnavailableError, ServiceError
+from app.core.settings import Settings
+
+
+def with_database(name: str, work: Callable[[Database, Settings], Awaitable[int | None]]) -> int:
+    """The command's exit status: what `work` returns, 0 for None; 1 with the reason on stderr."""
+    settings = Settings()
+
+    async def run() -> int:
+        async with Database(settings, f"llm {name}") as database:
+            return await work(database, settings) or 0
+
+    try:
+        return asyncio.run(run())
+    except DatabaseUnavailableError:
+        reason = f"PostgreSQL at {settings.database_host} (LLM_DATABASE_URL) does not answer."
+    except ServiceError as error:
+        reason = error.detail
+    except asyncpg.UndefinedTableError:
+        reason = "The database has no such tables yet: run `python -m app migrate`."
+    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
+        reason = f"PostgreSQL refused LLM_DATABASE_ADMIN_USER and LLM_DATABASE_PASSWORD: {error}"
+    except asyncpg.InvalidCatalogNameError as error:
+        reason = f"PostgreSQL does not have LLM_DATABASE_DB: {error}"
+    except asyncpg.PostgresError as error:
+        reason = f"The database refused: {error}"
+    sys.stderr.write(f"{reason}\n")
+    return 1

@@ -1,0 +1,165 @@
+"""`python -m app launch`: Triton servers by Slurm or on this machine, as POST /launches has them."""
+
+import argparse
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from app.cli.table import write_table
+from app.core.settings import Settings
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from app.provisioning.store import LaunchStore
+
+_HELP = """Launch Triton servers at the places that LLM_PROFILES_FILE describes, see what becomes of
+them, and stop them. A running worker does it: these commands write to the database alone.
+docs/launches.md tells more."""
+
+_EPILOG = """examples:
+  python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct --dry-run
+  python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct --profile della --minutes 240
+  python -m app launch list
+  python -m app launch stop 01890000-0000-7000-8000-000000000000"""
+
+# Options of `create` that are members of the request by the same name.
+_TEXTS = ("revision", "provider", "profile", "served-name", "tier", "partition", "account",
+          "constraint")  # fmt: skip
+_NUMBERS = {"gpus": int, "cpus": int, "memory-gb": int}
+
+
+def add_launch_commands(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `launch`."""
+    parser.description, parser.epilog = _HELP, _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.add_argument("--team", default="default", help="whose launch it is (default)")
+        added.set_defaults(run=run)
+        return added
+
+    create = add("create", _create, "Launch a server; prints the launch's id.")
+    create.add_argument("name", help="the launch's name, and its server's")
+    create.add_argument("model", help="Hugging Face id, or a path below the profile's model roots")
+    for option in _TEXTS:
+        create.add_argument(f"--{option}")
+    for option, kind in _NUMBERS.items():
+        create.add_argument(f"--{option}", type=kind)
+    create.add_argument("--minutes", type=int, help="time limit of the job")
+    create.add_argument("--idle-minutes", type=float, help="stop when unused so long; 0: never")
+    create.add_argument("--dry-run", action="store_true", help="print the job's script, no more")
+    add("list", _list, "List launches, the newest first.")
+    for name, run, text in (
+        ("show", _show, "Show one launch as JSON."),
+        ("log", _log, "Print the end of a job's output."),
+        ("stop", _stop, "Stop a launch."),
+        ("delete", _delete, "Forget a launch that has ended."),
+    ):
+        add(name, run, text).add_argument("id", type=UUID, help="the launch's id")
+
+
+def _create(options: argparse.Namespace) -> int:
+    from pydantic import TypeAdapter
+
+    from app.api.json_codec import validate
+    from app.core.errors import ServiceError
+    from app.core.ids import new_id
+    from app.provisioning.catalogue import read_catalogue
+    from app.provisioning.job_script import render_script
+    from app.provisioning.profiles import read_profiles
+    from app.provisioning.spec import LaunchCreate, to_spec
+
+    settings = Settings()
+    profiles = read_profiles(settings.profiles_file)
+    try:
+        request = validate(TypeAdapter(LaunchCreate), _request(options))
+        spec = to_spec(request, profiles, read_catalogue(settings.catalogue_file))
+    except ServiceError as error:
+        told = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]
+        sys.stderr.write("\n".join(told) + "\n")
+        return 2
+    profile = profiles[spec.profile]
+    if options.dry_run:
+        sys.stdout.write(render_script(new_id(), spec, profile))
+        return 0
+
+    async def work(store: "LaunchStore") -> None:
+        row = await store.create(options.team, profile.provider, spec)
+        sys.stdout.write(f"{row['id']}\n")
+
+    return _with_store(work)
+
+
+def _request(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given, as a request's members."""
+
+    def given(names: "tuple[str, ...]") -> dict[str, Any]:
+        members = {name.replace("-", "_") for name in names}
+        return {name: value for name in members if (value := getattr(options, name)) is not None}
+
+    request = {"name": options.name, "model": options.model} | given((*_TEXTS, "idle-minutes"))
+    if options.minutes is not None:
+        request["time_limit_minutes"] = options.minutes
+    return request | {"resources": given(tuple(_NUMBERS))}
+
+
+def _list(options: argparse.Namespace) -> int:
+    async def work(store: "LaunchStore") -> None:
+        rows = await store.list(options.team, state=None, after=None, limit=1000)
+        table = [["ID", "NAME", "STATE", "PROFILE", "JOB", "NODE", "MODEL", "REASON"]]
+        table += [
+            [str(row[name] or "-") for name in
+             ("id", "name", "state", "profile", "job_id", "node", "model", "reason")]
+            for row in rows
+        ]  # fmt: skip
+        write_table(table)
+
+    return _with_store(work)
+
+
+def _show(options: argparse.Namespace) -> int:
+    async def work(store: "LaunchStore") -> None:
+        _print(await store.get(options.team, options.id))
+
+    return _with_store(work)
+
+
+def _log(options: argparse.Namespace) -> int:
+    async def work(store: "LaunchStore") -> None:
+        sys.stdout.write(await store.log(options.team, options.id))
+
+    return _with_store(work)
+
+
+def _stop(options: argparse.Namespace) -> int:
+    async def work(store: "LaunchStore") -> None:
+        _print(await store.stop(options.team, options.id))
+
+    return _with_store(work)
+
+
+def _delete(options: argparse.Namespace) -> int:
+    async def work(store: "LaunchStore") -> None:
+        await store.delete(options.team, options.id)
+
+    return _with_store(work)
+
+
+def _print(row: "asyncpg.Record") -> None:
+    from app.api.admin.launches_schemas import launch_to_wire
+
+    sys.stdout.write(json.dumps(launch_to_wire(row), indent=2, default=str) + "\n")
+
+
+def _with_store(work: Callable[["LaunchStore"], Awaitable[None]]) -> int:
+    from app.cli.database import with_database
+    from app.provisioning.store import LaunchStore
+
+    return with_database("launch", lambda database, _: work(LaunchStore(database)))

@@ -1,0 +1,166 @@
+"""`python -m app team`: what teams may use."""
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from app.cli.table import write_table
+from app.core.settings import Settings
+from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
+
+if TYPE_CHECKING:
+    from app.core.database import Database
+    from app.queue.team_limits import TeamLimits
+    from app.results.retention.policy import RetentionPolicy
+
+_HELP = """What each team may use of each model. A row for `--model M` overrides the team's row for
+all models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and its kin, docs/settings.md).
+Running processes hear of a change at once. docs/limits.md tells what each limit means."""
+
+_RETAIN_HELP = """How long a team's results and prompts are kept from the end of a result on. What is
+left out is as the settings say (LLM_RESULTS_RETENTION_SECONDS, LLM_PROMPTS_RETENTION_SECONDS). It holds from
+the next minute on, also for what is there: docs/retention.md."""
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+_NUMBERS = {
+    "--weight": (float, "share while several teams wait, relative to others' (default 1)"),
+    "--max-queued": (int, "most unclaimed results"),
+    "--max-running": (int, "most results running at once; others wait"),
+    "--requests-per-minute": (int, "most results sent per minute"),
+    "--tokens-per-minute": (int, "most tokens of prompts and max_tokens per minute"),
+}
+
+
+def add_team_commands(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `team`."""
+    parser.description = _HELP
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    add("list", _list, "Show what is set.")
+    setting = add("set", _set, "Set a team's limits; what is left out goes back to the default.")
+    _add_key(setting)
+    for flag, (kind, text) in _NUMBERS.items():
+        setting.add_argument(flag, type=_positive(kind), help=text)
+    _add_key(add("unset", _unset, "Go back to the defaults."))
+    retaining = add("retain", _retain, _RETAIN_HELP)
+    retaining.add_argument("team", help="the team's id")
+    for flag, what in (("--results", "a result is kept"), ("--prompts", "a prompt is kept")):
+        retaining.add_argument(
+            flag, type=_duration, metavar="TIME", help=f"how long {what}: 90s, 12h, 30d, forever"
+        )
+
+
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("team", help="the team's id")
+    parser.add_argument("--model", default="*", help="one model only (default: each model)")
+
+
+def _positive(kind: type) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value: float = kind(text)
+        if not 0 < value < 2**31:
+            raise ValueError
+        return value
+
+    parse.__name__ = "positive number"  # argparse names it in its error
+    return parse
+
+
+def _duration(text: str) -> float:
+    """Seconds; 0 is for ever."""
+    if text == "forever":
+        return 0.0
+    value = float(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else float(text)
+    if not MIN_RETAIN_SECONDS <= value <= MAX_RETAIN_SECONDS:
+        raise ValueError
+    return value
+
+
+_duration.__name__ = "time of 60 seconds to 100 years"
+
+
+def _list(_options: argparse.Namespace) -> int:
+    async def work(limits: "TeamLimits", retention: "RetentionPolicy") -> int:
+        rows = await limits.stored()
+        names = [flag.removeprefix("--").replace("-", "_") for flag in _NUMBERS]
+        table = [["team", "model", *names]]
+        for team, model, values in rows:
+            table.append([team, model, *(str(values.get(name, "-")) for name in names)])
+        write_table(table)
+        if own := await retention.stored():
+            sys.stdout.write("\n")
+            kept = [(team, _told(results), _told(prompts)) for team, results, prompts in own]
+            write_table([["team", "results kept", "prompts kept"], *map(list, kept)])
+        return 0
+
+    def open_both(database: "Database", settings: Settings) -> Awaitable[int]:
+        from app.queue.team_limits import TeamLimits
+        from app.results.retention.policy import RetentionPolicy
+
+        return work(TeamLimits(database, settings), RetentionPolicy(database, settings))
+
+    return _with_database(open_both)
+
+
+def _told(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return "forever" if seconds == 0 else f"{seconds:.0f}s"
+
+
+def _retain(options: argparse.Namespace) -> int:
+    async def work(database: "Database", settings: Settings) -> int:
+        from app.results.retention.policy import RetentionPolicy
+
+        policy = RetentionPolicy(database, settings)
+        if options.results is None and options.prompts is None:
+            await policy.remove(options.team)
+        else:
+            await policy.set(options.team, options.results, options.prompts)
+        return 0
+
+    return _with_database(work)
+
+
+def _set(options: argparse.Namespace) -> int:
+    names = (flag.removeprefix("--").replace("-", "_") for flag in _NUMBERS)
+    values = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if not values:
+        sys.stderr.write("name at least one limit, such as --max-queued 1000\n")
+        return 2
+
+    async def work(limits: "TeamLimits") -> int:
+        await limits.set(options.team, options.model, values)
+        return 0
+
+    return _with_limits(work)
+
+
+def _unset(options: argparse.Namespace) -> int:
+    async def work(limits: "TeamLimits") -> int:
+        if await limits.remove(options.team, options.model):
+            return 0
+        sys.stderr.write(f"nothing is set for team {options.team}, model {options.model}\n")
+        return 1
+
+    return _with_limits(work)
+
+
+def _with_limits(work: Callable[["TeamLimits"], Awaitable[int]]) -> int:
+    from app.queue.team_limits import TeamLimits
+
+    return _with_database(lambda database, settings: work(TeamLimits(database, settings)))
+
+
+def _with_database(work: Callable[["Database", Settings], Awaitable[int]]) -> int:
+    from app.cli.database import with_database
+
+    return with_database("team", work)

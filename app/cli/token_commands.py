@@ -1,0 +1,174 @@
+"""What `python -m app token` does: API keys in the database; JWTs by secret or issuer's keys alone.
+
+What is asked for goes to standard output, so that it can be piped; what is said about it to
+standard error.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from uuid import UUID
+
+import jwt
+from pydantic import SecretStr
+
+from app.api.startup_checks import secret_weakness
+from app.auth.jwt_claims import to_principal
+from app.auth.jwt_verifier import (
+    KEY_ALGORITHMS,
+    JwtVerifier,
+    decode_with_secret,
+    encode_with_secret,
+)
+from app.auth.token_store import TokenStore
+from app.cli.database import with_database
+from app.cli.table import write_table
+from app.core.errors import InvalidTokenError, ServiceError
+from app.core.settings import Settings
+
+# --- keys -------------------------------------------------------------------------------------------
+
+
+def _with_store(work: Callable[[TokenStore], Awaitable[None]]) -> int:
+    return with_database("token", lambda database, settings: work(TokenStore(database, settings)))
+
+
+def _create(options: argparse.Namespace) -> int:
+    async def work(store: TokenStore) -> None:
+        key = await store.create(
+            options.team,
+            name=options.name,
+            scopes=options.scopes,
+            lifetime=options.expires,
+            max_priority=options.max_priority,
+        )
+        sys.stdout.write(f"{key.text}\n")
+        _say(f"Keep it: it is shown this once. `token revoke {key.prefix}` ends it.")
+
+    return _with_store(work)
+
+
+def _list(options: argparse.Namespace) -> int:
+    async def work(store: TokenStore) -> None:
+        head = ["ID", "PREFIX", "TEAM", "NAME", "SCOPES", "MAX PRIORITY", "CREATED", "EXPIRES",
+                "LAST USED", "REVOKED"]  # fmt: skip
+        rows = [
+            [str(row["id"]), row["prefix"], row["team_id"], row["name"], ",".join(row["scopes"]),
+             str(row["max_priority"]), _time(row["created_at"]), _time(row["expires_at"]),
+             _time(row["last_used_at"]), _time(row["revoked_at"])]
+            for row in await store.list(options.team)
+        ]  # fmt: skip
+        write_table([head, *rows])
+        revoked = await store.list_revoked(options.team)
+        if revoked:
+            sys.stdout.write("\n")
+            ended = [[row["team_id"], row["token_id"], _time(row["revoked_at"])] for row in revoked]
+            write_table([["TEAM", "TOKEN ID", "REVOKED"], *ended])
+
+    return _with_store(work)
+
+
+def _revoke(options: argparse.Namespace) -> int:
+    if options.token_id is not None and options.team is None:
+        return _fail("--token-id needs --team: two teams may use the same id.")
+
+    async def work(store: TokenStore) -> None:
+        if options.token_id is not None:
+            await store.revoke_token(options.team, options.token_id)
+            _say(f"The JWTs {options.token_id} of team {options.team} are revoked.")
+            return
+        is_id = isinstance(options.key, UUID)
+        row = await store.revoke(
+            options.key if is_id else None, prefix=None if is_id else options.key
+        )
+        _say(f"The key {row['prefix']} of team {row['team_id']} is revoked.")
+
+    return _with_store(work)
+
+
+# --- JWTs -------------------------------------------------------------------------------------------
+
+
+def _encode(options: argparse.Namespace) -> int:
+    secret = _secret(options)
+    if secret is None:
+        return 2
+    claims = dict(options.claims)
+    if options.expires is not None:
+        now = int(time.time())
+        claims |= {"iat": now, "exp": now + int(options.expires.total_seconds())}
+    try:
+        to_principal(claims)
+        token = encode_with_secret(claims, secret)
+    except (InvalidTokenError, jwt.PyJWTError, TypeError) as error:
+        return _fail(f"The service would not take this token: {error}")
+    sys.stdout.write(f"{token}\n")
+    return 0
+
+
+def _decode(options: argparse.Namespace) -> int:
+    try:
+        found = jwt.decode_complete(options.token, options={"verify_signature": False})
+    except jwt.PyJWTError as error:
+        return _fail(f"This is no JWT: {error}")
+    sys.stdout.write(json.dumps(found["payload"], indent=2, ensure_ascii=False) + "\n")
+    is_issued = found["header"].get("alg") in KEY_ALGORITHMS
+    secret = None if is_issued else _secret(options)
+    if secret is None and not is_issued:
+        return 2
+    try:
+        if secret is None:
+            asyncio.run(_verify_issued(options.token))
+        else:
+            to_principal(decode_with_secret(options.token, secret))
+    except (ServiceError, jwt.PyJWTError) as error:
+        return _fail(f"The service would not take this token: {error}")
+    _say("The signature verifies, and the claims are good. (Revocations are not looked up.)")
+    return 0
+
+
+async def _verify_issued(token: str) -> None:
+    """As the service does it, by the issuer's keys (LLM_JWKS). No database is asked."""
+    unused = ("database_host", "database_user", "database_password", "database_name")
+    await JwtVerifier(Settings.model_validate(dict.fromkeys(unused, "unused"))).verify(token)
+
+
+def _secret(options: argparse.Namespace) -> SecretStr | None:
+    text = os.environ.get("JWT_SECRET") or options.secret
+    if not text:
+        _fail("Set JWT_SECRET (or --secret).")
+        return None
+    weakness = secret_weakness(text)
+    if weakness:
+        _say(f"Warning: the secret {weakness}; the service takes it on loopback only.")
+    return SecretStr(text)
+
+
+# --- what is shown ----------------------------------------------------------------------------------
+
+
+def _time(moment: datetime | None) -> str:
+    return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _fail(text: str) -> int:
+    _say(text)
+    return 1
+
+
+RUN: dict[str, Callable[[argparse.Namespace], int]] = {
+    "create": _create,
+    "list": _list,
+    "revoke": _revoke,
+    "encode": _encode,
+    "decode": _decode,
+}

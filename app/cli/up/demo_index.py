@@ -1,0 +1,93 @@
+"""The demo index: the text that the demo model was trained on, indexed on the first start.
+
+That text is the library of the Python that runs us (models/demo/corpus.py), so nothing has to be
+downloaded; the weights that are committed were trained on CPython 3.11's.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from app.cli.up import processes
+from app.cli.up.processes import StartError
+from app.cli.up.progress import Progress
+from app.infini_gram.declarations import DeclarationError, read_declarations
+from app.infini_gram.manifest import ManifestError, verify
+
+NAME = "demo"
+_REPOSITORY = Path(__file__).parents[3]
+_MODEL = _REPOSITORY / "models" / "demo"
+_TOKENIZER = _MODEL / "1" / "tokenizer.json"
+_DESCRIPTION = "What the demo model was trained on: Python's standard library."
+_REPORT_SECONDS = 0.5
+
+
+async def prepare(data: Path, progress: Progress) -> Path | None:
+    """The file that declares the demo index, built now if it is not there or not whole.
+
+    Without it the service does all else: a failure is told, and None returned.
+    """
+    file = data / "indexes.toml"
+    if not await asyncio.to_thread(_is_good, file):
+        try:
+            async with progress.step("Demo index", done="is built") as step:
+                await _build(data, file, step.tell)
+        except StartError as error:
+            progress.line(f"  Demo index is not built: {error}")
+    return file if file.exists() else None
+
+
+def _is_good(file: Path) -> bool:
+    try:
+        found = [one for one in read_declarations(file) if one.name == NAME]
+        manifest = verify(found[0].path, checksums=False) if found else None
+    except (DeclarationError, ManifestError):
+        return False
+    expected = hashlib.sha256(_TOKENIZER.read_bytes()).hexdigest()
+    return manifest is not None and manifest.tokenizer_sha256 == expected
+
+
+async def _build(data: Path, file: Path, tell: Callable[[str], None]) -> None:
+    """Raises StartError with the last words of what failed."""
+    log_file = data / "logs" / "demo_index.log"
+    corpus = data / "demo.jsonl"
+    try:
+        await _run([_MODEL / "corpus.py", corpus], log_file, tell)
+        command: list[str | Path] = ["-m", "app", "index", "build", corpus, "--name", NAME]
+        command += [
+            "--replace",
+            "--out",
+            data / "indexes",
+            "--file",
+            file,
+            "--tokenizer",
+            _TOKENIZER,
+        ]
+        await _run([*command, "--description", _DESCRIPTION], log_file, tell)
+    finally:
+        corpus.unlink(missing_ok=True)
+
+
+async def _run(
+    arguments: Sequence[str | Path], log_file: Path, tell: Callable[[str], None]
+) -> None:
+    log_start = processes.begin_log(log_file)
+    process = processes.spawn(
+        [sys.executable, *arguments], log_file=log_file, env=os.environ, cwd=_REPOSITORY
+    )
+    waiting = asyncio.create_task(processes.wait_exit(process))
+    try:
+        while not waiting.done():
+            tell(processes.last_lines(log_file, log_start, 1))
+            await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
+    finally:
+        if not waiting.done():
+            await processes.stop(process, signal.SIGTERM, 5)
+            waiting.cancel()
+    if waiting.result() != 0:
+        reason = processes.last_lines(log_file, log_start, 1)
+        raise StartError(f"{reason[:300]} (log: {log_file})")

@@ -1,0 +1,229 @@
+"""Child processes that never outlive us, whoever is killed.
+
+Every child asks the kernel for a signal at our death. In `up` we are also the reaper of our
+descendants: a grandchild whose parent died (an engine whose Triton is gone) becomes our child, and
+`reap_orphans` ends it.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from app.provisioning.job_script import LAUNCH_VARIABLE
+
+LOG_MAX_BYTES = 20_000_000
+_LOG_TAIL_BYTES = 100_000
+_PR_SET_CHILD_SUBREAPER = 36
+# Below Linux's range for outgoing connections, which could take a port between our look and use.
+_PORTS = range(10_240, 32_768)
+
+# Process ids of the children we started ourselves: all others were adopted.
+_spawned: dict[int, subprocess.Popen[bytes]] = {}
+_adopted: dict[int, float] = {}
+
+
+class StartError(Exception):
+    """A part could not start; the message is one line that names the remedy or the log."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    for port in random.sample(_PORTS, 100):
+        if is_port_free(port):
+            return port
+    raise StartError("No free TCP port found on 127.0.0.1 between 10240 and 32767.")
+
+
+def is_port_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1 now."""
+    with socket.socket() as probe:
+        # As servers do: connections of an earlier server that linger do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def spawn(
+    command: Sequence[str | Path],
+    *,
+    log_file: Path,
+    env: Mapping[str, str],
+    death_signal: signal.Signals = signal.SIGTERM,
+    identity: Sequence[str] = (),
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a child whose output is appended to `log_file`.
+
+    It gets `death_signal` when we die, and is a process group of its own, so that Ctrl-C in the
+    terminal reaches us alone. `identity` holds further options of setpriv(1). Call it from the
+    main thread: the kernel takes the end of the calling thread for the end of the parent.
+    """
+    wrapper = ["setpriv", *identity, f"--pdeathsig={death_signal.name.removeprefix('SIG')}", "--"]
+    with _open_log(log_file) as log:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own commands
+                [*wrapper, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(env),
+                cwd=cwd,
+                process_group=0,
+            )
+        except FileNotFoundError as error:
+            raise StartError(
+                f"{error.filename} not found: install util-linux (it holds setpriv)."
+            ) from error
+    _spawned[process.pid] = process
+    return process
+
+
+def _open_log(log_file: Path) -> BinaryIO:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    begin_log(log_file)
+    return log_file.open("ab")
+
+
+async def wait_exit(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a child and return its status, negative for a signal."""
+    while process.poll() is None:
+        await any_exit([process.pid], None)
+    _spawned.pop(process.pid, None)
+    return process.wait()
+
+
+async def any_exit(pids: Iterable[int], seconds: float | None) -> None:
+    """Return when one of these processes has ended, or after so many seconds."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    with contextlib.ExitStack() as descriptors:
+        for pid in pids:
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            descriptors.callback(os.close, descriptor)
+            loop.add_reader(descriptor, ended.set)
+            descriptors.callback(loop.remove_reader, descriptor)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await ended.wait()
+
+
+async def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, grace: float) -> None:
+    """Ask a child to end, kill it after `grace` seconds, and kill what it leaves behind."""
+    family = descendants(process.pid)
+    if process.poll() is None:
+        process.send_signal(stop_signal)
+    try:
+        async with asyncio.timeout(grace):
+            await wait_exit(process)
+    except TimeoutError:
+        process.kill()
+        await wait_exit(process)
+    kill(family)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A living process and all its living descendants; none when it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [psutil.Process(pid), *descendants(pid)]
+    return []
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All living descendants of a process."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL those of them that still run (a reused process id is noticed and spared)."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def become_reaper() -> None:
+    """Have the kernel give us the orphans among our descendants, instead of to process 1."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise StartError(f"prctl: {os.strerror(ctypes.get_errno())}")
+
+
+def reap_orphans(grace: float, *, launches: bool = False) -> None:
+    """End the descendants that became ours at least `grace` seconds ago; collect the dead ones.
+
+    Servers that a worker launched are nobody's children on purpose: they are ended, whole, only
+    with `launches`. Only for a process that starts every child of its own through `spawn`.
+    """
+    now = time.monotonic()
+    children = {child.pid: child for child in psutil.Process().children()}
+    for pid in set(children) - set(_spawned):
+        since = _adopted.setdefault(pid, now)
+        is_launch = _is_launch(children[pid])
+        if is_launch and launches:
+            kill([children[pid], *descendants(pid)])
+        elif now - since >= grace and not is_launch:
+            kill([children[pid]])
+        # The kernel keeps what we do not collect as a zombie.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    for pid in set(_adopted) - set(children):
+        del _adopted[pid]
+
+
+def _is_launch(process: psutil.Process) -> bool:
+    try:
+        return LAUNCH_VARIABLE in process.environ()
+    except psutil.Error:
+        return False
+
+
+def describe_status(status: int) -> str:
+    """A process's exit status in words."""
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def begin_log(log_file: Path) -> int:
+    """The byte of a log where the lines of the next child begin; a long log is put aside."""
+    size = log_file.stat().st_size if log_file.exists() else 0
+    if size <= LOG_MAX_BYTES:
+        return size
+    log_file.replace(log_file.with_suffix(".old.log"))
+    return 0
+
+
+def log_text(log_file: Path, start: int) -> str:
+    """What a log got after byte `start` (its end, if that is long); "" if somebody removed it."""
+    if not log_file.exists():
+        return ""
+    with log_file.open("rb") as log:
+        log.seek(max(start, log_file.stat().st_size - _LOG_TAIL_BYTES))
+        return log.read().decode(errors="replace")
+
+
+def last_lines(log_file: Path, start: int, count: int = 3) -> str:
+    """The last lines that a log got after byte `start`, joined to one."""
+    lines = [line.strip() for line in log_text(log_file, start).splitlines()]
+    return " | ".join([line for line in lines if line][-count:])

@@ -1,0 +1,119 @@
+"""The service's own processes as parts: `python -m app serve` and `python -m app worker`."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from app.cli.up import processes
+from app.cli.up.processes import StartError
+
+START_SECONDS = 60.0
+MIGRATE_SECONDS = 600.0
+_REPOSITORY = Path(__file__).parents[3]
+
+
+class ServicePart:
+    """A command of this program that stays up: the API or a worker."""
+
+    def __init__(
+        self,
+        name: str,
+        command: str,
+        environment: Mapping[str, str],
+        log_file: Path,
+        *,
+        ready_url: str = "",
+        grace: float,
+    ) -> None:
+        """It is ready when `ready_url` answers 200 or, without one, when its log says so.
+
+        `grace` is how long it may take to stop, in seconds.
+        """
+        self.name = name
+        self.log_file = log_file
+        self._command = command
+        self._environment = environment
+        self._ready_url = ready_url
+        self._grace = grace
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Start the process and wait until it says that it is ready; raises `StartError`."""
+        tell("starting")
+        log_start = processes.begin_log(self.log_file)
+        self._process = process = run(self._command, self._environment, self.log_file)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not await self._is_ready(log_start):
+                    if process.poll() is not None:
+                        raise StartError(
+                            f"{self.name} {processes.describe_status(process.returncode)}: "
+                            f"{processes.last_lines(self.log_file, log_start, 1)} "
+                            f"(log: {self.log_file})"
+                        )
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            await self.stop()
+            raise StartError(
+                f"{self.name} was not ready in {START_SECONDS:.0f} s (log: {self.log_file})"
+            ) from None
+
+    async def wait(self) -> str:
+        """Return when the process has ended, with the reason."""
+        if self._process is None:
+            return "is not running"
+        return processes.describe_status(await processes.wait_exit(self._process))
+
+    async def stop(self) -> None:
+        """Let it finish what it does within its grace, then kill it."""
+        if self._process is not None:
+            await processes.stop(self._process, signal.SIGTERM, self._grace)
+            self._process = None
+
+    async def _is_ready(self, log_start: int) -> bool:
+        if not self._ready_url:
+            return f"{self._command.split()[0]} ready" in processes.log_text(
+                self.log_file, log_start
+            )
+        address = urlsplit(self._ready_url)
+        request = f"GET {address.path} HTTP/1.0\r\nHost: {address.netloc}\r\n\r\n"
+        try:
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(request.encode())
+            status = await reader.readline()
+            writer.close()
+        except OSError:
+            return False
+        return b" 200 " in status
+
+
+async def migrate(environment: Mapping[str, str], log_file: Path) -> None:
+    """Bring the database's schema up to date; raises `StartError`."""
+    log_start = processes.begin_log(log_file)
+    process = run("migrate", environment, log_file)
+    try:
+        async with asyncio.timeout(MIGRATE_SECONDS):
+            status = await processes.wait_exit(process)
+    finally:
+        process.kill()
+    if status != 0:
+        last = processes.last_lines(log_file, log_start, 1)
+        raise StartError(f"The migration failed: {last} (log: {log_file})")
+
+
+def run(command: str, environment: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
+    """Start `python -m app <command>`; killed at our death: what it held is rescued later.
+
+    The command may hold options.
+    """
+    return processes.spawn(
+        [sys.executable, "-m", "app", *command.split()],
+        log_file=log_file,
+        env=environment,
+        death_signal=signal.SIGKILL,
+        cwd=_REPOSITORY,
+    )

@@ -1,0 +1,1 @@
+"""Foundations without knowledge of the domain: settings, errors, database, logs."""

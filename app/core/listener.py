@@ -1,0 +1,108 @@
+"""One LISTEN connection a process: pings itself, and silence means reconnect and look again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import Database, is_transient
+from app.core.waiting import is_set_within
+
+logger = logging.getLogger(__name__)
+
+# Channels. Payloads carry names and ids, never text; an empty payload means "look".
+ENQUEUED = "llm_enqueued"  # model names, comma-separated
+ENDED = "llm_ended"  # ids (32 hex digits each, comma-separated) of results that became terminal
+CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
+WATCHED = "llm_watched"  # who reads, and the ids they read: see `watched`
+APPENDED = "llm_appended"  # ids of running results of which more text is stored
+WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
+BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
+LIMITS = "llm_limits"  # always empty: what teams may use has changed
+SERVERS = "llm_servers"  # always empty: a Triton server was registered, drained or removed
+LAUNCHES = "llm_launches"  # always empty: a launch is new, or to be stopped
+TOKENS = "llm_tokens"  # always empty: a key or a JWT was revoked
+
+# A connection that went silent is noticed within the sum of both.
+_PING_SECONDS = 2.5
+_PING_TIMEOUT_SECONDS = 2.5
+_RECONNECT_SECONDS = 0.25
+_PING = "SELECT 'listening'"  # tells this connection from others in pg_stat_activity
+
+# A notification holds 8,000 bytes: 240 ids with their commas, so these, and room for a name.
+IDS_PER_NOTIFICATION = 200
+
+Handler = Callable[[str], None]
+
+
+def join_ids(ids: Sequence[UUID]) -> Iterator[str]:
+    """Payloads that hold the ids, in as few notifications as they fit."""
+    for start in range(0, len(ids), IDS_PER_NOTIFICATION):
+        yield ",".join(identifier.hex for identifier in ids[start : start + IDS_PER_NOTIFICATION])
+
+
+def split_ids(payload: str) -> list[UUID]:
+    """The ids of one payload."""
+    return [UUID(hex=digits) for digits in payload.split(",")]
+
+
+class Listener:
+    """Fans notifications out to handlers.
+
+    After each (re)connection every handler is called with an empty payload: what was told while
+    nobody listened must be looked up.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._handlers: dict[str, list[Handler]] = {}
+
+    def subscribe(self, channel: str, handler: Handler) -> None:
+        """Register a handler; before `run` starts."""
+        self._handlers.setdefault(channel, []).append(handler)
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+        while True:
+            try:
+                await self._listen()
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                if isinstance(error, TimeoutError):  # silent: then others may be, too
+                    await self._database.renew()
+                logger.info(
+                    "listener lost its connection: %s", error, extra={"action": "listener_lost"}
+                )
+            await asyncio.sleep(_RECONNECT_SECONDS)
+
+    async def _listen(self) -> None:
+        connection = await self._database.connect()
+        closed = asyncio.Event()
+        connection.add_termination_listener(lambda _: closed.set())
+        try:
+            for channel in self._handlers:
+                await connection.add_listener(channel, self._receive)
+            for channel in self._handlers:
+                self._tell(channel, "")
+            while not await is_set_within(closed, _PING_SECONDS):
+                await connection.execute(_PING, timeout=_PING_TIMEOUT_SECONDS)
+                self._database.check(connection)
+            raise ConnectionResetError("closed by the server")
+        finally:
+            connection.terminate()
+
+    def _receive(
+        self,
+        _connection: "asyncpg.Connection | asyncpg.pool.PoolConnectionProxy",
+        _pid: int,
+        channel: str,
+        payload: object,
+    ) -> None:
+        self._tell(channel, str(payload))
+
+    def _tell(self, channel: str, payload: str) -> None:
+        for handler in self._handlers[channel]:
+            handler(payload)

@@ -1,0 +1,23 @@
+"""How migrations connect: SQLAlchemy serves Alembic alone, the service queries through `database`."""
+
+import asyncpg
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from app.core.primary import Primary
+from app.core.settings import Settings
+
+
+def make_engine(settings: Settings) -> AsyncEngine:
+    """An engine without a pool."""
+
+    async def connect(**arguments: object) -> asyncpg.Connection:
+        return await Primary(settings.database_addresses()).connect(
+            user=settings.database_user,
+            password=settings.database_password.get_secret_value(),
+            database=settings.database_name,
+            server_settings={"lock_timeout": "60s"},
+            **arguments,
+        )
+
+    return create_async_engine("postgresql+asyncpg://", poolclass=NullPool, async_creator=connect)

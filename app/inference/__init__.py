@@ -1,0 +1,1 @@
+"""Inference servers: Triton, models, prompts and output formats."""

@@ -1,0 +1,301 @@
+"""Which models there are: what the Triton servers serve now, and every model they ever served here.
+
+A model seen once stays known: unknown names are refused, known ones that are not ready are accepted
+and wait inside their deadline.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.core.database import Database, is_transient
+from app.core.errors import (
+    FieldError,
+    InvalidRequestError,
+    ModelNotReadyError,
+    TritonUnavailableError,
+    UnknownModelError,
+)
+from app.core.queue_names import INDEX_QUEUES
+from app.core.settings import Settings
+from app.inference.prompts import PromptFormat, PromptFormats
+from app.inference.server_pool import DeadEngine, DeadReport, Server, ServerPool
+from app.inference.triton_client import IndexEntry
+
+_MISS_REFRESH_SECONDS = 0.5
+# Workers tell with each heartbeat which queues they serve.
+_SERVED = """
+SELECT DISTINCT name FROM workers w, jsonb_object_keys(w.load) AS k(name)
+WHERE w.dead_at IS NULL AND w.lease_expires_at > now() AND starts_with(name, $1)
+"""
+# The workers that run the model agree once each of them has probed the engine.
+_DEAD = """
+SELECT s.key AS server, m.key AS model, min(s.value ->> 'since') AS since,
+  min(s.value ->> 'reason') AS reason, count(*) = (
+    SELECT count(*) FROM workers o
+    WHERE o.dead_at IS NULL AND o.lease_expires_at > now() AND o.load ? m.key) AS is_agreed
+FROM workers w, jsonb_each(w.load) AS m, jsonb_each(m.value -> 'dead') AS s
+WHERE w.dead_at IS NULL AND w.lease_expires_at > now()
+GROUP BY s.key, m.key
+"""
+# What the clients of TGI send where a name must stand: text_generation, and huggingface_hub.
+_PLACEHOLDERS = {"tgi", "dummy"}
+
+
+@dataclass(slots=True, frozen=True)
+class Model:
+    """A model as this process knows it. `format` is None where no tokenizer is at hand."""
+
+    name: str
+    version: int | None
+    ready: bool
+    reason: str
+    format: PromptFormat | None
+    first_seen_at: datetime | None = None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest prompt plus output, in tokens, where known."""
+        return self.format.max_model_len if self.format else None
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether messages can be rendered for it."""
+        return self.format is not None and self.format.has_chat
+
+    async def tokens_left(self, prompt: str) -> int | None:
+        """Most tokens that can follow a prompt, where its length and the model's are known."""
+        if self.format is None or self.max_model_len is None:
+            return None
+        tokens = await self.format.count_tokens(prompt)
+        return None if tokens is None else self.max_model_len - tokens
+
+
+class ModelRegistry:
+    """The models of one process; `run` keeps it fresh."""
+
+    def __init__(self, database: Database, fleet: ServerPool, settings: Settings) -> None:
+        self._database = database
+        self._fleet = fleet
+        self._period = settings.triton_refresh_seconds
+        self._default = settings.default_model
+        self._formats = PromptFormats(settings.model_repository)
+        self._models: dict[str, Model] = {}
+        self._stored: dict[str, int | None] = {}
+        self._served: set[str] = set()  # queues of indexes
+        self._seen_at: dict[str, datetime] = {}
+        self._placement: dict[str, list[str]] = {}  # models by server
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at = float("-inf")
+        self._on_change: list[Callable[[], None]] = []
+
+    @property
+    def triton_error(self) -> str | None:
+        """Why no model can be asked for; None while some server answers."""
+        return self._fleet.error
+
+    def on_change(self, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever models or servers became ready, or ceased to be."""
+        self._on_change.append(handler)
+
+    def all(self) -> list[Model]:
+        """Every known model, by name."""
+        return [self._models[name] for name in sorted(self._models)]
+
+    def ready(self) -> list[str]:
+        """Names of the models that are ready now."""
+        return [model.name for model in self._models.values() if model.ready]
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a model is ready, or somebody serves an index's queue of this name."""
+        model = self._models.get(name)
+        return name in self._served if model is None else model.ready
+
+    def serving(self, queue: str) -> Model:
+        """What stands for the model of an index's queue."""
+        ready = self.is_ready(queue)
+        return Model(queue, None, ready, "" if ready else "no attribution worker is up", None)
+
+    async def find(self, name: str) -> Model:
+        """The model of that name. Raises UnknownModelError with the list of known ones."""
+        model = self._models.get(name)
+        if model is None:
+            await self.refresh(_MISS_REFRESH_SECONDS)  # it may have been loaded a moment ago
+            model = self._models.get(name)
+        if model is None:
+            raise _unknown(name, sorted(self._models))
+        return model
+
+    async def default(self) -> Model:
+        """The model of a request that names none.
+
+        Raises InvalidRequestError where several might be meant, ModelNotReadyError where none is
+        ready, UnknownModelError where the setting names none that is known.
+        """
+        if self._default is not None:
+            return await self.find(self._default)
+        ready = sorted(self.ready())
+        if len(ready) == 1:
+            return await self.find(ready[0])
+        if ready:
+            message = (
+                f"must be given: {', '.join(ready)} are ready, and LLM_DEFAULT_MODEL names none"
+            )
+            raise InvalidRequestError(f"model: {message}.", [FieldError("model", message)])
+        raise ModelNotReadyError(
+            "No model is ready, and LLM_DEFAULT_MODEL names none. Try again later.",
+            headers={"Retry-After": "5"},
+        )
+
+    async def choose(self, name: str | None) -> Model:
+        """The model of that name; the default one for none, or a name that stands for none.
+
+        Raises what `find` and `default` raise.
+        """
+        if name is None or (name in _PLACEHOLDERS and name not in self._models):
+            return await self.default()
+        return await self.find(name)
+
+    async def load(self, name: str) -> None:
+        """Have each server load a model that its repository has, known or new.
+
+        Raises UnknownModelError with the list of those there are, TritonError with Triton's reason.
+        """
+        servers = await self._having(name)
+        if not servers:
+            raise _unknown(name, sorted(self._fleet.entries()))
+        for server in servers:
+            entry = server.models.get(name)  # none: it has gone meanwhile
+            if entry is not None and not entry.ready:
+                await server.client.load(name)
+        await self.refresh()
+
+    async def unload(self, name: str) -> None:
+        """Have each server unload a model. Raises UnknownModelError, TritonError."""
+        await self.find(name)
+        for server in await self._having(name):
+            if name in server.models:
+                await server.client.unload(name)
+        await self.refresh()
+
+    async def _having(self, name: str) -> list[Server]:
+        """The servers whose repository has a model. Raises TritonUnavailableError if none answers."""
+        await self.refresh()
+        if self._fleet.error is not None:
+            raise TritonUnavailableError(self._fleet.error, headers={"Retry-After": "5"})
+        return [server for server in self._fleet.servers if name in server.models]
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self._period)
+
+    async def outdate(self) -> None:
+        """The table of servers has changed: read it, and ask them."""
+        self._fleet.outdate()
+        await self.refresh()
+
+    async def refresh(self, seconds: float = 0.0) -> None:
+        """Ask the servers once; one that is away leaves its models known but not ready.
+
+        An answer that is no older than `seconds` will do, also one that was just waited for.
+        """
+        async with self._refreshing:
+            if asyncio.get_running_loop().time() - self._refreshed_at < seconds:
+                return
+            before = self._readiness()
+            await self._fleet.refresh()
+            await self._read_dead()
+            entries = list(self._fleet.entries().values())
+            await self._remember([entry for entry in entries if entry.ready])
+            self._models = await self._merge(entries)
+            await self._read_served()
+            self._placement = self._fleet.placement()
+            self._refreshed_at = asyncio.get_running_loop().time()
+        if before != self._readiness():
+            for handler in self._on_change:
+                handler()
+
+    def _readiness(self) -> object:
+        return self._placement, {model.name: model.ready for model in self._models.values()}
+
+    async def _merge(self, entries: list[IndexEntry]) -> dict[str, Model]:
+        """Models of the index that are or were ready, and those known from the database."""
+        by_name = {entry.name: entry for entry in entries}
+        models = {}
+        for name in {entry.name for entry in entries if entry.ready} | set(self._stored):
+            entry = by_name.get(name)
+            is_ready = entry is not None and entry.ready
+            models[name] = Model(
+                name=name,
+                version=entry.version if is_ready and entry else self._stored.get(name),
+                ready=is_ready,
+                reason=(
+                    entry.reason or "not loaded"
+                    if entry
+                    else self.triton_error or "not in the repository"
+                ),
+                format=await self._formats.get(name),
+                first_seen_at=self._seen_at.get(name),
+            )
+        return models
+
+    async def _remember(self, ready: list[IndexEntry]) -> None:
+        new = {entry.name: entry.version for entry in ready}
+        if self._stored and new.items() <= self._stored.items():
+            return
+        try:
+            rows = await self._database.fetch(
+                """WITH seen AS (
+                     INSERT INTO models (name, version)
+                     SELECT * FROM unnest($1::text[], $2::int[]) ORDER BY 1
+                     ON CONFLICT (name) DO UPDATE SET version = excluded.version
+                     WHERE models.version IS DISTINCT FROM excluded.version
+                     RETURNING name, version, first_seen_at)
+                   SELECT name, version, first_seen_at FROM models
+                   UNION SELECT name, version, first_seen_at FROM seen""",
+                list(new),
+                list(new.values()),
+            )
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            return
+        self._stored = {row["name"]: row["version"] for row in rows} | new
+        self._seen_at = {row["name"]: row["first_seen_at"] for row in rows}
+
+    async def _read_dead(self) -> None:
+        try:
+            rows = await self._database.fetch(_DEAD)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            return
+        reports = [
+            DeadReport(
+                row["server"],
+                row["model"],
+                DeadEngine(datetime.fromisoformat(row["since"]), row["reason"]),
+                row["is_agreed"],
+            )
+            for row in rows
+        ]
+        self._fleet.report(reports)
+
+    async def _read_served(self) -> None:
+        try:
+            rows = await self._database.fetch(_SERVED, INDEX_QUEUES)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            return
+        self._served = {row["name"] for row in rows}
+
+
+def _unknown(name: str, known: list[str]) -> UnknownModelError:
+    return UnknownModelError(
+        f"There is no model {name[:64]!r}. Known models: {', '.join(known) or 'none yet'}.",
+        extra={"known_models": known},
+    )

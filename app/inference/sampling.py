@@ -1,0 +1,118 @@
+"""Sampling parameters: the names that vLLM's users know, each with its bound.
+
+Everything is checked here, before Triton: the backend answers a wrong parameter with an opaque
+error. Defaults are the engine's own; only what a request names is sent on, plus `max_tokens`.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+
+from app.inference.structured_outputs import StructuredOutputs
+
+_INT64 = 2**63
+MAX_TOKENS = 1_000_000
+
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+# One text is a list of one: a wrong one is then reported under its own name, not a union's.
+StopTexts = Annotated[
+    list[StopText],
+    Field(max_length=16),
+    BeforeValidator(
+        lambda given: [given] if isinstance(given, str) else given,
+        json_schema_input_type=StopText | Annotated[list[StopText], Field(max_length=16)],
+    ),
+]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class SamplingParameters(BaseModel):
+    """How the next tokens are chosen. Unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+        None,
+        description="Most tokens to generate. Left open: the default, or what the model's length "
+        "leaves where that is less.",
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
+        None, description="Fewest tokens before an end or stop string may end the text."
+    )
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = Field(
+        None, description="0 is greedy; larger is more random. The engine's default is 1."
+    )
+    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = Field(
+        None, description="Sample from the smallest set of tokens with this much probability."
+    )
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(
+        None, description="Sample from this many most likely tokens; 0 or -1 means all."
+    )
+    min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = Field(
+        None, description="Drop tokens below this share of the most likely one's probability."
+    )
+    presence_penalty: Penalty | None = Field(
+        None, description="Positive values favour tokens that have not occurred yet."
+    )
+    frequency_penalty: Penalty | None = Field(
+        None, description="Positive values disfavour tokens by how often they occurred."
+    )
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = (
+        Field(None, description="Above 1 disfavours repetition of prompt and output.")
+    )
+    stop: StopTexts | None = Field(
+        None, description="Text(s) that end the generation; not part of the result."
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = Field(
+        None, description="Token ids that end the generation."
+    )
+    bad_words: Annotated[list[StopText], Field(max_length=256)] | None = Field(
+        None, description="Words that are never generated."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Keep the stop text in the result."
+    )
+    ignore_eos: bool | None = Field(
+        None, description="Go on after the model's end token, up to max_tokens."
+    )
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = Field(
+        None, description="Makes sampling repeatable on one engine."
+    )
+    n: Literal[1] | None = Field(None, description="One result is one generation: only 1.")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Store this many most likely tokens, with log probabilities, per token."
+    )
+    logit_bias: (
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern=r"^\d{1,9}$")],
+                Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)],
+            ],
+            Field(max_length=300),
+        ]
+        | None
+    ) = Field(None, description="Added to the logits of these token ids.")
+    skip_special_tokens: bool | None = Field(
+        None, description="Leave special tokens out of the text."
+    )
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="Put spaces between special tokens."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None,
+        description="Force the text to be JSON of a schema (`json`), a `regex`, one `choice`, a "
+        "`grammar`, or any `json_object`.",
+    )
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> Self:
+        if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            )
+        return self
+
+    def to_stored(self, max_tokens: int) -> dict[str, JsonValue]:
+        """What is stored and sent: the names given, and `max_tokens` in any case."""
+        return {"max_tokens": max_tokens} | self.model_dump(exclude_none=True)

@@ -1,0 +1,117 @@
+"""Structured outputs: what a generated text is forced to be. The names are vLLM's
+(https://docs.vllm.ai/en/latest/features/structured_outputs/)."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    with_config,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from app.core.bounded_json import check_json
+
+MAX_SCHEMA_BYTES = 65_536
+MAX_SCHEMA_DEPTH = 48
+
+_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
+# Members of a schema that hold schemas: one, a list, or several by name.
+_ONE = {"additionalProperties", "items", "not", "propertyNames", "contains", "if", "then", "else"}
+_LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
+_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
+_ONLY_ONE = ("json", "regex", "choice", "grammar", "json_object")
+
+
+def check_schema(schema: Any) -> Any:
+    """A JSON schema, checked as far as it is cheap: its size, and that its parts are schemas.
+
+    The engine checks the rest, before it takes the request.
+    """
+    check_json(schema, max_bytes=MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH)
+    _check_part(schema, "the schema")
+    return schema
+
+
+def _check_part(part: Any, where: str) -> None:
+    if isinstance(part, bool):
+        return
+    if not isinstance(part, dict):
+        raise _wrong(f"{where} is no JSON schema: it must be an object")
+    types = part.get("type", [])
+    for one in types if isinstance(types, list) else [types]:
+        if not isinstance(one, str) or one not in _TYPES:
+            raise _wrong(f"{where} has an unknown type {str(one)[:40]!r}")
+    for name, member in part.items():
+        for inner in _schemas_of(name, member, where):
+            _check_part(inner, f"`{name[:40]}` in {where[:80]}")
+
+
+def _schemas_of(name: str, member: Any, where: str) -> Iterable[Any]:
+    """The schemas inside one member of a schema."""
+    if name in _ONE:
+        return [member]
+    if name in _LISTS:
+        if not isinstance(member, list) or not member:
+            raise _wrong(f"`{name}` in {where} must be a list of schemas")
+        return member
+    if name in _BY_NAME:
+        if not isinstance(member, dict):
+            raise _wrong(f"`{name}` in {where} must be an object of schemas")
+        return member.values()
+    return ()
+
+
+def _wrong(message: str) -> PydanticCustomError:
+    # The message may hold braces, which would be fields of a template.
+    return PydanticCustomError("wrong_schema", "{message}", {"message": message})
+
+
+def read_schema_text(value: Any) -> Any:
+    """A schema may come as JSON text, as in vLLM."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise _wrong(f"is no JSON: {error}") from None
+
+
+JsonSchema = Annotated[
+    JsonValue,
+    AfterValidator(check_schema),
+    BeforeValidator(read_schema_text),
+    WithJsonSchema({"type": "object", "description": "A JSON schema, or its JSON text."}),
+]
+_Text = Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_BYTES)]
+_Choices = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=1000)
+]
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class _Members(TypedDict, total=False):
+    json: JsonSchema
+    regex: _Text
+    choice: _Choices
+    grammar: _Text
+    json_object: bool
+
+
+def _only_one(value: _Members) -> _Members:
+    given = [name for name in _ONLY_ONE if name in value]
+    if len(given) != 1:
+        raise _wrong(f"give exactly one of {', '.join(_ONLY_ONE)}")
+    if value.get("json_object") is False:
+        raise _wrong("json_object can only be true")
+    return value
+
+
+StructuredOutputs = Annotated[_Members, AfterValidator(_only_one)]

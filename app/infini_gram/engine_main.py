@@ -1,0 +1,112 @@
+"""An index's engine in a process of its own: `python -m app.infini_gram.engine_main FILE NAME PARENT`.
+
+Attributions run here. A call of the engine cannot be interrupted, and hostile input may crash it: the
+process is killed, or dies, alone. It reads requests from stdin and answers on stdout, one at a time;
+`process` is the other end.
+
+A request is a line of JSON, {"text", "parameters"}. An answer is a line of JSON, {"kind", "size",
+"tokens", "version"}, and `size` bytes behind it: the attribution as JSON ("ok"), or a message
+("invalid", "engine", "bug"). The first answer tells that the index is open.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import IO
+
+import orjson
+
+from app.core.errors import EngineInputError, InvalidRequestError, ServiceError
+from app.infini_gram.attribution import AttributionParameters, attribute
+from app.infini_gram.declarations import DeclarationError, read_declarations
+from app.infini_gram.indexes import Indexes
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_NICENESS = 19
+
+
+def main(file: Path, name: str, parent: int) -> None:
+    """Serve the index of this name that the file declares, until stdin ends."""
+    _die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to all of a group: the worker ends its work
+    _give_way()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the engine prints must not end up among the answers
+    try:
+        indexes = _open(file, name)
+    except (DeclarationError, ServiceError) as error:
+        _answer(answers, "engine", str(error).encode())
+        return
+    _answer(answers, "ok", b"")
+    for line in sys.stdin.buffer:
+        _answer(answers, *_attribute(indexes, name, line))
+
+
+def _open(file: Path, name: str) -> Indexes:
+    """The index, if its files are what they were. Raises DeclarationError, IndexUnavailableError."""
+    declared = read_declarations(file)
+    if name not in (one.name for one in declared):
+        known = ", ".join(one.name for one in declared) or "none"
+        raise DeclarationError(f"{file} declares no index {name!r}; there are: {known}")
+    indexes = Indexes([one for one in declared if one.name == name])
+    indexes.open_blocking()
+    indexes.engine(name)
+    return indexes
+
+
+def _attribute(indexes: Indexes, name: str, line: bytes) -> tuple[str, bytes, int, int]:
+    try:
+        request = orjson.loads(line)
+        parameters = AttributionParameters.model_validate(request["parameters"])
+        # Asked for each time: a big index is taken away if its checksums turn out to be wrong.
+        engine = indexes.engine(name)
+        found = attribute(engine, parameters, request["text"])
+    except (InvalidRequestError, EngineInputError) as error:
+        return "invalid", error.detail.encode(), 0, 0
+    except ServiceError as error:
+        return "engine", error.detail.encode(), 0, 0
+    except Exception:
+        logger.exception("an attribution broke")
+        return "bug", b"", 0, 0
+    return "ok", orjson.dumps(found), len(found["inputTokens"]), engine.version
+
+
+def _answer(answers: IO[bytes], kind: str, body: bytes, tokens: int = 0, version: int = 0) -> None:
+    head = {"kind": kind, "size": len(body), "tokens": tokens, "version": version}
+    answers.write(orjson.dumps(head) + b"\n")
+    answers.write(body)
+    answers.flush()
+
+
+def _give_way() -> None:
+    """Leave one processor of several to others, and of the rest what they want.
+
+    Who shares the host answers somebody who waits. Niceness counts within a session only, and Linux
+    weighs sessions against each other (autogroups, `sched(7)`), so the engine has one of its own,
+    with a niceness of its own. Without all this eight engines on two processors made a poll's p99
+    13 times what it is without any (docs/benchmarks.md, NGRAM).
+    """
+    processors = sorted(os.sched_getaffinity(0))
+    if len(processors) > 1:
+        os.sched_setaffinity(0, processors[1:])
+    os.nice(_NICENESS)
+    with contextlib.suppress(OSError):  # a kernel without autogroups, a read-only /proc
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the worker dies: it would go on with work that another does again."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,116 @@
+"""A launch's directory on its profile's host: made before the job, read while it runs, removed after.
+
+`log`, `address` and `exit` are the job's (`job_script`): read with a bound, and believed only as far
+as they have the right shape.
+"""
+
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from app.provisioning import patterns
+from app.provisioning.hosts import CommandOutput, HostError, Hosts
+from app.provisioning.job_script import ModelPlace, directory_of, pack_directory, render_script
+from app.provisioning.jobs import RefusedError
+from app.provisioning.profiles import Profile
+from app.provisioning.spec import LaunchSpec, is_below_a_root
+
+LOG_BYTES = 32_768
+_SMALL = 4096
+_ADDRESS = re.compile(r"(\S{1,253}) (\d{1,5}) (\d{1,5}) (\d{1,5})\n")
+_EXIT = re.compile(r"(\d{1,3}) (\d{1,12})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where the job's server listens: gRPC, HTTP and metrics, on a node."""
+
+    node: str
+    ports: tuple[int, ...]
+
+
+class Directory:
+    """One launch's. All of it may be done again, by anybody."""
+
+    def __init__(self, hosts: Hosts, profile: Profile, launch: UUID) -> None:
+        self._hosts = hosts
+        self._profile = profile
+        self._launch = launch
+        self.path = directory_of(profile, launch)
+
+    async def make(self, spec: LaunchSpec) -> None:
+        """Write its first files. Raises HostError, and RefusedError where the model cannot be served."""
+        place = await self._find_model(spec)
+        script = render_script(self._launch, spec, self._profile, place)
+        made = await self._run("mkdir", "-p", "-m", "700", "--", self.path)
+        if made.status != 0:
+            raise RefusedError(f"The directory could not be made: {made.complaint}")
+        content = pack_directory(script, spec, place)
+        packed = await self._hosts.run(
+            self._profile,
+            ["tar", "--extract", "--file=-", "--no-same-owner", f"--directory={self.path}"],
+            content=content,
+        )
+        if packed.status != 0:
+            raise RefusedError(f"The directory could not be filled: {packed.complaint}")
+
+    async def published(self) -> Published | None:
+        """Where the server listens, once the job has told. Raises RefusedError for what is no address."""
+        text = await self._read("address")
+        if text is None:
+            return None
+        found = _ADDRESS.fullmatch(text)
+        ports = tuple(int(port) for port in found.groups()[1:]) if found else ()
+        if not found or not patterns.fits(patterns.HOST, found[1]) or max(ports) > 65_535:
+            raise RefusedError("The job's file `address` holds no address.")
+        return Published(found[1], ports)
+
+    async def exit_status(self) -> tuple[int, int] | None:
+        """The job's exit status and how many seconds it ran, once it has ended by itself."""
+        found = _EXIT.fullmatch(await self._read("exit") or "")
+        return (int(found[1]), int(found[2])) if found else None
+
+    async def log(self) -> str | None:
+        """The end of the job's output; None if there is none."""
+        answer = await self._run("tail", "-c", str(LOG_BYTES), "--", f"{self.path}/log")
+        return answer.output if answer.status == 0 else None
+
+    async def remove(self) -> None:
+        """Remove it: a job that would begin after this ends at once. Raises HostError."""
+        answer = await self._run("rm", "-rf", "--", self.path)
+        if answer.status != 0:
+            raise HostError(f"The launch's directory cannot be removed: {answer.complaint}")
+
+    async def _find_model(self, spec: LaunchSpec) -> ModelPlace:
+        if not spec.model.startswith("/"):
+            return ModelPlace()
+        roots = self._profile.model_roots
+        answer = await self._run("realpath", "-m", "--", spec.model, *roots)
+        path, *resolved = answer.output.splitlines() or [""]
+        if answer.status != 0 or len(resolved) != len(roots):
+            raise RefusedError(f"The model's path cannot be resolved: {answer.complaint}")
+        if not patterns.is_plain_path(path) or not is_below_a_root(path, tuple(resolved)):
+            raise RefusedError(
+                "The model's path leads out of the profile's model roots: its symbolic links must "
+                "stay inside."
+            )
+        if (await self._run("test", "-f", f"{path}/config.pbtxt")).status == 0:
+            if not self._profile.triton_entries:
+                raise RefusedError(
+                    "The model's path is an entry of a Triton model repository, which may run code "
+                    f"of its own; the profile {self._profile.name!r} does not allow that "
+                    "(triton_entries)."
+                )
+            return ModelPlace(path, is_entry=True)
+        if (await self._run("test", "-f", f"{path}/config.json")).status != 0:
+            raise RefusedError(
+                f"{spec.model} holds neither a config.json nor a config.pbtxt: it is no model."
+            )
+        return ModelPlace(path)
+
+    async def _read(self, name: str) -> str | None:
+        answer = await self._run("head", "-c", str(_SMALL), "--", f"{self.path}/{name}")
+        return answer.output if answer.status == 0 else None
+
+    async def _run(self, *words: str) -> CommandOutput:
+        return await self._hosts.run(self._profile, words)

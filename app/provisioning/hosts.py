@@ -1,0 +1,155 @@
+"""Commands on a profile's host: here, or over ssh. Always a list of words, never a line of shell.
+
+ssh hands its command to the other side's shell as one line, so each word is quoted for it; and the
+host and all options come from the profile alone. One connection is kept for all commands of a
+profile (ControlMaster, https://man.openbsd.org/ssh_config), and ends a minute after the last.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.provisioning.profiles import Profile
+
+COMMAND_SECONDS = 20.0
+_CONNECT_SECONDS = 8
+_INHERITED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|KRB5\w+|"
+    r"SLURM_\w+|OMP_NUM_THREADS"
+)
+_AT_ONCE = 8  # commands that run at the same time
+_MAX_OUTPUT = 1 << 20
+_SSH_FAILED = 255  # what ssh itself answers when it did not reach the other side
+
+
+class HostError(Exception):
+    """The host could not be asked; `message` is for people. Another try may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    """What a command left."""
+
+    status: int
+    output: str
+    error: str
+
+    @property
+    def complaint(self) -> str:
+        """Its last words on standard error, in one line."""
+        return " ".join(self.error.split())[-400:]
+
+
+class Hosts:
+    """Runs commands for profiles. Use it inside `async with`."""
+
+    def __init__(self) -> None:
+        self._sockets: Path | None = None
+        # Not the event loop's own way to start processes: uvloop's breaks on one that ends before
+        # it has read, and lets a process in the background have its pipes.
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="launches")
+
+    async def __aenter__(self) -> "Hosts":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._sockets is None:
+            return
+        for socket in self._sockets.iterdir():
+            with contextlib.suppress(HostError):
+                _call(["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "--", "all"])
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    async def run(
+        self,
+        profile: Profile,
+        words: Sequence[str],
+        *,
+        content: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandOutput:
+        """Run a command with this standard input. Raises HostError.
+
+        `environment` is added to, where the host is this machine.
+        """
+        if profile.host is None:
+            return await self._run(words, content, environment)
+        command = [*self.ssh(profile), "-o", f"ControlPath={self._socket_folder()}/%C"]
+        command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
+        answer = await self._run([*command, "--", profile.host, shlex.join(words)], content)
+        if answer.status == _SSH_FAILED:
+            raise HostError(f"{profile.host} cannot be reached by ssh: {answer.complaint}")
+        return answer
+
+    async def _run(
+        self,
+        words: Sequence[str],
+        content: bytes,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandOutput:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _call, words, content, environment)
+
+    def ssh(self, profile: Profile) -> list[str]:
+        """ssh with the profile's options, but for the host."""
+        command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
+                   "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=2"]  # fmt: skip
+        if profile.known_hosts is not None:
+            command += ["-o", f"UserKnownHostsFile={profile.known_hosts}"]
+            command += ["-o", "StrictHostKeyChecking=yes"]
+        if profile.identity_file is not None:
+            command += ["-o", "IdentitiesOnly=yes", "-i", profile.identity_file]
+        if profile.ssh_port is not None:
+            command += ["-p", str(profile.ssh_port)]
+        if profile.user is not None:
+            command += ["-l", profile.user]
+        return command
+
+    def _socket_folder(self) -> Path:
+        if self._sockets is None:
+            self._sockets = Path(tempfile.mkdtemp(prefix="llm-ssh-"))
+        return self._sockets
+
+
+def inherited() -> dict[str, str]:
+    """What a command, and a job after it, gets of our environment: no secret of the service."""
+    return {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+
+
+def _call(
+    words: Sequence[str], content: bytes = b"", environment: Mapping[str, str] | None = None
+) -> CommandOutput:
+    """Run one here, as long as it may take. Raises HostError."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a list of words, each of them checked
+            words,
+            input=content,
+            capture_output=True,
+            timeout=COMMAND_SECONDS,
+            env={**inherited(), **(environment or {})},
+            check=False,
+        )
+    except OSError as error:
+        raise HostError(f"{words[0]} cannot be run here: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{words[0]} did not end in {COMMAND_SECONDS:.0f} s") from None
+    return CommandOutput(
+        done.returncode,
+        _text(done.stdout),
+        _text(done.stderr),
+    )
+
+
+def _text(output: bytes) -> str:
+    """The end of it, as PostgreSQL can hold it."""
+    return output[-_MAX_OUTPUT:].decode(errors="replace").replace("\x00", "\ufffd")

@@ -1,0 +1,243 @@
+"""The script of a job, and the files of its directory: the same for Slurm and for this machine.
+
+The directory is the launch's fence. Whoever ends a launch removes it, and a job that finds none
+ends at once: no job lives on that nobody follows. The script writes there:
+
+    log        what the job says
+    address    the node and its three ports, once they are chosen
+    running    a folder: a second job of the launch ends at once
+    exit       its exit status and how many seconds it ran, when it ends
+
+Beside it lies health/, the supervisor that runs Triton (triton/health), where the profile has one.
+
+Every value fits a pattern (`patterns`), and is quoted all the same.
+"""
+
+import io
+import shlex
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from app.inference.model_repository import CONFIG
+from app.provisioning.profiles import Profile
+from app.provisioning.spec import LaunchSpec
+
+LAUNCH_VARIABLE = "LAUNCH_ID"  # in the environment of every process of a launch
+# Below Linux's range for outgoing connections.
+_FIRST_PORT, _PORTS = 20_000, 12_000
+_HEALTH = Path(__file__).parents[2] / "triton" / "health"
+
+_SCRIPT = r"""umask 077
+directory={directory}
+cd -- "$directory" || exit 1
+exec >>"$directory/log" 2>&1 </dev/null
+export {variable}={launch}
+mkdir running || exit 0  # it was submitted twice, and the other one runs
+
+finish() {{
+    code=$?
+    printf '%s %s\n' "$code" "$SECONDS" >exit.new && mv -f exit.new exit
+}}
+trap finish EXIT
+trap 'exit 143' TERM INT
+
+# Any port that nobody has on the node's loopback.
+free_port() {{
+    local port
+    while :; do
+        port=$(({first_port} + (RANDOM * 32768 + RANDOM) % {ports}))
+        (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
+    done
+    printf '%s' "$port"
+}}
+grpc=$(free_port) http=$(free_port) metrics=$(free_port)
+node=${{SLURMD_NODENAME:-127.0.0.1}}
+# For the health check.
+export TRITON_HTTP_SERVICE={listen}:"$http" TRITON_METRICS_SERVICE={listen}:"$metrics"
+
+{environment}
+{prepare}
+{command} \
+    --model-repository={directory}/repository --model-control-mode=explicit --load-model={served} \
+    --grpc-address={listen} --http-address={listen} --metrics-address={listen} \
+    --grpc-port="$grpc" --http-port="$http" --metrics-port="$metrics" &
+server=$!
+trap 'kill -TERM "$server" 2>/dev/null; wait "$server"; exit 143' TERM INT
+printf '%s %s %s %s\n' "$node" "$grpc" "$http" "$metrics" >address.new && mv -f address.new address
+wait "$server"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """What a launch serves, once its path has been looked at.
+
+    `path` is None for a Hugging Face id; `is_entry`: it is an entry of a Triton model repository.
+    """
+
+    path: str | None = None
+    is_entry: bool = False
+
+
+def job_name(launch: UUID) -> str:
+    """The job's name, by which it is found again."""
+    return f"llm-{launch}"
+
+
+def directory_of(profile: Profile, launch: UUID) -> str:
+    """The launch's own directory, on the profile's host."""
+    return f"{profile.home}/launches/{launch}"
+
+
+def render_script(
+    launch: UUID, spec: LaunchSpec, profile: Profile, place: ModelPlace | None = None
+) -> str:
+    """The whole script; without a place, of a model whose path was not looked at."""
+    place = place or ModelPlace(spec.model if spec.model.startswith("/") else None)
+    directory = directory_of(profile, launch)
+    body = _SCRIPT.format(
+        directory=shlex.quote(directory),
+        variable=LAUNCH_VARIABLE,
+        launch=shlex.quote(str(launch)),
+        first_port=_FIRST_PORT,
+        ports=_PORTS,
+        environment=_environment(spec, profile),
+        prepare=_prepare(spec, profile, directory),
+        command=shlex.join(_command(spec, profile, directory, place)),
+        served=shlex.quote(spec.served_name),
+        listen=shlex.quote(profile.listen),
+    )
+    options = _sbatch_options(launch, spec, directory) if profile.provider == "slurm" else []
+    # `module` is a function of login shells.
+    shell = "#!/bin/bash -l" if spec.modules else "#!/bin/bash"
+    return "\n".join([shell, *(f"#SBATCH {option}" for option in options), body])
+
+
+def _sbatch_options(launch: UUID, spec: LaunchSpec, directory: str) -> list[str]:
+    """No value of them holds a blank: see `patterns`."""
+    options: dict[str, object] = {
+        "job-name": job_name(launch),
+        "comment": spec.name,
+        "chdir": directory,
+        "output": f"{directory}/log",
+        "open-mode": "append",
+        "nodes": 1,
+        "ntasks": 1,
+        "cpus-per-task": spec.cpus,
+        "mem": f"{spec.memory_gb}G",
+        "time": spec.time_limit_minutes,
+        "gres": spec.gres,
+        "partition": spec.partition,
+        "account": spec.account,
+        "constraint": spec.constraint,
+        "nice": -spec.priority or None,
+    }
+    # A job that Slurm starts anew would find its own old files: it is failed instead.
+    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return [*given, "--no-requeue"]
+
+
+def _environment(spec: LaunchSpec, profile: Profile) -> str:
+    lines = []
+    if spec.modules:
+        lines.append(f"module load {shlex.join(spec.modules)} || exit 1")
+    if profile.cache is not None:
+        lines.append(f"export HF_HOME={shlex.quote(profile.cache)}")
+    lines.append(
+        f"export HF_HUB_OFFLINE={int(profile.offline)} DO_NOT_TRACK=1 VLLM_NO_USAGE_STATS=1"
+    )
+    return "\n".join(lines)
+
+
+def _prepare(spec: LaunchSpec, profile: Profile, directory: str) -> str:
+    if profile.runtime != "embedded":
+        return f'echo "starting {spec.served_name} on $node"'
+    assert profile.triton is not None
+    assert profile.venv is not None
+    layout = ["sh", f"{profile.triton}/layout.sh", profile.venv, f"{profile.triton}/backends"]
+    return f"{shlex.join([*layout, directory])} || exit 1"
+
+
+def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPlace) -> list[str]:
+    """What Triton's own options are added to; its working directory is the launch's."""
+    if profile.runtime == "embedded":
+        assert profile.venv is not None
+        serve = ["sh", f"{profile.triton}/serve.sh", profile.venv, directory]
+        return [*_supervisor(profile, directory, f"{profile.venv}/bin/python"), *serve]
+    command = [*_supervisor(profile, directory, "python3"), *profile.command]
+    if profile.runtime == "plain":
+        return command
+    assert profile.image is not None
+    binds = [f"{directory}:{directory}"]
+    if profile.cache is not None:
+        binds.append(f"{profile.cache}:{profile.cache}")
+    if place.path is not None:
+        binds.append(f"{place.path}:{place.path}:ro")
+    words = ["apptainer", "exec", *(["--nv"] if spec.gpus else []), "--pwd", directory]
+    for bind in binds:
+        words += ["--bind", bind]
+    return [*words, profile.image, *command]
+
+
+def _supervisor(profile: Profile, directory: str, python: str) -> list[str]:
+    """What runs Triton and restarts it when it is ill; a server that never started ends the job.
+
+    It probes a model only after its use: a probe is a request, and an idle server is to be stopped.
+    """
+    if not profile.is_supervised:
+        return []
+    return [python, f"{directory}/health", "run", "--must-start", "--only-used", "--"]
+
+
+def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
+    """The content of model.json: vLLM's engine arguments."""
+    settings: dict[str, Any] = {"model": place.path or spec.model}
+    if spec.revision is not None:
+        settings |= {"revision": spec.revision, "tokenizer_revision": spec.revision}
+    if spec.gpus > 1:
+        settings["tensor_parallel_size"] = spec.gpus
+    if not spec.gpus:
+        settings["enforce_eager"] = True
+    if spec.trust_remote_code:
+        settings["trust_remote_code"] = True
+    return settings | spec.engine.model_dump(exclude_none=True)
+
+
+def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace) -> bytes:
+    """The directory's first files as a tar archive: the script, and a repository of one entry."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+
+        def add(
+            name: str, content: bytes = b"", link: str = "", kind: bytes = tarfile.REGTYPE
+        ) -> None:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = kind, link, len(content)
+            member.mode = 0o700 if kind == tarfile.DIRTYPE else 0o600
+            archive.addfile(member, io.BytesIO(content))
+
+        add("job.sh", script.encode())
+        add("health", kind=tarfile.DIRTYPE)
+        for file in sorted(_HEALTH.glob("*.py")):
+            add(f"health/{file.name}", file.read_bytes())
+        add("repository", kind=tarfile.DIRTYPE)
+        entry = f"repository/{spec.served_name}"
+        if place.is_entry:
+            assert place.path is not None
+            add(entry, link=place.path, kind=tarfile.SYMTYPE)
+            # Whatever it is served as, the paths in its model.json ("models/demo/1") lead to it.
+            add("models", kind=tarfile.DIRTYPE)
+            for name in sorted({PurePosixPath(path).name for path in (spec.model, place.path)}):
+                add(f"models/{name}", link=place.path, kind=tarfile.SYMTYPE)
+        else:
+            for directory in (entry, f"{entry}/1"):
+                add(directory, kind=tarfile.DIRTYPE)
+            add(f"{entry}/config.pbtxt", CONFIG.encode())
+            settings = orjson.dumps(engine_settings(spec, place), option=orjson.OPT_INDENT_2)
+            add(f"{entry}/1/model.json", settings)
+    return buffer.getvalue()

@@ -1,0 +1,131 @@
+"""On which GPUs a model would fit, asked over HTTP: its files are read where a launch would."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app.core.errors import FieldError, InvalidRequestError
+from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
+from app.provisioning.profiles import Name, Profile, Provider
+from app.provisioning.resources import facts_of
+from app.provisioning.sizing.architecture import read_facts
+from app.provisioning.sizing.document import to_document
+from app.provisioning.sizing.facts import ModelFacts, PlanError
+from app.provisioning.sizing.fit import (
+    MAX_CONCURRENCY,
+    MAX_CONTEXT,
+    MAX_GPUS,
+    MAX_MINUTES,
+    Engine,
+    plan,
+)
+from app.provisioning.sizing.gpus import GPUS, find_gpus
+from app.provisioning.sizing.weights import with_quantization
+from app.provisioning.spec import ModelChoice, resolve
+
+_OPTIONS = ("context", "concurrency", "dtype", "quantization")
+
+
+class PlanCreate(BaseModel):
+    """A model, by name or by its config.json, and what it is to do."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: ModelName | None = Field(
+        None, description="As in POST /launches. Its files must be on the API's machine."
+    )
+    revision: Revision | None = None
+    provider: Provider | None = None
+    profile: Name | None = Field(None, description="Where it would be launched.")
+    config: dict[str, Any] | None = Field(
+        None, description="The document of its config.json, in place of `model`."
+    )
+    gpus: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=32)] = Field(
+        default_factory=list,
+        description="Kinds of GPU such as `a100-80`, or `a100` with any memory; none: all.",
+    )
+    context: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] | None = Field(
+        None,
+        description="Tokens of a request, prompt and output; default: the model's, 4096 at most.",
+    )
+    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = Field(
+        1, description="Requests that are to run at the same time."
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
+        None, description="Type that the model runs in; default: its own."
+    )
+    quantization: Annotated[str, Field(max_length=40)] | None = Field(
+        None, description="How weights are to be compressed, where the model is not."
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    max_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(8, description="Most of a node.")
+    minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES)] = Field(
+        60, description="How long it is to serve."
+    )
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if (self.model is None) == (self.config is None):
+            raise ValueError("give `model`, or `config`, and not both")
+        return self
+
+
+def plan_model(
+    request: PlanCreate, profiles: dict[str, Profile], catalogue: dict[str, CatalogueEntry]
+) -> dict[str, Any]:
+    """The table of `app.provisioning.sizing` as a document; blocks. Raises InvalidRequestError."""
+    facts = _facts(request, profiles, catalogue)
+    engine = Engine(
+        dtype=request.dtype,
+        kv_cache_dtype=request.kv_cache_dtype,
+        gpu_memory_utilization=request.gpu_memory_utilization,
+        max_gpus=request.max_gpus,
+    )
+    try:
+        gpus = dict.fromkeys(gpu for name in request.gpus or GPUS for gpu in find_gpus(name))
+    except PlanError as error:
+        raise _wrong("gpus", str(error)) from error
+    try:
+        facts = with_quantization(facts, request.quantization)
+        plans = plan(facts, gpus, request.context, request.concurrency, engine, request.minutes)
+    except PlanError as error:
+        option, _, message = str(error).partition(": ")
+        raise (
+            _wrong(option, message) if option in _OPTIONS else _wrong("body", str(error))
+        ) from error
+    return to_document(facts, plans)
+
+
+def _facts(
+    request: PlanCreate, profiles: dict[str, Profile], catalogue: dict[str, CatalogueEntry]
+) -> ModelFacts:
+    if request.model is None:
+        try:
+            return read_facts(request.config)
+        except PlanError as error:
+            raise _wrong("config", str(error)) from error
+    choice = ModelChoice(
+        model=request.model,
+        revision=request.revision,
+        provider=request.provider,
+        profile=request.profile,
+    )
+    profile, model, revision = resolve(choice, profiles, catalogue.get(request.model))
+    try:
+        facts = facts_of(model, revision, profile)
+    except PlanError as error:
+        raise _wrong("model", str(error)) from error
+    if facts is None:
+        place = "cache" if not model.startswith("/") else "model roots"
+        why = (
+            "its files are on another machine"
+            if profile.host
+            else f"it has no config.json in the {place} of the profile {profile.name!r}"
+        )
+        raise _wrong("model", f"{why}: send the document of its config.json as `config`")
+    return facts
+
+
+def _wrong(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

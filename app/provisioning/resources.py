@@ -1,0 +1,121 @@
+"""What a launch asks for, where its request does not say: the smallest tier that is large enough."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.provisioning.profiles import Profile, Tier
+from app.provisioning.sizing.config_file import find_model, read_config
+from app.provisioning.sizing.facts import ModelFacts, PlanError
+from app.provisioning.sizing.weights import weight_bytes
+
+_MAX_COMMIT = 64
+_COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one server, on one node. `memory_gb`: host memory, Slurm's G."""
+
+    gpus: int
+    cpus: int
+    memory_gb: int
+    tier: str
+    gres: str | None = None
+    constraint: str | None = None
+    partition: str | None = None
+
+
+def facts_of(model: str, revision: str | None, profile: Profile) -> ModelFacts | None:
+    """What a model's own files say, if they are of this machine and the launch would read them.
+
+    A path counts below the profile's model roots, a Hugging Face id in its cache; neither it, nor
+    its config.json, may lead out of them by a link. None if there are no such files. Blocks. Raises
+    PlanError for files that are wrong.
+    """
+    if profile.host is not None:
+        return None
+    if model.startswith("/"):
+        place, roots = Path(model), profile.model_roots
+    elif profile.cache is not None:
+        place, roots = _cached(Path(profile.cache), model, revision), (profile.cache,)
+    else:
+        return None
+    try:
+        if not _is_inside(place, roots):
+            return None
+        directory = find_model(place)
+        config = directory / "config.json"
+        if not config.is_file() or not _is_inside(config, roots):
+            return None
+    except OSError:
+        return None
+    try:
+        return read_config(directory)
+    except PlanError as error:
+        # Users learn no path but the one that they named.
+        raise PlanError(str(error).replace(f"{directory}/", "")) from None
+
+
+def size_of(model: str, revision: str | None, profile: Profile) -> float | None:
+    """GB (10^9 bytes) of a model's weights, if its files can be read here. Blocks."""
+    try:
+        facts = facts_of(model, revision, profile)
+    except PlanError:
+        return None
+    return None if facts is None else weight_bytes(facts, facts.dtype) / 1e9
+
+
+def _cached(cache: Path, model: str, revision: str | None) -> Path:
+    """Where the cache keeps a model's revision; HF_HOME is `cache`.
+
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache: `refs` name commits.
+    """
+    repository = cache / "hub" / f"models--{model.replace('/', '--')}"
+    name = revision or "main"
+    try:
+        with (repository / "refs" / name).open(encoding="ascii") as file:
+            commit = file.read(_MAX_COMMIT)
+    except (OSError, UnicodeDecodeError):
+        commit = name
+    return repository / "snapshots" / (commit if _COMMIT.fullmatch(commit) else name)
+
+
+def _is_inside(path: Path, roots: tuple[str, ...]) -> bool:
+    real = path.resolve()
+    return any(real.is_relative_to(Path(root).resolve()) for root in roots)
+
+
+def suggest_resources(
+    profile: Profile, size_gb: float | None, tier: str | None
+) -> Resources | None:
+    """The named tier, else the smallest that takes the model; None if there is none.
+
+    `size_gb` is the size of the weights (`size_of`), where it is known; else it is the profile's
+    first tier.
+    """
+    if tier is not None:
+        named = profile.tier(tier)
+        return None if named is None else _of(named)
+    if size_gb is None:
+        return _of(profile.tiers[0])
+    fitting = [
+        one
+        for one in profile.tiers
+        if one.max_model_size_gb is not None and size_gb <= one.max_model_size_gb
+    ]
+    if fitting:
+        return _of(min(fitting, key=lambda one: (one.max_model_size_gb or 0, one.gpus)))
+    return next((_of(one) for one in profile.tiers if one.max_model_size_gb is None), None)
+
+
+def _of(tier: Tier) -> Resources:
+    return Resources(
+        gpus=tier.gpus,
+        cpus=tier.cpus,
+        memory_gb=tier.memory_gb,
+        tier=tier.name,
+        gres=tier.gres or (f"gpu:{tier.gpus}" if tier.gpus else None),
+        constraint=tier.constraint,
+        partition=tier.partition,
+    )

@@ -1,0 +1,249 @@
+"""What a launch is asked to be: a request, and the whole of it once profile and tiers have spoken."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from app.core.errors import FieldError, InvalidRequestError
+from app.inference.model_repository import ModelRepositoryError, entry_name
+from app.inference.server_store import is_static_name
+from app.provisioning import patterns
+from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
+from app.provisioning.profiles import Name, Profile, Provider, find_profile
+from app.provisioning.resources import Resources, size_of, suggest_resources
+
+Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class ResourceRequest(BaseModel):
+    """Resources of one server, on one node; what is left out is the tier's."""
+
+    model_config = _STRICT
+
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
+    memory_gb: Annotated[int, Field(ge=1, le=16_384)] | None = None
+    gres: Annotated[str, StringConstraints(pattern=patterns.GRES)] | None = Field(
+        None, description="Slurm's, such as `gpu:a100:2`; follows from `gpus`."
+    )
+
+
+class EngineOptions(BaseModel):
+    """Options of vLLM, under its own names. None of them for an entry of a Triton repository."""
+
+    model_config = _STRICT
+
+    max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    dtype: Plain | None = None
+    quantization: Plain | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    enforce_eager: bool | None = None
+
+
+class ModelChoice(BaseModel):
+    """A model, and where it is to be launched."""
+
+    model_config = _STRICT
+
+    model: ModelName = Field(
+        description="A Hugging Face id, or a path below the profile's `model_roots`: a directory "
+        "with a config.json, or an entry of a Triton model repository."
+    )
+    revision: Revision | None = Field(None, description="Branch, tag or commit of the model.")
+    provider: Provider | None = None
+    profile: Name | None = Field(None, description="See GET /launches/profiles.")
+
+
+class LaunchCreate(ModelChoice):
+    """A Triton server to launch; what is left out is the catalogue's, the tier's or the profile's."""
+
+    name: Name = Field(description="The launch's, and its server's in GET /servers.")
+    served_name: Name | None = Field(
+        None, description="What requests call the model; default: its name without the owner."
+    )
+    tier: Name | None = Field(None, description="One of the profile's sizes.")
+    resources: ResourceRequest = Field(default_factory=ResourceRequest)
+    partition: Name | None = None
+    account: Name | None = None
+    constraint: Name | None = None
+    modules: Annotated[list[Name], Field(max_length=16)] | None = None
+    time_limit_minutes: Annotated[int, Field(ge=1, le=525_600)] | None = None
+    idle_minutes: Annotated[float, Field(ge=0, le=100_000)] | None = Field(
+        None, description="Stop after so long without a request; 0: never."
+    )
+    start_minutes: Annotated[float, Field(gt=0, le=1440)] | None = Field(
+        None, description="Give up if the model is not ready so long after the job's start."
+    )
+    priority: Annotated[int, Field(ge=-10_000, le=0)] = Field(
+        0, description="Below 0 lets other jobs go first (Slurm's --nice, negated)."
+    )
+    engine: EngineOptions = Field(default_factory=EngineOptions)
+    trust_remote_code: bool = Field(
+        False, description="Run Python code of the model's repository, where the profile allows it."
+    )
+
+
+class LaunchSpec(BaseModel):
+    """A request that is complete: what the table stores and the job's script is made of."""
+
+    model_config = _STRICT
+
+    name: Name
+    model: ModelName
+    revision: Revision | None
+    profile: Name
+    served_name: Name
+    tier: str
+    gpus: int
+    cpus: int
+    memory_gb: int
+    gres: Annotated[str, StringConstraints(pattern=patterns.GRES)] | None
+    partition: Name | None
+    account: Name | None
+    constraint: Name | None
+    modules: list[Annotated[str, StringConstraints(pattern=patterns.MODULE)]]
+    time_limit_minutes: int
+    idle_minutes: float
+    start_minutes: float
+    priority: int
+    engine: EngineOptions
+    trust_remote_code: bool
+
+
+def to_spec(
+    request: LaunchCreate,
+    profiles: dict[str, Profile],
+    catalogue: dict[str, CatalogueEntry],
+) -> LaunchSpec:
+    """Complete a request; blocks. Raises InvalidRequestError that names what is wrong."""
+    if is_static_name(request.name):
+        raise _wrong("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
+    offered = catalogue.get(request.model)
+    profile, model, revision = resolve(request, profiles, offered)
+    resources = _resources(request, profile, offered, model, revision)
+    if request.trust_remote_code and not profile.trust_remote_code:
+        raise _wrong("trust_remote_code", f"the profile {profile.name!r} does not allow it")
+    minutes = request.time_limit_minutes or profile.default_minutes
+    if minutes > profile.max_minutes:
+        raise _wrong(
+            "time_limit_minutes", f"the profile allows at most {profile.max_minutes} minutes"
+        )
+    return LaunchSpec(
+        name=request.name,
+        model=model,
+        revision=revision,
+        profile=profile.name,
+        served_name=request.served_name or _served_name(request.model),
+        tier=resources["tier"],
+        gpus=resources["gpus"],
+        cpus=resources["cpus"],
+        memory_gb=resources["memory_gb"],
+        gres=resources["gres"],
+        partition=request.partition or resources["partition"] or profile.partition,
+        account=request.account or profile.account,
+        constraint=request.constraint or resources["constraint"] or profile.constraint,
+        modules=list(profile.modules if request.modules is None else request.modules),
+        time_limit_minutes=minutes,
+        idle_minutes=_given(request.idle_minutes, profile.idle_minutes),
+        start_minutes=request.start_minutes or profile.start_minutes,
+        priority=request.priority,
+        engine=request.engine,
+        trust_remote_code=request.trust_remote_code,
+    )
+
+
+def resolve(
+    choice: ModelChoice, profiles: dict[str, Profile], offered: CatalogueEntry | None
+) -> tuple[Profile, str, str | None]:
+    """The profile, the model's id or path there, and its revision; `offered`: the catalogue's entry.
+
+    Raises InvalidRequestError that names what is wrong.
+    """
+    profile = _profile(choice, profiles, offered)
+    model = _model(choice, profile, offered)
+    own = choice.revision or (offered.revision if offered else None)
+    return profile, model, None if model.startswith("/") else own
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _profile(
+    request: ModelChoice, profiles: dict[str, Profile], offered: CatalogueEntry | None
+) -> Profile:
+    name = request.profile or (offered.profile if offered and request.provider is None else None)
+    profile = find_profile(profiles, name, request.provider)
+    if profile is None:
+        known = ", ".join(profiles) or "none: the operator writes them (LLM_PROFILES_FILE)"
+        raise _wrong(
+            "profile" if name else "provider", f"there is no such profile; there are {known}"
+        )
+    if request.provider not in (None, profile.provider):
+        raise _wrong("provider", f"the profile {profile.name!r} is of {profile.provider}")
+    return profile
+
+
+def _model(request: ModelChoice, profile: Profile, offered: CatalogueEntry | None) -> str:
+    model = offered.path if offered and offered.path else request.model
+    if not model.startswith("/"):
+        return model
+    if request.revision is not None:
+        raise _wrong("revision", "only of a Hugging Face id: a path has none")
+    if not is_below_a_root(model, profile.model_roots):
+        raise _wrong("model", f"must lie below a model root of the profile {profile.name!r}")
+    return model
+
+
+def is_below_a_root(path: str, roots: tuple[str, ...]) -> bool:
+    """Whether a plain path lies inside one of the roots."""
+    return any(
+        path != root and PurePosixPath(path).is_relative_to(PurePosixPath(root)) for root in roots
+    )
+
+
+def _resources(
+    request: LaunchCreate,
+    profile: Profile,
+    offered: CatalogueEntry | None,
+    model: str,
+    revision: str | None,
+) -> dict[str, Any]:
+    """The tier's, with what the request says in their place."""
+    tier = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
+    size = offered.size_gb if offered else None
+    if size is None and tier is None:
+        size = size_of(model, revision, profile)
+    suggested: Resources | None = suggest_resources(profile, size, tier)
+    if suggested is None:
+        names = ", ".join(one.name for one in profile.tiers)
+        what = "has no such tier" if tier else f"has no tier for {size} GB"
+        raise _wrong("tier", f"the profile {profile.name!r} {what}; there are {names}")
+    given = request.resources
+    gpus = suggested.gpus if given.gpus is None else given.gpus
+    follows = suggested.gres if gpus == suggested.gpus else (f"gpu:{gpus}" if gpus else None)
+    return {
+        "tier": suggested.tier,
+        "gpus": gpus,
+        "cpus": given.cpus or suggested.cpus,
+        "memory_gb": given.memory_gb or suggested.memory_gb,
+        "gres": given.gres or follows,
+        "constraint": suggested.constraint,
+        "partition": suggested.partition,
+    }
+
+
+def _served_name(model: str) -> str:
+    try:
+        name = entry_name(PurePosixPath(model).name)[:63]
+    except ModelRepositoryError:
+        name = ""
+    if not patterns.fits(patterns.NAME, name):
+        raise _wrong("served_name", f"{model!r} makes no plain name: give one")
+    return name
+
+
+def _wrong(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

@@ -1,0 +1,334 @@
+"""The table `launches`: every statement about it.
+
+A follower takes launches that are due, each under a lease until which nobody else looks at it, and
+writes what it found by one guarded statement that names that lease. A request to stop only marks a
+launch: who holds the lease goes on, and finds it stopping the next time. So a job that is being
+submitted at that moment is recorded, and then ended.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from app.core.database import Connection, Database
+from app.core.errors import ConflictError, NotFoundError
+from app.core.ids import new_id
+from app.core.listener import LAUNCHES
+from app.provisioning.profiles import Provider
+from app.provisioning.spec import LaunchSpec
+
+State = Literal[
+    "submitted", "pending", "starting", "healthy", "unhealthy", "stopping", "stopped", "timeout",
+    "failed",
+]  # fmt: skip
+EndState = Literal["stopped", "timeout", "failed"]
+STOPPED_ON_REQUEST = "stopped on request"
+_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
+
+# All but `log`, which may be long.
+_COLUMNS = """id, team_id, name, provider, profile, model, spec, state, reason, end_state, job_id,
+  node, machine, ports, address, requests, exit_code, submitted_at, started_at, healthy_at,
+  last_used_at, stopping_at, ended_at, lease_expires_at"""
+
+_CREATE = f"""
+WITH made AS (
+  INSERT INTO launches (id, team_id, name, provider, profile, model, spec)
+  SELECT $1::uuid, $2::varchar, $3::varchar, $4::varchar, $5::varchar, $6::varchar, $7::jsonb
+  WHERE NOT EXISTS (SELECT FROM servers WHERE name = $3::varchar)
+  ON CONFLICT DO NOTHING RETURNING {_COLUMNS}
+)
+SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
+"""
+
+_MINE = "($3::uuid IS NOT NULL AND follower_id = $3)"
+# What holds a tunnel is another's only when that one is late.
+_DUE_AT = f"""
+  greatest(next_check_at, lease_expires_at,
+           CASE WHEN follower_id IS NULL OR {_MINE} THEN next_check_at
+                ELSE next_check_at + make_interval(secs => $4) END)
+"""
+_FOLLOWED = """
+  ended_at IS NULL AND profile = ANY($1::text[]) AND (machine IS NULL OR machine = $2)
+"""
+
+_CLAIM = f"""
+WITH due AS (
+  SELECT id FROM launches WHERE {_FOLLOWED} AND next_check_at <= now() AND {_DUE_AT} <= now()
+  ORDER BY next_check_at LIMIT $5 FOR UPDATE SKIP LOCKED
+)
+UPDATE launches SET lease_expires_at = now() + make_interval(secs => $6)
+FROM due WHERE launches.id = due.id
+RETURNING {", ".join(f"launches.{column.strip()}" for column in _COLUMNS.split(","))}, now() AS now
+"""
+
+_SECONDS_UNTIL_DUE = f"""
+SELECT extract(epoch FROM min({_DUE_AT}) - now())::float8 FROM launches WHERE {_FOLLOWED}
+"""
+
+# Once it is stopping, only its end is another state, and the reason stays.
+_ADVANCE = """
+UPDATE launches SET
+  state = CASE WHEN state = 'stopping' AND NOT $4::boolean THEN state ELSE $3::varchar END,
+  reason = CASE WHEN state = 'stopping' THEN reason ELSE $5::text END,
+  end_state = coalesce(end_state, $6::varchar),
+  job_id = coalesce($7::varchar, job_id),
+  node = coalesce($8::varchar, node),
+  machine = coalesce(machine, $9::varchar),
+  ports = coalesce($10::jsonb, ports),
+  address = coalesce($11::jsonb, address),
+  requests = coalesce($12::bigint, requests),
+  -- Not written anew where it is the same.
+  log = CASE WHEN log = $13::text THEN log ELSE coalesce($13::text, log) END,
+  exit_code = coalesce($14::int, exit_code),
+  submitted_at = CASE WHEN $7::varchar IS NULL THEN submitted_at ELSE coalesce(submitted_at, now()) END,
+  started_at = CASE WHEN $3::varchar IN ('starting', 'healthy', 'unhealthy')
+                    THEN coalesce(started_at, now()) ELSE started_at END,
+  healthy_at = CASE WHEN $3::varchar = 'healthy' THEN coalesce(healthy_at, now()) ELSE healthy_at END,
+  last_used_at = CASE WHEN $15::boolean THEN now() ELSE last_used_at END,
+  stopping_at = CASE WHEN $3::varchar = 'stopping' THEN coalesce(stopping_at, now()) ELSE stopping_at END,
+  ended_at = CASE WHEN $4::boolean THEN now() END,
+  follower_id = $16::uuid,
+  lease_expires_at = NULL,
+  next_check_at = now() + make_interval(secs => CASE WHEN state = $17::varchar THEN $18::float8 ELSE 0 END)
+WHERE id = $1 AND lease_expires_at = $2 AND ended_at IS NULL
+"""
+
+_STOP = f"""
+WITH asked AS (
+  UPDATE launches SET state = 'stopping', end_state = 'stopped', reason = $3,
+    stopping_at = now(), next_check_at = now()
+  WHERE id = $1 AND team_id = $2 AND ended_at IS NULL AND state <> 'stopping' RETURNING 1
+)
+SELECT pg_notify('{LAUNCHES}', '') FROM asked
+"""
+
+_LIST = f"""
+SELECT {_COLUMNS} FROM launches
+WHERE (team_id, id) >= ($1, $2) AND (team_id, id) < ($1, $3) AND ($5::text IS NULL OR state = $5)
+ORDER BY team_id DESC, id DESC LIMIT $4
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class Launch:
+    """A launch that this process may look after, until `lease`; `now`: by the database's clock."""
+
+    id: UUID
+    name: str
+    provider: Provider
+    profile: str
+    spec: LaunchSpec
+    state: State
+    reason: str
+    end_state: EndState | None
+    job_id: str | None
+    node: str | None
+    ports: tuple[int, ...] | None
+    address: dict[str, str] | None
+    requests: int
+    submitted_at: datetime | None
+    started_at: datetime | None
+    healthy_at: datetime | None
+    last_used_at: datetime | None
+    stopping_at: datetime | None
+    now: datetime
+    lease: datetime
+    machine: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Step:
+    """What a look at a launch found; None leaves what is stored. `pause`: seconds to the next."""
+
+    state: State
+    pause: float
+    reason: str = ""
+    end_state: EndState | None = None
+    job_id: str | None = None
+    node: str | None = None
+    machine: str | None = None
+    ports: tuple[int, ...] | None = None
+    address: dict[str, str] | None = None
+    requests: int | None = None
+    log: str | None = None
+    exit_code: int | None = None
+    used: bool = False
+    follower_id: UUID | None = None
+
+    @property
+    def is_end(self) -> bool:
+        return self.state in ("stopped", "timeout", "failed")
+
+
+class LaunchStore:
+    """Makes, reads, stops and follows launches."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # --- for the team ---------------------------------------------------------------------------
+
+    async def create(self, team_id: str, provider: Provider, spec: LaunchSpec) -> asyncpg.Record:
+        """Store a launch; a follower does the rest. Raises ConflictError if its name is taken."""
+        identifier = new_id()
+
+        async def insert(connection: Connection) -> asyncpg.Record | None:
+            found = await connection.fetchrow(
+                _CREATE, identifier, team_id, spec.name, provider, spec.profile, spec.model,
+                spec.model_dump_json(),
+            )  # fmt: skip
+            # Sent again after a lost answer, it finds its own.
+            return found or await connection.fetchrow(
+                f"SELECT {_COLUMNS} FROM launches WHERE id = $1", identifier
+            )
+
+        row = await self._database.run(insert)
+        if row is None:
+            raise ConflictError(
+                f"The name {spec.name!r} is taken by a launch that has not ended, or by a server. "
+                "Choose another one, or stop that one first."
+            )
+        return row
+
+    async def list(
+        self, team_id: str, *, state: State | None, after: UUID | None, limit: int
+    ) -> Sequence[asyncpg.Record]:
+        """A team's launches, the newest first."""
+        return await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit, state)
+
+    async def get(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
+        """One launch. Raises NotFoundError."""
+        row = await self._database.fetchrow(
+            f"SELECT {_COLUMNS} FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
+        )
+        return _found(row, launch_id)
+
+    async def log(self, team_id: str, launch_id: UUID) -> str:
+        """The end of the job's output, as its follower saw it last. Raises NotFoundError."""
+        row = await self._database.fetchrow(
+            "SELECT log FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
+        )
+        text: str = _found(row, launch_id)["log"]
+        return text
+
+    async def stop(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
+        """Have a launch stopped, if it has not ended; as it is then. Raises NotFoundError."""
+        await self._database.fetch(_STOP, launch_id, team_id, STOPPED_ON_REQUEST)
+        return await self.get(team_id, launch_id)
+
+    async def delete(self, team_id: str, launch_id: UUID) -> None:
+        """Forget a launch that has ended. Raises NotFoundError, ConflictError."""
+        row = await self._database.fetchrow(
+            "DELETE FROM launches WHERE id = $1 AND team_id = $2 AND ended_at IS NOT NULL "
+            "RETURNING id",
+            launch_id,
+            team_id,
+        )
+        if row is None:
+            launch = await self.get(team_id, launch_id)
+            raise ConflictError(
+                f"The launch is {launch['state']}: stop it first (POST /launches/{launch_id}/stop)."
+            )
+
+    # --- for its follower -----------------------------------------------------------------------
+
+    async def claim(
+        self,
+        profiles: Sequence[str],
+        machine: str,
+        follower_id: UUID,
+        *,
+        takeover_seconds: float,
+        count: int,
+        lease_seconds: float,
+    ) -> Sequence[Launch]:
+        """Take launches that are due; nobody else looks at them before the lease is over."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                _CLAIM, profiles, machine, follower_id, takeover_seconds, count, lease_seconds
+            )
+        return [_to_launch(row) for row in rows]
+
+    async def seconds_until_due(
+        self,
+        profiles: Sequence[str],
+        machine: str,
+        follower_id: UUID,
+        takeover_seconds: float,
+    ) -> float | None:
+        """When the next launch is due, negative if it is overdue; None if none is open."""
+        row = await self._database.fetchrow(
+            _SECONDS_UNTIL_DUE, profiles, machine, follower_id, takeover_seconds
+        )
+        assert row is not None
+        seconds: float | None = row[0]
+        return seconds
+
+    async def advance(self, launch: Launch, step: Step) -> None:
+        """Commit what a look found; without effect once the lease was another's."""
+        await self._database.fetch(
+            _ADVANCE,
+            launch.id,
+            launch.lease,
+            step.state,
+            step.is_end,
+            step.reason[:2000],
+            step.end_state,
+            step.job_id,
+            step.node,
+            step.machine,
+            _json(step.ports),
+            _json(step.address),
+            step.requests,
+            step.log,
+            step.exit_code,
+            step.used,
+            step.follower_id,
+            launch.state,
+            step.pause,
+        )
+
+
+def launch_not_found(launch_id: UUID) -> NotFoundError:
+    return NotFoundError(f"There is no launch {launch_id}.")
+
+
+def _found(row: asyncpg.Record | None, launch_id: UUID) -> asyncpg.Record:
+    if row is None:
+        raise launch_not_found(launch_id)
+    return row
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else orjson.dumps(value).decode()
+
+
+def _to_launch(row: asyncpg.Record) -> Launch:
+    return Launch(
+        id=row["id"],
+        name=row["name"],
+        provider=row["provider"],
+        profile=row["profile"],
+        spec=LaunchSpec.model_validate_json(row["spec"]),
+        state=row["state"],
+        reason=row["reason"],
+        end_state=row["end_state"],
+        job_id=row["job_id"],
+        node=row["node"],
+        ports=tuple(orjson.loads(row["ports"])) if row["ports"] else None,
+        address=orjson.loads(row["address"]) if row["address"] else None,
+        requests=row["requests"],
+        submitted_at=row["submitted_at"],
+        started_at=row["started_at"],
+        healthy_at=row["healthy_at"],
+        last_used_at=row["last_used_at"],
+        stopping_at=row["stopping_at"],
+        now=row["now"],
+        lease=row["lease_expires_at"],
+        machine=row["machine"],
+    )

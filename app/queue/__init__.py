@@ -1,0 +1,1 @@
+"""The queue: transitions of state, idempotency, admission and limits."""

@@ -1,0 +1,98 @@
+"""Rates per minute, shared by all processes: token buckets in the database.
+
+A bucket holds at most one minute's worth and fills steadily. A request takes what it costs from
+all of its buckets, or is refused and takes nothing. https://en.wikipedia.org/wiki/Token_bucket
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.core.database import Connection, Database
+from app.core.group_commit import Batcher
+from app.core.settings import Settings
+
+_MAX_BATCH = 1000
+_MINUTE = 60.0
+
+_FILL = """
+INSERT INTO rate_buckets AS b (team_id, model_name, name, level, filled_at)
+SELECT team_id, model_name, name, capacity, clock_timestamp()
+FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[])
+  AS i(team_id, model_name, name, capacity)
+-- In one order, so that no two statements wait for each other.
+ORDER BY 1, 2, 3
+ON CONFLICT (team_id, model_name, name) DO UPDATE SET
+  level = least(excluded.level, b.level + excluded.level / 60.0 *
+    greatest(0, extract(epoch FROM excluded.filled_at - b.filled_at)::float8)),
+  filled_at = greatest(b.filled_at, excluded.filled_at)
+RETURNING team_id, model_name, name, level
+"""
+
+_TAKE = """
+UPDATE rate_buckets b SET level = i.level
+FROM unnest($1::text[], $2::text[], $3::text[], $4::float8[])
+  AS i(team_id, model_name, name, level)
+WHERE b.team_id = i.team_id AND b.model_name = i.model_name AND b.name = i.name
+"""
+
+Bucket = tuple[str, str, str]  # team, model, name
+
+
+@dataclass(slots=True, frozen=True)
+class Cost:
+    """What a request takes from one bucket, which holds `capacity` a minute."""
+
+    bucket: Bucket
+    capacity: float
+    amount: float
+
+
+@dataclass(slots=True, frozen=True)
+class Shortage:
+    """What a bucket could not give, and after how many seconds it can."""
+
+    cost: Cost
+    seconds: float
+
+
+class RateBuckets:
+    """Takes from buckets; concurrent requests share a transaction."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._takes: Batcher[Sequence[Cost], Shortage | None] = Batcher(
+            database, _take, max_items=_MAX_BATCH, retry_seconds=settings.database_timeout_seconds
+        )
+
+    async def take(self, costs: Sequence[Cost]) -> Shortage | None:
+        """Take all of it, or say what is short and take nothing.
+
+        Who costs more than a full bucket holds is let through when it is full, and leaves it empty
+        for as long as that takes: else it could never be.
+        """
+        return await self._takes.submit(costs)
+
+
+async def _take(
+    connection: Connection, requests: Sequence[Sequence[Cost]], _resent: bool
+) -> Sequence[Shortage | None]:
+    # Sent again after a connection was lost at COMMIT, it may take twice. To know, each taking would
+    # have to be kept; a bucket that fills up has forgotten this one.
+    capacities = {cost.bucket: cost.capacity for costs in requests for cost in costs}
+    columns = [list(column) for column in zip(*capacities, strict=True)]
+    async with connection.transaction():
+        rows = await connection.fetch(_FILL, *columns, list(capacities.values()))
+        levels = {(row["team_id"], row["model_name"], row["name"]): row["level"] for row in rows}
+        answers = [_take_one(levels, costs) for costs in requests]
+        taken = [list(column) for column in zip(*levels, strict=True)]
+        await connection.execute(_TAKE, *taken, list(levels.values()))
+    return answers
+
+
+def _take_one(levels: dict[Bucket, float], costs: Sequence[Cost]) -> Shortage | None:
+    for cost in costs:
+        missing = min(cost.amount, cost.capacity) - levels[cost.bucket]
+        if missing > 0:
+            return Shortage(cost, missing / cost.capacity * _MINUTE)
+    for cost in costs:
+        levels[cost.bucket] -= cost.amount
+    return None

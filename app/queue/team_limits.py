@@ -1,0 +1,160 @@
+"""What each team may use of each model, as the operator has set it.
+
+Every process holds all of it, and reads it again when told that it changed, and now and then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from app.core.database import Database, is_transient
+from app.core.listener import LIMITS, Listener
+from app.core.settings import Settings
+from app.core.waiting import is_set_within
+
+logger = logging.getLogger(__name__)
+
+ANY_MODEL = "*"
+_PERIOD_SECONDS = 10.0
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Of one team and one model; None is no limit.
+
+    `weight` is the team's share of the model while several teams wait for it, relative to others'.
+    """
+
+    weight: float = 1.0
+    max_queued: int | None = None
+    max_running: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class RunningLimits:
+    """How many results of one model each team may run at once: the default, and exceptions."""
+
+    default: int | None
+    of_teams: Mapping[str, int]
+
+
+_NAMES = tuple(field.name for field in fields(Limits))
+_COLUMNS = ", ".join(_NAMES)
+_READ = f"SELECT team_id, model_name, {_COLUMNS} FROM team_limits"
+_SET = f"""
+WITH stored AS (
+  INSERT INTO team_limits AS l (team_id, model_name, {_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7)
+  ON CONFLICT (team_id, model_name) DO UPDATE
+  SET ({_COLUMNS}) = ROW({", ".join(f"excluded.{name}" for name in _NAMES)})
+  RETURNING 1)
+SELECT pg_notify('{LIMITS}', '') FROM stored
+"""
+_REMOVE = f"""
+WITH removed AS (
+  DELETE FROM team_limits WHERE team_id = $1 AND model_name = $2 RETURNING 1)
+SELECT pg_notify('{LIMITS}', '') FROM removed
+"""
+
+Stored = Mapping[str, float | int | None]
+
+
+class TeamLimits:
+    """The limits in force; `run` keeps them current."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._default: Stored = {
+            "weight": 1.0,
+            "max_queued": settings.team_max_queued,
+            "max_running": settings.team_max_running,
+            "requests_per_minute": settings.team_requests_per_minute,
+            "tokens_per_minute": settings.team_tokens_per_minute,
+        }
+        self._rows: dict[tuple[str, str], Stored] = {}
+        self._limits: dict[
+            tuple[str, str], Limits
+        ] = {}  # as asked for; bounded by teams and models
+        self._is_loaded = False
+        self.has_running = settings.team_max_running is not None
+        self._changed = asyncio.Event()
+        self._changed.set()
+
+    def subscribe(self, listener: Listener) -> None:
+        """Hear of changes; before the listener runs."""
+        listener.subscribe(LIMITS, lambda _: self._changed.set())
+
+    async def run(self) -> None:
+        """Read the table whenever it changed, until cancelled."""
+        while True:
+            await is_set_within(self._changed, _PERIOD_SECONDS)
+            self._changed.clear()
+            try:
+                await self.refresh()
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                logger.info("limits are not read: %s", error, extra={"action": "limits_unread"})
+
+    async def refresh(self) -> None:
+        """Read the table."""
+        rows = await self._database.fetch(_READ)
+        self._rows = {
+            (row["team_id"], row["model_name"]): {
+                name: row[name] for name in _NAMES if row[name] is not None
+            }
+            for row in rows
+        }
+        self._limits = {}
+        self._is_loaded = True
+        self.has_running = self._default["max_running"] is not None or any(
+            "max_running" in row for row in self._rows.values()
+        )
+
+    async def load(self) -> None:
+        """Read the table unless it was read: nobody is let in by limits that are not known yet.
+
+        Raises DatabaseUnavailableError.
+        """
+        if not self._is_loaded:
+            await self.refresh()
+
+    def of(self, team_id: str, model: str) -> Limits:
+        """What a team may use of a model: by its row for the model, its row for any, the default."""
+        limits = self._limits.get((team_id, model))
+        if limits is None:
+            members = (
+                dict(self._default)
+                | dict(self._rows.get((team_id, ANY_MODEL), {}))
+                | dict(self._rows.get((team_id, model), {}))
+            )
+            limits = self._limits[team_id, model] = Limits(**members)  # type: ignore[arg-type]
+        return limits
+
+    def running(self, model: str) -> RunningLimits | None:
+        """Who may run how much of a model; None where nobody is limited."""
+        of_teams = {}
+        for team_id, name in self._rows:
+            if name in (ANY_MODEL, model):
+                most = self.of(team_id, model).max_running
+                if most is not None:
+                    of_teams[team_id] = most
+        default = self._default["max_running"]
+        if default is None and not of_teams:
+            return None
+        return RunningLimits(None if default is None else int(default), of_teams)
+
+    async def stored(self) -> Sequence[tuple[str, str, Stored]]:
+        """All rows of the table, read now: team, model, and what is set."""
+        await self.refresh()
+        return [(*key, self._rows[key]) for key in sorted(self._rows)]
+
+    async def set(self, team_id: str, model: str, values: Stored) -> None:
+        """Set what a team may use of a model; what `values` leaves out is set to the default."""
+        await self._database.fetch(_SET, team_id, model, *(values.get(name) for name in _NAMES))
+
+    async def remove(self, team_id: str, model: str) -> bool:
+        """Go back to the default; whether anything was set."""
+        return bool(await self._database.fetch(_REMOVE, team_id, model))

@@ -1,0 +1,1 @@
+"""Results: submission, reading, streams, search, statistics and retention."""

@@ -1,0 +1,157 @@
+"""Contexts: saved prompts, plain text or chat messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from app.core.database import Connection, Database, await_standby
+from app.core.errors import ConflictError, NotFoundError
+from app.core.group_commit import Batcher
+from app.core.settings import Settings
+from app.queue.job_queue import JobQueue, NewContext
+
+_MAX_BATCH = 1000
+
+_INSERT = """
+INSERT INTO contexts (id, team_id, content, messages, metadata)
+SELECT id, team_id, content, messages::jsonb, metadata::jsonb
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
+  AS i(id, team_id, content, messages, metadata)
+ON CONFLICT (id) DO NOTHING
+"""
+
+_BY_IDS = """
+SELECT id, team_id, content, messages, metadata, erased_at FROM contexts WHERE id = ANY($1::uuid[])
+"""
+
+_LIST = """
+SELECT id, content, messages, metadata, erased_at FROM contexts
+WHERE team_id = $1 AND id < coalesce($2, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
+ORDER BY id DESC LIMIT $3
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class Context:
+    """A saved prompt as read from the database."""
+
+    id: UUID
+    content: str | None
+    messages: list[dict[str, Any]] | None
+    metadata: dict[str, Any]
+    erased_at: datetime | None = None  # since when its text is gone
+
+
+class ContextStore:
+    """Create, read, list and delete contexts of one team at a time."""
+
+    def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
+        self._database = database
+        self._queue = queue
+        self._inserts: Batcher[NewContext, None] = Batcher(
+            database,
+            _insert,
+            max_items=_MAX_BATCH,
+            retry_seconds=settings.database_timeout_seconds,
+        )
+
+        self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
+            database,
+            _read,
+            max_items=_MAX_BATCH,
+            retry_seconds=settings.database_timeout_seconds,
+        )
+
+    async def create(self, context: NewContext) -> None:
+        """Commit a new context together with whatever else is being saved."""
+        await self._inserts.submit(context)
+
+    async def get(self, team_id: str, context_id: UUID) -> Context:
+        """Read one context. Raises NotFoundError, for another team's as well."""
+        row = await self._reads.submit(context_id)
+        if row is None or row["team_id"] != team_id:
+            raise context_not_found(context_id)
+        return _to_context(row)
+
+    async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Context]:
+        """A page of contexts, newest first, beginning below the id `after`."""
+        rows = await self._database.fetch(_LIST, team_id, after, limit)
+        return [_to_context(row) for row in rows]
+
+    async def delete(self, team_id: str, context_id: UUID, *, force: bool) -> None:
+        """Delete a context with its results.
+
+        Raises ConflictError while one of them is pending, unless `force`: then those are stopped.
+        """
+
+        async def work(connection: Connection) -> list[UUID]:
+            async with connection.transaction():
+                # The lock keeps new results of this context out until the transaction ends.
+                found = await connection.fetchval(
+                    "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE",
+                    context_id,
+                    team_id,
+                )
+                if not found:
+                    raise context_not_found(context_id)
+                # And these keep their worker from storing more text of them.
+                pending = await connection.fetch(
+                    "SELECT id FROM results WHERE context_id = $1 AND state = 'pending'"
+                    " ORDER BY id FOR UPDATE",
+                    context_id,
+                )
+                if pending and not force:
+                    raise ConflictError(
+                        f"{len(pending)} results of this context are pending. Wait, cancel them, "
+                        "or add ?force=true."
+                    )
+                ids = [row["id"] for row in pending]
+                await connection.execute(
+                    "DELETE FROM result_chunks WHERE result_id = ANY($1::uuid[])", ids
+                )
+                await connection.execute("DELETE FROM contexts WHERE id = $1", context_id)
+            return ids
+
+        await self._queue.tell_stopped(await self._database.run(work))
+
+
+def context_not_found(context_id: UUID) -> NotFoundError:
+    return NotFoundError(f"There is no context {context_id}.")
+
+
+async def _insert(
+    connection: Connection, contexts: Sequence[NewContext], resent: bool
+) -> Sequence[None]:
+    await connection.execute(
+        _INSERT,
+        [context.id for context in contexts],
+        [context.team_id for context in contexts],
+        [context.content for context in contexts],
+        [context.messages for context in contexts],
+        [context.metadata for context in contexts],
+    )
+    if resent:
+        await await_standby(connection)
+    return [None] * len(contexts)
+
+
+async def _read(
+    connection: Connection, ids: Sequence[UUID], _resent: bool
+) -> Sequence[asyncpg.Record | None]:
+    rows = {row["id"]: row for row in await connection.fetch(_BY_IDS, ids)}
+    return [rows.get(identifier) for identifier in ids]
+
+
+def _to_context(row: asyncpg.Record) -> Context:
+    return Context(
+        id=row["id"],
+        content=row["content"],
+        messages=None if row["messages"] is None else orjson.loads(row["messages"]),
+        metadata=orjson.loads(row["metadata"]),
+        erased_at=row["erased_at"],
+    )

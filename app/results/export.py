@@ -1,0 +1,93 @@
+"""Results by the million: read in order, page by page, with their prompts, in little memory.
+
+No cursor is held open: each page begins below the last row of the one before. A page of rows is
+first measured, then read in pieces of some megabytes, so that neither many rows nor long texts make
+it large.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import Database
+from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
+from app.results.search import ResultSearch
+
+_PAGE = 500  # rows
+_PIECE_BYTES = 4_000_000  # of texts that are read at once; a longer one comes alone
+# JSON is stored compressed; its size is known without reading it, its length is not.
+_COMPRESSED = 4
+
+# OFFSET 0: each context is found by its id; a generic plan would read all of them.
+_CONTEXT = "CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = {row}.context_id OFFSET 0) c"
+# `octet_length` of a text is told without reading it, too.
+_SIZES = f"""
+SELECT p.id, coalesce(octet_length(p.output), 0) + coalesce(octet_length(c.content), 0)
+  + {_COMPRESSED} * (coalesce(pg_column_size(p.logprobs), 0)
+                     + coalesce(pg_column_size(c.messages), 0)) AS size
+FROM ({{page}}) p {_CONTEXT.format(row="p")} ORDER BY p.id DESC
+"""
+_SIZED_COLUMNS = "id, context_id, output, logprobs"
+_FOUND = f"SELECT {_SIZED_COLUMNS} FROM results WHERE id = ANY($1::uuid[])"
+
+_COLUMNS = ", ".join(f"r.{column}" for column in LIST_COLUMNS)
+_ROWS = f"""
+SELECT {_COLUMNS}, CASE WHEN c.erased_at IS NULL THEN c.content END AS content,
+  CASE WHEN c.erased_at IS NULL THEN c.messages END AS messages
+FROM results r {_CONTEXT.format(row="r")}
+WHERE r.id = ANY($1::uuid[]) AND r.team_id = $2 ORDER BY r.id DESC
+"""
+
+
+class ResultExport:
+    """Reads results of one team, however many."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._search = ResultSearch(database)
+
+    async def read(
+        self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int | None
+    ) -> AsyncIterator[Sequence[asyncpg.Record]]:
+        """Results with the `content` or the `messages` of their contexts, newest first, in pieces.
+
+        What is deleted meanwhile is left out. Raises DatabaseUnavailableError, and as
+        `ResultSearch.ids` does, also in the middle.
+        """
+        left = limit
+        while left is None or left > 0:
+            count = _PAGE if left is None else min(_PAGE, left)
+            sizes = await self._sizes(team_id, narrowed, after, count)
+            for ids in _pieces((row["id"], row["size"]) for row in sizes):
+                yield await self._database.fetch(_ROWS, ids, team_id)
+            if len(sizes) < count:
+                return
+            after = sizes[-1]["id"]
+            left = None if left is None else left - count
+
+    async def _sizes(
+        self, team_id: str, narrowed: ResultFilter, after: UUID | None, count: int
+    ) -> Sequence[asyncpg.Record]:
+        if narrowed.words is not None:
+            ids = await self._search.ids(team_id, narrowed, after=after, limit=count)
+            return await self._database.fetch(_SIZES.format(page=_FOUND), ids)
+        page = page_of(team_id, narrowed, after)
+        if page is None:
+            return []
+        query = _SIZES.format(page=page.select(_SIZED_COLUMNS, count))
+        return await self._database.fetch(query, *page.arguments)
+
+
+def _pieces(sizes: Iterable[tuple[UUID, int]]) -> Iterator[list[UUID]]:
+    """The ids in their order, those together whose texts are not too long together."""
+    piece: list[UUID] = []
+    together = 0
+    for identifier, size in sizes:
+        if piece and together + size > _PIECE_BYTES:
+            yield piece
+            piece, together = [], 0
+        piece.append(identifier)
+        together += size
+    if piece:
+        yield piece

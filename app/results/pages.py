@@ -1,0 +1,110 @@
+"""Pages of a team's results, newest first: which rows, by which index, beginning where.
+
+One place for all that walk them: lists, exports and searches narrow results in the same way.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from app.core.ids import lowest_id
+from app.queue.sql import READ_COLUMNS
+
+State = Literal["pending", "completed", "failed"]
+
+_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
+
+# Without the request of a dialect, which may be as large as its prompt.
+LIST_COLUMNS = [column for column in READ_COLUMNS if column != "request"]
+
+
+@dataclass(slots=True, frozen=True)
+class ResultFilter:
+    """What a list is narrowed to; None leaves a condition out."""
+
+    state: State | None = None
+    model_name: str | None = None
+    context_id: UUID | None = None
+    error_code: str | None = None
+    retryable: bool | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    words: str | None = None  # as websearch_to_tsquery reads them: `result_search` alone heeds them
+
+
+@dataclass(slots=True, frozen=True)
+class Page:
+    """The conditions and the order of a page, for a query of `results` that it is put into."""
+
+    conditions: str
+    order: str
+    arguments: list[object]  # of the conditions, $1 and on
+    low: UUID  # no id is below it
+    high: UUID  # all ids are below it
+
+    def select(self, columns: str, limit: int) -> str:
+        """The query of the first rows of the page."""
+        return (
+            f"SELECT {columns} FROM results WHERE {self.conditions} "
+            f"ORDER BY {self.order} LIMIT {int(limit)}"
+        )
+
+
+def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | None:
+    """The page that begins below the id `after`; None where no result can be on it."""
+    state = narrowed.state
+    if narrowed.error_code is not None or narrowed.retryable is not None:
+        if state not in (None, "failed"):
+            return None  # only failed results have an error
+        state = "failed"
+    key, filters = _split(team_id, narrowed, state)
+    low = lowest_id(narrowed.created_after) if narrowed.created_after else _LOWEST
+    high = lowest_id(narrowed.created_before) if narrowed.created_before else _HIGHEST
+    high = min(high, after or _HIGHEST)
+    arguments = [*key.values(), low, high, *filters.values()]
+    columns, count = ", ".join(key), len(key)
+    values = ", ".join(f"${place}" for place in range(1, count + 1))
+    # Rows, not equalities: only the one index that begins with these columns has this order.
+    # A generic plan otherwise walks down all ids, in the hope of a common value.
+    conditions = [
+        f"({columns}, id) >= ({values}, ${count + 1})",
+        f"({columns}, id) < ({values}, ${count + 2})",
+        *(f"{name} = ${place}" for place, name in enumerate(filters, count + 3)),
+    ]
+    # Literal, so that the planner may use the partial indexes.
+    if "error_code" in key:
+        conditions.append("error_code IS NOT NULL")
+    elif state is not None:
+        conditions.append(f"state = '{state}'")
+    order = ", ".join(f"{name} DESC" for name in (*key, "id"))
+    return Page(" AND ".join(conditions), order, arguments, low, high)
+
+
+def _split(
+    team_id: str, narrowed: ResultFilter, state: State | None
+) -> tuple[dict[str, object], dict[str, object]]:
+    """The columns before `id` of the index that serves a page, and what is left to test per row.
+
+    Where filters compete for the index, the one whose worst case reads the fewest rows wins:
+    pending and failed results are few.
+    """
+    filters: dict[str, object] = {
+        name: value
+        for name, value in (
+            ("team_id", team_id),
+            ("model_name", narrowed.model_name),
+            ("context_id", narrowed.context_id),
+            ("error_code", narrowed.error_code),
+            ("error_retryable", narrowed.retryable),
+        )
+        if value is not None
+    }
+    names = ["team_id"]
+    if "context_id" in filters:
+        names = ["context_id"]
+    elif "error_code" in filters:
+        names = ["team_id", "error_code"]
+    elif "model_name" in filters and state in (None, "completed"):
+        names = ["team_id", "model_name"]
+    return {name: filters.pop(name) for name in names}, filters

@@ -1,0 +1,1 @@
+"""Retention: deletion and erasure of old results."""

@@ -1,0 +1,97 @@
+"""What nobody needs any more and nothing else removes: records of what is over, and odd remains."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from app.core.database import Connection, Database
+from app.core.ids import lowest_id
+from app.core.settings import Settings
+
+_MOST = 500  # rows of a transaction
+_WORKER_DAYS = 7
+_BUCKET_DAYS = 1  # a bucket is full again after a minute: a row that is not there is a full one
+
+Step = Callable[[Connection], Awaitable[bool]]
+
+# Deliveries are named after their results, whose ids hold the time of their making. A result that was
+# made before but ended lately comes to its turn in a later pass.
+_DELIVERIES = """
+WITH page AS MATERIALIZED (
+  SELECT result_id, state, finished_at FROM webhook_deliveries
+  WHERE result_id > $1 AND result_id < $2 ORDER BY result_id LIMIT $3
+), gone AS (
+  DELETE FROM webhook_deliveries WHERE result_id = ANY (ARRAY(
+    SELECT d.result_id FROM webhook_deliveries d
+    WHERE d.result_id = ANY (ARRAY(SELECT result_id FROM page WHERE finished_at <= $4))
+      AND d.finished_at <= $4
+    ORDER BY d.result_id FOR UPDATE SKIP LOCKED))
+)
+SELECT count(*) AS count, max(result_id::text)::uuid AS last FROM page
+"""
+# Of an attempt whose worker wrote while it was being rescued: of no result, or of one that has ended.
+# One probe for each result that has any.
+_CHUNKS = """
+WITH RECURSIVE page AS (
+  (SELECT result_id, 1 AS place FROM result_chunks WHERE result_id > $1 ORDER BY result_id LIMIT 1)
+  UNION ALL
+  SELECT n.result_id, p.place + 1 FROM page p CROSS JOIN LATERAL (
+    SELECT c.result_id FROM result_chunks c WHERE c.result_id > p.result_id
+    ORDER BY c.result_id LIMIT 1) n
+  WHERE p.place < $2
+), gone AS (
+  DELETE FROM result_chunks WHERE result_id = ANY (ARRAY(
+    SELECT p.result_id FROM page p LEFT JOIN results r ON r.id = p.result_id
+    WHERE r.id IS NULL OR r.state <> 'pending'))
+)
+SELECT count(*) AS count, max(result_id::text)::uuid AS last FROM page
+"""
+_ROWS = """
+DELETE FROM {table} WHERE ctid = ANY (ARRAY(
+  SELECT ctid FROM {table} t WHERE {condition} LIMIT $2 FOR UPDATE SKIP LOCKED))
+"""
+_WORKERS = _ROWS.format(
+    table="workers",
+    condition="""dead_at <= $1 AND NOT EXISTS (
+      SELECT FROM results r WHERE r.worker_id = t.id AND r.state = 'pending')""",
+)
+_LAUNCHES = _ROWS.format(table="launches", condition="ended_at <= $1")
+_BUCKETS = _ROWS.format(table="rate_buckets", condition="filled_at <= $1")
+
+
+class Leftovers:
+    """The steps of a cleaning, each a transaction that is repeated while it answers True."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._logs = timedelta(days=settings.logs_retention_days)
+
+    def steps(self, now: datetime) -> Iterator[Step]:
+        """One kind of remains after the other."""
+        logs = now - self._logs
+        yield _walk(_DELIVERIES, lowest_id(logs), _MOST, logs)
+        yield _walk(_CHUNKS, _MOST)
+        yield _delete(_LAUNCHES, logs)
+        yield _delete(_WORKERS, now - timedelta(days=_WORKER_DAYS))
+        yield _delete(_BUCKETS, now - timedelta(days=_BUCKET_DAYS))
+
+
+def _walk(statement: str, *arguments: object) -> Step:
+    """A statement that looks at a page of rows behind an id, and tells the last of them."""
+    after = UUID(int=0)
+
+    async def step(connection: Connection) -> bool:
+        nonlocal after
+        row = await connection.fetchrow(statement, after, *arguments)
+        assert row is not None
+        after = row["last"] or after
+        return bool(row["count"] == _MOST)
+
+    return step
+
+
+def _delete(statement: str, before: datetime) -> Step:
+    async def step(connection: Connection) -> bool:
+        return await connection.execute(statement, before, _MOST) == f"DELETE {_MOST}"
+
+    return step

@@ -1,0 +1,99 @@
+"""Erasing what nobody wanted kept: texts of results with `store=false`, once delivered or old.
+
+What is left of such a result is that it was: its ids, times, parameters, usage and how it ended.
+`erased_at` tells an answer that is gone from an empty one, and a prompt as well.
+
+A context is locked before its results, as its deletion does it: no two wait for each other. The
+lock also waits for results that are being sent with the context and not committed yet; only a later
+statement sees those.
+"""
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import Connection, Database
+
+_MAX_BATCH = 200
+# From a result's end: its client may have left without it.
+_UNDELIVERED_SECONDS = 3600.0
+
+_OF_ITS_END = "NOT store AND erased_at IS NULL AND finished_at IS NOT NULL"
+_DELIVERED = f"SELECT id, context_id FROM results WHERE id = ANY($1::uuid[]) AND {_OF_ITS_END}"
+_OLD = f"""
+SELECT id, context_id FROM results
+WHERE finished_at <= now() - make_interval(secs => $1) AND {_OF_ITS_END}
+ORDER BY finished_at LIMIT {_MAX_BATCH}
+"""
+_LOCK = "SELECT id FROM contexts WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE {wait}"
+_LOCK_FREE = _LOCK.format(wait="SKIP LOCKED")
+_LOCK_ONE = _LOCK.format(wait="")
+# A context serves several results of one request: it goes with the last of them.
+_ERASE = f"""
+WITH picked AS (
+  SELECT id FROM results
+  WHERE id = ANY($2::uuid[]) AND context_id = ANY($1::uuid[]) AND {_OF_ITS_END}
+  ORDER BY id FOR UPDATE
+), erased AS (
+  UPDATE results r SET erased_at = now(), prompt = NULL, output = NULL, logprobs = NULL,
+    request = NULL
+  FROM picked p WHERE r.id = p.id
+)
+UPDATE contexts c SET content = '', messages = NULL, erased_at = now()
+WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND NOT EXISTS (
+  SELECT FROM results o WHERE o.context_id = c.id AND o.erased_at IS NULL
+    AND o.id NOT IN (SELECT id FROM picked))
+"""
+
+# A statement of its own, which sees what the digest stored while the results were waited for.
+_FORGET_WORDS = """
+UPDATE result_search SET words = NULL WHERE result_id = ANY($1::uuid[]) AND words IS NOT NULL
+"""
+
+
+class Erasure:
+    """Erases results that are not to be stored; idempotent."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def erase(self, ids: Sequence[UUID]) -> None:
+        """Erase results that were delivered just now; those that are to be kept stay."""
+        await self._erase(await self._database.fetch(_DELIVERED, list(ids)))
+
+    async def erase_undelivered(self) -> None:
+        """Erase what ended an hour ago and was not delivered."""
+        while True:
+            rows = await self._database.fetch(_OLD, _UNDELIVERED_SECONDS)
+            await self._erase(rows)
+            if len(rows) < _MAX_BATCH:
+                return
+
+    async def _erase(self, rows: Sequence[asyncpg.Record]) -> None:
+        """Erase these results together; those whose context somebody holds, one context at a time.
+
+        Who waits for a context holds no other one.
+        """
+        if not rows:
+            return
+        ids = [row["id"] for row in rows]
+        contexts = {row["context_id"] for row in rows}
+        for context_id in contexts - await self._erase_in(contexts, ids, _LOCK_FREE):
+            await self._erase_in([context_id], ids, _LOCK_ONE)
+
+    async def _erase_in(
+        self, contexts: Iterable[UUID], ids: Sequence[UUID], lock: str
+    ) -> set[UUID]:
+        """Erase results of those contexts that could be locked; which these are."""
+
+        async def work(connection: Connection) -> set[UUID]:
+            async with connection.transaction():
+                rows = await connection.fetch(lock, list(contexts))
+                locked = [row["id"] for row in rows]
+                if locked:
+                    await connection.execute(_ERASE, locked, ids)
+                    await connection.execute(_FORGET_WORDS, ids)
+            return set(locked)
+
+        return await self._database.run(work)

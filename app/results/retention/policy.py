@@ -1,0 +1,98 @@
+"""How long results and prompts are kept: the settings' word, and a team's own.
+
+A team's own word replaces the settings', value by value, whichever is longer. A request's
+`retain_seconds` can only shorten what holds for its team.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.core.database import Database
+from app.core.settings import Settings
+
+FOREVER = 0.0  # as a team's own word is stored
+
+_ALL = "SELECT team_id, results_seconds, prompts_seconds FROM team_retention ORDER BY team_id"
+_OF = "SELECT results_seconds, prompts_seconds FROM team_retention WHERE team_id = $1"
+_SET = """
+INSERT INTO team_retention (team_id, results_seconds, prompts_seconds) VALUES ($1, $2, $3)
+ON CONFLICT (team_id) DO UPDATE SET results_seconds = excluded.results_seconds,
+  prompts_seconds = excluded.prompts_seconds
+"""
+_REMOVE = "DELETE FROM team_retention WHERE team_id = $1 RETURNING team_id"
+
+
+@dataclass(slots=True, frozen=True)
+class Kept:
+    """For how many seconds from the end; None: for ever."""
+
+    results_seconds: float | None
+    prompts_seconds: float | None
+
+    @property
+    def is_forever(self) -> bool:
+        """Whether nothing of it ever goes."""
+        return self.results_seconds is None and self.prompts_seconds is None
+
+
+@dataclass(slots=True, frozen=True)
+class Policies:
+    """What holds for each team, as it was read."""
+
+    default: Kept
+    of_teams: Mapping[str, Kept]
+
+    def of(self, team_id: str) -> Kept:
+        """What holds for a team."""
+        return self.of_teams.get(team_id, self.default)
+
+
+class RetentionPolicy:
+    """Reads and sets it; always read anew, as it is needed rarely."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._default = Kept(settings.results_retention_seconds, settings.prompts_retention_seconds)
+
+    async def all(self) -> Policies:
+        """What holds for each team."""
+        rows = await self._database.fetch(_ALL)
+        return Policies(
+            self._default,
+            {
+                row["team_id"]: self._merge(row["results_seconds"], row["prompts_seconds"])
+                for row in rows
+            },
+        )
+
+    async def of(self, team_id: str) -> Kept:
+        """What holds for a team."""
+        row = await self._database.fetchrow(_OF, team_id)
+        if row is None:
+            return self._default
+        return self._merge(row["results_seconds"], row["prompts_seconds"])
+
+    async def stored(self) -> list[tuple[str, float | None, float | None]]:
+        """Each team's own word: team, results, prompts; None where the settings' holds."""
+        rows = await self._database.fetch(_ALL)
+        return [(row["team_id"], row["results_seconds"], row["prompts_seconds"]) for row in rows]
+
+    async def set(self, team_id: str, results: float | None, prompts: float | None) -> None:
+        """Give a team its own word; `FOREVER`, or None for the settings'."""
+        await self._database.fetch(_SET, team_id, results, prompts)
+
+    async def remove(self, team_id: str) -> bool:
+        """Go back to the settings; whether there was anything."""
+        return bool(await self._database.fetch(_REMOVE, team_id))
+
+    def _merge(self, results: float | None, prompts: float | None) -> Kept:
+        return Kept(
+            _merge(results, self._default.results_seconds),
+            _merge(prompts, self._default.prompts_seconds),
+        )
+
+
+def _merge(own: float | None, default: float | None) -> float | None:
+    if own is None:
+        return default
+    return None if own == FOREVER else own

@@ -1,0 +1,363 @@
+"""Retention: what is done is deleted once its time is over, a little at a time.
+
+Time counts from the end of a result, so nothing that is pending is ever touched, whatever the settings
+say. What is due is found by the ids, which hold the time of their making: no row has to be marked, a
+changed setting holds for all that is there, and who keeps everything pays nothing. Only a request's
+own `retain_seconds` leaves a mark, in the statement that ends its result.
+
+Any number of processes may run it. One of them gets each pass; each step is a transaction that locks
+little, waits for nobody and is repeated by the next pass if it was lost. Between steps it rests for a
+multiple of their time. docs/retention.md has the rules.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TypeVar
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import Connection, Database, is_transient
+from app.core.ids import lowest_id
+from app.core.settings import Settings
+from app.results.indexer import FEW_CHARACTERS
+from app.results.retention import sql as sql
+from app.results.retention.cleanup import Leftovers
+from app.results.retention.policy import Kept, Policies, RetentionPolicy
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 60.0
+# The time that it goes by follows the database's clock, but is moved no further by one pass: after a
+# jump by a year it deletes as if time ran ten times as fast, for the weeks in which somebody may see it.
+MOST_AHEAD_SECONDS = 10 * PERIOD_SECONDS
+_SHARE = 0.2  # of one connection's time
+_MOST = 200  # results of a transaction
+_MOST_BATCHES = 5  # with their files, of hundreds of parts
+_HOLD_SECONDS = PERIOD_SECONDS / 4  # a long pass says so often that it goes on
+_CLEANING_SECONDS = 3600.0
+_BROKEN_SECONDS = 60.0
+_FEW_WORDS = 1_000  # rows whose words are not worth a new index
+_BUILDING_SECONDS = 86_400.0
+_LOWEST = UUID(int=0)
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+Clock = Callable[[], Awaitable[datetime]]
+T = TypeVar("T")
+
+
+class Retention:
+    """Deletes what is due; `look` is one pass."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        share: float = _SHARE,
+    ) -> None:
+        """`clock`: the time, the database's if none is given; `share`: of the time it may work."""
+        self._database = database
+        self._policy = RetentionPolicy(database, settings)
+        self._leftovers = Leftovers(database, settings)
+        self._clock = clock or self._database_time
+        self._rest = 1 / share - 1
+        self._is_behind = False
+        self._held_at = 0.0  # monotonic
+
+    async def run(self) -> None:
+        """Look once a minute, until cancelled."""
+        while True:
+            pause = PERIOD_SECONDS
+            try:
+                await self.look()
+            except Exception as error:
+                # Nobody's answer depends on it: the process goes on.
+                if not is_transient(error):
+                    pause = _BROKEN_SECONDS
+                    logger.exception("nothing is deleted", extra={"action": "not_retained"})
+            await asyncio.sleep(pause)
+
+    async def look(self) -> bool:
+        """Delete all that is due; False if it is another process's turn."""
+        now = await self._begin()
+        if now is None:
+            return False
+        policies = await self._policy.all()
+        deleted = await self._delete_expired(now, policies)
+        for team_id in await self._teams(policies):
+            deleted += await self._look_at(team_id, policies.of(team_id), now)
+        if deleted:
+            await self._keep_words_small(deleted)
+            logger.info("%d results were over and deleted", deleted, extra={"action": "retained"})
+        if await self._database.fetch(sql.BEGIN_CLEANING, now, _CLEANING_SECONDS):
+            for step in self._leftovers.steps(now):
+                await self._repeat(step)
+        return True
+
+    async def _begin(self) -> datetime | None:
+        """The time that this pass goes by; None if another process had the turn."""
+        now = await self._clock()
+        arguments = (now, 0.9 * PERIOD_SECONDS, MOST_AHEAD_SECONDS)
+        rows = await self._database.fetch(sql.BEGIN, *arguments)
+        if not rows:
+            return None
+        trusted: datetime = rows[0]["trusted_at"]
+        is_behind = trusted < now
+        if is_behind and not self._is_behind:
+            logger.warning(
+                "the clock is %s ahead of the last look: either nothing ran, or it jumped. Deletion "
+                "catches up at ten times its speed; set the clock right if it is wrong",
+                now - trusted,
+                extra={"action": "clock_ahead"},
+            )
+        self._is_behind = is_behind
+        self._held_at = time.monotonic()
+        return trusted
+
+    async def _database_time(self) -> datetime:
+        (row,) = await self._database.fetch("SELECT clock_timestamp() AS now")
+        now: datetime = row["now"]
+        return now
+
+    async def _teams(self, policies: Policies) -> list[str]:
+        """Those of whom something may be due."""
+        if policies.default.is_forever:
+            return [team for team, kept in policies.of_teams.items() if not kept.is_forever]
+        rows = await self._database.fetch(sql.TEAMS)
+        return [row["team_id"] for row in rows if not policies.of(row["team_id"]).is_forever]
+
+    async def _look_at(self, team_id: str, kept: Kept, now: datetime) -> int:
+        results, prompts = (
+            None if seconds is None else now - timedelta(seconds=seconds)
+            for seconds in (kept.results_seconds, kept.prompts_seconds)
+        )
+        deleted = 0
+        if results is not None:
+            deleted = await self._delete_old(team_id, now, results, prompts)
+            await self._repeat(
+                partial(_delete_batches, team_id=team_id, results=results, kept=kept)
+            )
+        if prompts is not None:
+            await self._erase_prompts(team_id, now, prompts)
+            await self._repeat(partial(_judge_unused, team_id=team_id, now=now, prompts=prompts))
+            await self._repeat(partial(_delete_inputs, team_id=team_id, prompts=prompts))
+        return deleted
+
+    # --- results --------------------------------------------------------------------------------
+
+    async def _delete_expired(self, now: datetime, policies: Policies) -> int:
+        """Delete results whose request said for how long they are kept."""
+        deleted, place = 0, (_BEGINNING, _LOWEST)
+        while True:
+            rows = await self._database.fetch(sql.EXPIRED, now, *place, _MOST)
+            for team_id in sorted({row["team_id"] for row in rows}):
+                ids = [row["id"] for row in rows if row["team_id"] == team_id]
+                seconds = policies.of(team_id).prompts_seconds
+                prompts = None if seconds is None else now - timedelta(seconds=seconds)
+                deleted += await self._delete(team_id, ids, now, None, prompts)
+            if len(rows) < _MOST:
+                return deleted
+            place = (rows[-1]["expires_at"], rows[-1]["id"])
+
+    async def _delete_old(
+        self, team_id: str, now: datetime, results: datetime, prompts: datetime | None
+    ) -> int:
+        """Delete a team's results that ended before `results`."""
+        deleted, after = 0, _LOWEST
+        while True:
+            rows = await self._database.fetch(sql.PAGE, team_id, after, lowest_id(results), _MOST)
+            ids = [row["id"] for row in rows if _is_due(row, results)]
+            if ids:
+                deleted += await self._delete(team_id, ids, now, results, prompts)
+            if len(rows) < _MOST:
+                return deleted
+            after = rows[-1]["id"]
+
+    async def _delete(
+        self,
+        team_id: str,
+        ids: Sequence[UUID],
+        now: datetime,
+        results: datetime | None,
+        prompts: datetime | None,
+    ) -> int:
+        """Delete those of these results that may be, in one transaction; how many."""
+
+        async def work(connection: Connection) -> int:
+            rows = await connection.fetch(sql.DELETABLE, ids, results, now, team_id)
+            if not rows:
+                return 0
+            chosen = [row["id"] for row in rows]
+            contexts = {row["context_id"] for row in rows}
+            last = await _ids(connection, sql.LOCK_LAST, contexts, chosen, prompts)
+            others = await _ids(connection, sql.LOCK_OTHERS, contexts - last)
+            chosen = [row["id"] for row in rows if row["context_id"] in last | others]
+            gone = await connection.fetch(sql.DELETE_RESULTS, chosen)
+            ended: dict[UUID, datetime] = {}
+            for row in gone:
+                at = row["finished_at"]
+                ended[row["context_id"]] = max(at, ended.get(row["context_id"], at))
+            empty = await _ids(connection, sql.DELETE_CONTEXTS, last)
+            unused = sorted(ended.keys() - empty)
+            await connection.execute(sql.MARK_UNUSED, unused, [ended[one] for one in unused])
+            return len(gone)
+
+        return await self._step(work)
+
+    async def _keep_words_small(self, gone: int) -> None:
+        """Build the index of words anew, beside readers and writers, once it is mostly of what is gone.
+
+        What breaks is left to the next time; a building that was interrupted has left an invalid index.
+        https://www.postgresql.org/docs/current/sql-reindex.html#SQL-REINDEX-CONCURRENTLY
+        """
+        rows = await self._database.fetch(sql.OUTGROW_WORDS, gone, _FEW_WORDS)
+        if not rows or not rows[0]["is_due"]:
+            return
+        if not await self._database.fetch(sql.TAKE_WORDS, _FEW_WORDS):
+            return
+        connection = await self._database.connect()
+        try:
+            await connection.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+            for row in await connection.fetch(sql.BROKEN_WORDS):
+                await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {row['name']}")
+            await connection.execute(
+                "REINDEX INDEX CONCURRENTLY ix_result_search_words", timeout=_BUILDING_SECONDS
+            )
+        finally:
+            connection.terminate()
+
+    # --- prompts --------------------------------------------------------------------------------
+
+    async def _erase_prompts(self, team_id: str, now: datetime, prompts: datetime) -> None:
+        """Erase the prompts of a team whose results all ended before `prompts`.
+
+        Each result is judged once it is due: a later one of the same prompt is judged later, and the
+        last of them erases. What is not due, or held by somebody, is where the next pass begins.
+        """
+        rows = await self._database.fetch(sql.MARK, team_id)
+        after: UUID = rows[0]["prompts_to"] if rows else _LOWEST
+        is_gap = False  # what is behind it is judged again by the next pass
+        while True:
+            page = await self._database.fetch(sql.PAGE, team_id, after, lowest_id(prompts), _MOST)
+            if not page:
+                return
+            work = partial(_erase_page, team_id=team_id, page=page, now=now, prompts=prompts)
+            is_gap |= not await self._step(partial(work, may_mark=not is_gap))
+            after = page[-1]["id"]
+
+    # --- at a small share of the time -------------------------------------------------------------
+
+    async def _repeat(self, work: Callable[[Connection], Awaitable[bool]]) -> None:
+        while await self._step(work):
+            pass
+
+    async def _step(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a piece of work in a transaction, then rest."""
+
+        async def whole(connection: Connection) -> T:
+            async with connection.transaction():
+                return await work(connection)
+
+        began = time.monotonic()
+        answer = await self._database.run(whole)
+        took = time.monotonic() - began
+        if time.monotonic() - self._held_at > _HOLD_SECONDS:
+            await self._database.fetch(sql.GO_ON, await self._clock())
+            self._held_at = time.monotonic()
+        await asyncio.sleep(took * self._rest)
+        return answer
+
+
+def _is_due(row: asyncpg.Record, cutoff: datetime) -> bool:
+    return row["finished_at"] is not None and row["finished_at"] <= cutoff
+
+
+async def _ids(
+    connection: Connection, statement: str, ids: Collection[UUID], *arguments: object
+) -> set[UUID]:
+    if not ids:
+        return set()
+    return {row["id"] for row in await connection.fetch(statement, list(ids), *arguments)}
+
+
+async def _erase_page(
+    connection: Connection,
+    *,
+    team_id: str,
+    page: Sequence[asyncpg.Record],
+    now: datetime,
+    prompts: datetime,
+    may_mark: bool,
+) -> bool:
+    """Erase the prompts of these results that are due; whether all of them are done with."""
+    contexts = {row["context_id"] for row in page if _is_due(row, prompts)}
+    due = await _ids(connection, sql.DUE_PROMPTS, contexts, prompts)
+    locked = await _ids(connection, sql.LOCK, due)
+    await _erase(connection, locked, now, prompts)
+    done = list(
+        itertools.takewhile(
+            lambda row: _is_due(row, prompts) and row["context_id"] not in due - locked, page
+        )
+    )
+    if may_mark and done:
+        await connection.execute(sql.SET_MARK, team_id, done[-1]["id"])
+    return len(done) == len(page)
+
+
+async def _erase(
+    connection: Connection, locked: Collection[UUID], now: datetime, prompts: datetime
+) -> None:
+    """Erase the prompts of locked contexts, and what the results hold of them."""
+    erased = await _ids(connection, sql.ERASE_CONTEXTS, locked, prompts, now)
+    results = await _ids(connection, sql.ERASE_PROMPTS, erased)
+    await _ids(connection, sql.ERASE_WORDS, results, FEW_CHARACTERS)
+
+
+async def _judge_unused(
+    connection: Connection, team_id: str, now: datetime, prompts: datetime
+) -> bool:
+    """Delete contexts that lost their last result; whether there may be more.
+
+    Of those that have others, what is due is erased; else these are judged when they are due.
+    """
+    rows = await connection.fetch(sql.UNUSED, team_id, prompts, _MOST)
+    ids = {row["id"] for row in rows}
+    left = ids - await _ids(connection, sql.DELETE_CONTEXTS, ids)
+    await _erase(connection, left, now, prompts)
+    if left:
+        await connection.execute(sql.FORGET_UNUSED, list(left))
+    return len(rows) == _MOST
+
+
+async def _delete_batches(
+    connection: Connection, team_id: str, results: datetime, kept: Kept
+) -> bool:
+    """Delete batches that ended before, with their answers; whether there may be more."""
+    rows = await connection.fetch(
+        sql.OLD_BATCHES, team_id, results, lowest_id(results), _MOST_BATCHES
+    )
+    if not rows:
+        return False
+    files = [row[name] for row in rows for name in ("output_file_id", "error_file_id") if row[name]]
+    await connection.execute(sql.DELETE_FILES, files, team_id)
+    await connection.execute(sql.DELETE_BATCHES, [row["id"] for row in rows])
+    if kept.prompts_seconds is not None:
+        inputs = [row["input_file_id"] for row in rows]
+        ends = [row["ended_at"] + timedelta(seconds=kept.prompts_seconds) for row in rows]
+        await connection.execute(sql.EXPIRE_INPUTS, inputs, ends, team_id)
+    return len(rows) == _MOST_BATCHES
+
+
+async def _delete_inputs(connection: Connection, team_id: str, prompts: datetime) -> bool:
+    """Delete input files all of whose batches ended before; whether there may be more."""
+    rows = await connection.fetch(
+        sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MOST_BATCHES
+    )
+    return len(rows) == _MOST_BATCHES

@@ -1,0 +1,211 @@
+"""The statements of `retention`. In each, times are arguments: the clock is the caller's.
+
+Contexts are locked before results, both in the order of their ids and without waiting: what somebody
+holds is left to the next pass.
+"""
+
+from app.results.search import TEAM_MARK
+
+# --- when to look, and by which time ---------------------------------------------------------------
+
+# $1: the database's time, $2: the seconds between two passes, $3: the most that the trusted time
+# advances at once. Of all processes, one gets the pass. A clock that was set back holds up nobody.
+BEGIN = """
+UPDATE retention_state SET looked_at = $1::timestamptz,
+  trusted_at = least($1::timestamptz, coalesce(trusted_at + make_interval(secs => $3), $1::timestamptz))
+WHERE looked_at IS NULL OR looked_at <= $1::timestamptz - make_interval(secs => $2)
+  OR looked_at > $1::timestamptz + make_interval(secs => $2)
+RETURNING trusted_at
+"""
+GO_ON = "UPDATE retention_state SET looked_at = $1::timestamptz"
+BEGIN_CLEANING = """
+UPDATE retention_state SET cleaned_at = $1::timestamptz
+WHERE cleaned_at IS NULL OR cleaned_at <= $1::timestamptz - make_interval(secs => $2)
+  OR cleaned_at > $1::timestamptz + make_interval(secs => $2)
+RETURNING id
+"""
+
+# --- whose turn it is ------------------------------------------------------------------------------
+
+
+def _teams_of(table: str) -> str:
+    """The teams of a table, one probe of its index each."""
+    return f"""(WITH RECURSIVE found AS (
+    (SELECT team_id FROM {table} ORDER BY team_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT n.team_id FROM {table} n WHERE n.team_id > f.team_id ORDER BY n.team_id LIMIT 1)
+    FROM found f WHERE f.team_id IS NOT NULL)
+  SELECT team_id FROM found WHERE team_id IS NOT NULL)"""
+
+
+TEAMS = f"""
+{_teams_of("results")} UNION {_teams_of("contexts")} UNION {_teams_of("batches")} ORDER BY team_id
+"""
+
+# --- results that are due --------------------------------------------------------------------------
+
+# Ids hold the time of their making, before any end: what is younger than the cutoff is not due. So
+# the index of lists serves, and a deployment that keeps all for ever pays for none.
+PAGE = """
+SELECT id, context_id, finished_at FROM results
+WHERE (team_id, id) > ($1, $2) AND (team_id, id) < ($1, $3)
+ORDER BY team_id, id LIMIT $4
+"""
+EXPIRED = """
+SELECT id, team_id, expires_at FROM results
+WHERE expires_at <= $1 AND (expires_at, id) > ($2, $3) ORDER BY expires_at, id LIMIT $4
+"""
+
+# $2: the team's cutoff, or NULL; $3: now.
+_IS_DUE = """coalesce({0}.finished_at <= $2::timestamptz, false)
+  OR coalesce({0}.expires_at <= $3::timestamptz, false)"""
+# It has ended, was counted, and nobody is owed to be told.
+_IS_OVER = """{0}.state <> 'pending'
+  AND EXISTS (SELECT FROM result_search s WHERE s.result_id = {0}.id)
+  AND NOT EXISTS (SELECT FROM webhook_deliveries d WHERE d.result_id = {0}.id AND d.state = 'pending')"""
+_ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
+
+# Of results ($1), those that may be deleted: a group goes together, a text with what was said of it,
+# and a batch first takes the answers to its lines.
+DELETABLE = f"""
+WITH held AS MATERIALIZED (
+  SELECT unnest(l.result_ids) AS id FROM batches b CROSS JOIN LATERAL (
+    (SELECT result_ids FROM batch_lines WHERE batch_id = b.id AND state = 'sent')
+    UNION ALL
+    (SELECT result_ids FROM batch_lines WHERE batch_id = b.id AND state = 'waiting'
+     ORDER BY line LIMIT 1000)) l
+  WHERE b.team_id = $4 AND b.{_ACTIVE}
+)
+SELECT r.id, r.context_id FROM results r
+WHERE r.id = ANY($1::uuid[]) AND ({_IS_DUE.format("r")}) AND {_IS_OVER.format("r")}
+  AND NOT EXISTS (SELECT FROM results a WHERE a.source_id = r.id AND NOT ({_IS_OVER.format("a")}))
+  AND (r.group_id IS NULL OR NOT EXISTS (
+    SELECT FROM results o WHERE o.group_id = r.group_id AND NOT ({_IS_DUE.format("o")})))
+  AND r.id NOT IN (SELECT id FROM held WHERE id IS NOT NULL)
+"""
+
+# Contexts ($1) that go with the last of their results ($2): nothing else refers to them, and their
+# prompts' time ($3, or NULL) is over too, or they are erased. Nobody can send them meanwhile.
+LOCK_LAST = """
+SELECT c.id FROM contexts c
+WHERE c.id = ANY($1::uuid[]) AND NOT EXISTS (
+  SELECT FROM results o WHERE o.context_id = c.id AND NOT (
+    (o.id = ANY($2::uuid[]) OR coalesce(o.source_id = ANY($2::uuid[]), false))
+    AND (c.erased_at IS NOT NULL OR coalesce(o.finished_at <= $3::timestamptz, false))))
+ORDER BY c.id FOR UPDATE SKIP LOCKED
+"""
+# The others only lose results; who sends them does not wait.
+LOCK_OTHERS = """
+SELECT id FROM contexts WHERE id = ANY($1::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+"""
+DELETE_RESULTS = """
+WITH locked AS MATERIALIZED (
+  SELECT id FROM results
+  WHERE (id = ANY($1::uuid[]) OR source_id = ANY($1::uuid[])) AND state <> 'pending'
+  ORDER BY id FOR UPDATE SKIP LOCKED
+)
+DELETE FROM results WHERE id = ANY (ARRAY(SELECT id FROM locked)) RETURNING context_id, finished_at
+"""
+DELETE_CONTEXTS = """
+DELETE FROM contexts c WHERE c.id = ANY($1::uuid[])
+  AND NOT EXISTS (SELECT FROM results WHERE context_id = c.id)
+RETURNING id
+"""
+# Their time counts from now on; whoever deletes a result writes this.
+MARK_UNUSED = """
+UPDATE contexts c SET unused_since = greatest(c.unused_since, i.at)
+FROM unnest($1::uuid[], $2::timestamptz[]) AS i(id, at)
+WHERE c.id = i.id AND (c.unused_since IS NULL OR c.unused_since < i.at)
+"""
+
+# --- prompts that are due ----------------------------------------------------------------------------
+
+_ALL_DUE = """NOT EXISTS (SELECT FROM results o
+  WHERE o.context_id = {0}.id AND NOT coalesce(o.finished_at <= $2::timestamptz, false))"""
+DUE_PROMPTS = f"""
+SELECT c.id FROM contexts c
+WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND {_ALL_DUE.format("c")}
+"""
+LOCK = "SELECT id FROM contexts WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE SKIP LOCKED"
+UNUSED = """
+SELECT id FROM contexts WHERE team_id = $1 AND unused_since <= $2
+ORDER BY team_id, unused_since LIMIT $3 FOR UPDATE SKIP LOCKED
+"""
+# A statement of its own behind the lock: it sees who was sent until then.
+ERASE_CONTEXTS = f"""
+UPDATE contexts c SET content = '', messages = NULL, erased_at = $3
+WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND {_ALL_DUE.format("c")}
+RETURNING id
+"""
+# The prompt as it was rendered, and what a dialect keeps of the request.
+ERASE_PROMPTS = """
+WITH picked AS MATERIALIZED (
+  SELECT id FROM results WHERE context_id = ANY($1::uuid[]) AND kind = 'generation'
+  ORDER BY id FOR NO KEY UPDATE
+)
+UPDATE results r SET prompt = NULL, request = NULL WHERE id = ANY (ARRAY(SELECT id FROM picked))
+RETURNING id
+"""
+# The answers are still found by their own words ($2 characters of each).
+ERASE_WORDS = f"""
+UPDATE result_search s SET words = to_tsvector('simple', concat_ws(E'\\n', left(r.output, $2),
+    left(r.error_message, $2)))
+  || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
+FROM results r WHERE s.result_id = ANY($1::uuid[]) AND r.id = s.result_id AND s.words IS NOT NULL
+"""
+FORGET_UNUSED = """
+UPDATE contexts SET unused_since = NULL WHERE id = ANY($1::uuid[]) AND unused_since IS NOT NULL
+"""
+MARK = "SELECT prompts_to FROM retention_marks WHERE team_id = $1"
+SET_MARK = """
+INSERT INTO retention_marks (team_id, prompts_to) VALUES ($1, $2)
+ON CONFLICT (team_id) DO UPDATE SET prompts_to = excluded.prompts_to
+"""
+
+# --- batches and their files ---------------------------------------------------------------------------
+
+# What a batch has answered goes with the results' time ($2).
+OLD_BATCHES = """
+SELECT id, input_file_id, output_file_id, error_file_id, ended_at FROM batches
+WHERE (team_id, id) > ($1, '00000000-0000-0000-0000-000000000000') AND (team_id, id) < ($1, $3)
+  AND ended_at <= $2
+ORDER BY team_id, id LIMIT $4 FOR UPDATE SKIP LOCKED
+"""
+DELETE_BATCHES = "DELETE FROM batches WHERE id = ANY($1::uuid[])"
+DELETE_FILES = "DELETE FROM files WHERE id = ANY($1::uuid[]) AND team_id = $2"
+# Its input is a file of prompts: it goes with theirs. `files` removes what has expired.
+EXPIRE_INPUTS = """
+UPDATE files f SET expires_at = least(f.expires_at, i.at)
+FROM unnest($1::uuid[], $2::timestamptz[]) AS i(id, at)
+WHERE f.id = i.id AND f.team_id = $3 AND NOT EXISTS (
+  SELECT FROM batches b WHERE b.team_id = $3 AND b.input_file_id = f.id)
+"""
+DELETE_INPUTS = """
+DELETE FROM files WHERE id IN (
+  SELECT b.input_file_id FROM batches b JOIN files f ON f.id = b.input_file_id
+  WHERE b.team_id = $1 AND b.id < $3 AND f.team_id = $1 AND NOT EXISTS (
+    SELECT FROM batches o WHERE o.team_id = $1 AND o.input_file_id = b.input_file_id
+      AND NOT coalesce(o.ended_at <= $2, false))
+  LIMIT $4)
+RETURNING id
+"""
+
+# --- the index of words ----------------------------------------------------------------------------------
+
+# A GIN index keeps every word that it ever held, without its rows: once as many rows are gone ($1 more)
+# as there are, it is built anew. Who sets this back, builds it. $2: too few to care.
+OUTGROW_WORDS = """
+WITH counted AS (
+  UPDATE retention_state SET words_gone = words_gone + $1 WHERE $1 > 0 RETURNING words_gone
+)
+SELECT words_gone >= greatest($2, (
+  SELECT reltuples FROM pg_class WHERE oid = 'result_search'::regclass)) AS is_due FROM counted
+"""
+TAKE_WORDS = """
+UPDATE retention_state SET words_gone = 0 WHERE words_gone >= $1 RETURNING id
+"""
+BROKEN_WORDS = """
+SELECT c.relname AS name FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = 'result_search'::regclass AND NOT i.indisvalid
+  AND c.relname ~ '^ix_result_search_words_cc'
+"""

@@ -1,0 +1,133 @@
+"""Searching results by their words: the newest that match, whether the words are rare or everywhere.
+
+No plan is good for both, and a planner can only guess: so the newest results are looked through
+first, which finds what is frequent, and only where they do not fill the page the index of words is
+asked for the rest.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import Connection, Database
+from app.core.errors import FieldError, InvalidRequestError, SearchTooSlowError
+from app.results.pages import Page, ResultFilter, page_of
+
+# Results that are looked through before the index is asked; the second time only if the first has
+# found so much that this should fill the page.
+_WALKS = (1_000, 8_000)
+_TIMEOUT_MILLISECONDS = 2_000
+# For the places of a million matches; with less, whole pages are read for each.
+_WORK_MEMORY = "32MB"
+
+# A word that no text has, each row of a team: with it, one index serves every team.
+TEAM_MARK = "\x01"
+
+_LIMITS = f"""
+SET LOCAL statement_timeout = {_TIMEOUT_MILLISECONDS};
+SET LOCAL plan_cache_mode = force_custom_plan;
+SET LOCAL max_parallel_workers_per_gather = 0;
+SET LOCAL work_mem = '{_WORK_MEMORY}'
+"""
+
+# OFFSET 0 keeps the subqueries as they are, each result by its id: row by row in the order of the
+# walk, which ends where the page is full.
+_WALK = """
+WITH walked AS MATERIALIZED ({page}), found AS MATERIALIZED (
+  SELECT w.id FROM walked w CROSS JOIN LATERAL (
+    SELECT words FROM result_search WHERE result_id = w.id OFFSET 0) s
+  WHERE s.words @@ websearch_to_tsquery('simple', ${words}) LIMIT {limit}
+)
+SELECT ARRAY(SELECT id FROM found) AS ids, count(*) AS walked,
+  (SELECT id FROM walked ORDER BY id LIMIT 1) AS last,
+  numnode(websearch_to_tsquery('simple', ${words})) AS nodes FROM walked
+"""
+_ASK_INDEX = """
+SELECT s.result_id FROM (
+  SELECT result_id FROM result_search
+  WHERE words @@ (${team}::text::tsquery && websearch_to_tsquery('simple', ${words}))
+    AND result_id < ${high} AND result_id >= ${low}
+  ORDER BY result_id DESC OFFSET 0
+) s CROSS JOIN LATERAL (
+  SELECT id, team_id, model_name, context_id, state, error_code, error_retryable FROM results
+  WHERE id = s.result_id OFFSET 0
+) r WHERE {conditions} ORDER BY s.result_id DESC LIMIT {limit}
+"""
+
+
+def team_word(team_id: str) -> str:
+    """The word that each searchable result of a team has, and no text."""
+    return TEAM_MARK + team_id.encode().hex()
+
+
+class ResultSearch:
+    """Finds results of one team by `ResultFilter.words`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ids(
+        self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int
+    ) -> Sequence[UUID]:
+        """The newest results below the id `after` that match, the newest first.
+
+        Raises InvalidRequestError where there is no word to search by, and SearchTooSlowError.
+        """
+        page = page_of(team_id, narrowed, after)
+        words = narrowed.words
+        if page is None or words is None:
+            return []
+
+        async def work(connection: Connection) -> Sequence[UUID]:
+            try:
+                async with connection.transaction(readonly=True):
+                    await connection.execute(_LIMITS)
+                    return await _search(connection, team_id, narrowed, words, page, limit)
+            except asyncpg.QueryCanceledError as error:
+                message = "takes too long: too many results have some of these words"
+                raise SearchTooSlowError(
+                    f"The search {message}. Narrow it by time (created_after, created_before), by "
+                    "model or by context, or add a rarer word.",
+                    [FieldError("query.q", message)],
+                ) from error
+
+        return await self._database.run(work)
+
+
+async def _search(
+    connection: Connection,
+    team_id: str,
+    narrowed: ResultFilter,
+    words: str,
+    page: Page,
+    limit: int,
+) -> Sequence[UUID]:
+    found: list[UUID] = []
+    for count in _WALKS:
+        walk = _WALK.format(
+            page=page.select("id", count), words=len(page.arguments) + 1, limit=limit - len(found)
+        )
+        walked = await connection.fetchrow(walk, *page.arguments, words)
+        assert walked is not None, "it is a total"
+        if not walked["nodes"]:
+            message = "has no word to search by"
+            raise InvalidRequestError(f"q: {message}.", [FieldError("query.q", message)])
+        found += walked["ids"]
+        if len(found) == limit or walked["walked"] < count:
+            return found
+        rest = page_of(team_id, narrowed, walked["last"])
+        assert rest is not None, "the page was one"
+        page = rest
+        if len(found) * _WALKS[-1] < limit * _WALKS[0]:
+            break
+    count = len(page.arguments)
+    query = _ASK_INDEX.format(
+        conditions=page.conditions,
+        limit=limit - len(found),
+        **{name: count + place for place, name in enumerate(("team", "words", "high", "low"), 1)},
+    )
+    rows = await connection.fetch(
+        query, *page.arguments, f"'{team_word(team_id)}'", words, page.high, page.low
+    )
+    return [*found, *(row[0] for row in rows)]

@@ -1,0 +1,1 @@
+"""Statistics of past results and the current state."""

@@ -1,0 +1,1 @@
+"""Live text of results: hub, readers and stream tickets."""

@@ -1,0 +1,79 @@
+"""Which results are being read in other processes: a worker tells those readers, and no others.
+
+A process that streams results announces their ids on the channel WATCHED, again every
+ANNOUNCE_SECONDS while it streams them, and at once when somebody asks. Workers remember the ids,
+also of results that they have not claimed yet, and forget what was not announced again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from uuid import UUID
+
+from app.core.database import Database
+from app.core.errors import DatabaseUnavailableError
+from app.core.listener import WATCHED, Listener, join_ids, split_ids
+
+ANNOUNCE_SECONDS = 20.0
+_REMEMBER_SECONDS = 3 * ANNOUNCE_SECONDS
+_QUESTION = "?"
+
+
+class StreamInterest:
+    """The ids that readers elsewhere have announced; `on_announced` is called with new ones."""
+
+    def __init__(
+        self,
+        database: Database,
+        listener: Listener,
+        own: UUID,
+        on_announced: Callable[[Iterable[UUID]], None],
+    ) -> None:
+        self._database = database
+        self._own = own.hex  # readers of this process are told directly
+        self._on_announced = on_announced
+        self._forget_at: dict[UUID, float] = {}
+        self._asking: asyncio.Task[object] | None = None
+        listener.subscribe(WATCHED, self._on_notification)
+
+    def __contains__(self, result_id: UUID) -> bool:
+        forget_at = self._forget_at.get(result_id)
+        return forget_at is not None and forget_at > asyncio.get_running_loop().time()
+
+    def _on_notification(self, payload: str) -> None:
+        if not payload:  # (re)connected: what was announced meanwhile was missed
+            self._asking = asyncio.create_task(self._ask_readers())
+        elif payload != _QUESTION:
+            reader, ids = read_announcement(payload)
+            if reader != self._own:
+                self._remember(ids)
+
+    async def _ask_readers(self) -> None:
+        """Have every process announce what it streams; if that fails they do it by themselves."""
+        with contextlib.suppress(DatabaseUnavailableError):
+            await self._database.fetch("SELECT pg_notify($1, $2)", WATCHED, _QUESTION)
+
+    def _remember(self, ids: Sequence[UUID]) -> None:
+        now = asyncio.get_running_loop().time()
+        self._forget_at = {
+            identifier: time for identifier, time in self._forget_at.items() if time > now
+        }
+        self._forget_at |= dict.fromkeys(ids, now + _REMEMBER_SECONDS)
+        self._on_announced(ids)
+
+
+async def announce(database: Database, reader: UUID, ids: Sequence[UUID]) -> None:
+    """Tell all workers which results `reader`, a process, streams."""
+    payloads = [f"{reader.hex} {part}" for part in join_ids(ids)]
+    await database.fetch("SELECT pg_notify($1, p) FROM unnest($2::text[]) p", WATCHED, payloads)
+
+
+def is_question(payload: str) -> bool:
+    """Whether a notification on WATCHED asks for announcements."""
+    return payload == _QUESTION
+
+
+def read_announcement(payload: str) -> tuple[str, list[UUID]]:
+    """Who reads, and what."""
+    reader, _, ids = payload.partition(" ")
+    return reader, split_ids(ids)

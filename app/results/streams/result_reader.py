@@ -1,0 +1,251 @@
+"""Following one result: its text from a position on, live, until it is terminal.
+
+Independent of any dialect: `schemas/` and `sse` make wire formats of what comes out here.
+"""
+
+import re
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from app.core.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
+from app.core.waiting import is_set_within
+from app.results.store import ResultStore, StoredText
+from app.results.streams.hub import ResultSignal, StreamHub
+
+# The text of one event: a reader that is slow gets its text in pieces, and holds no more of it.
+_MAX_CHARACTERS = 8192
+_POSITION = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
+
+
+@dataclass(slots=True, frozen=True)
+class Position:
+    """A place in a result: the attempt, and how many code points of its text are known.
+
+    The end has a place of its own, one behind the last character.
+    """
+
+    attempt: int = 0
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.attempt}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str, field: str) -> "Position":
+        """Read `attempt:offset`. Raises InvalidRequestError."""
+        match = _POSITION.fullmatch(text)
+        if match is None:
+            message = "must be `attempt:offset`, as the events' ids are"
+            raise InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def of_end(cls, row: asyncpg.Record) -> "Position":
+        """The place behind a terminal result."""
+        return cls(row["attempt"], len(row["output"] or "") + 1)
+
+
+@dataclass(slots=True, frozen=True)
+class AttemptStarted:
+    """Another attempt begins: its text replaces what was read of earlier ones.
+
+    `continued_from`: except for so many code points at the beginning, which it continues.
+    """
+
+    position: Position
+    continued_from: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class TextDelta:
+    """More text; `position` is the place behind it.
+
+    `tokens` are the log probabilities of further tokens, for a follower of tokens. They need not be
+    the tokens of this text: a token may be half a character, or the beginning of a stop text.
+    `completion_tokens` counts those of the attempt so far, where the engine tells it and this text
+    is all there is at the moment.
+    """
+
+    position: Position
+    text: str
+    tokens: Sequence[Any] = ()
+    completion_tokens: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """The result is terminal; nothing follows."""
+
+    position: Position
+    row: asyncpg.Record
+
+
+@dataclass(slots=True, frozen=True)
+class KeepAlive:
+    """Nothing happened for a while."""
+
+
+Event = AttemptStarted | TextDelta | Ended | KeepAlive
+
+
+@dataclass(slots=True, frozen=True)
+class _Part:
+    """What was found behind a position."""
+
+    attempt: int
+    begins: int  # offset of the text in that attempt
+    text: str
+    has_more: bool = False  # that can be read at once
+    ended: asyncpg.Record | None = None
+    tokens: Sequence[Any] = ()
+    completion_tokens: int | None = None  # up to the end of all that can be read at once
+
+
+class ResultReader:
+    """Reads one result from a position on. The caller has checked that it is the team's.
+
+    With tokens, it reads from the beginning: positions do not count them. `continues`: an attempt
+    that continues an earlier one begins where the reader is, instead of at its start.
+    """
+
+    def __init__(
+        self,
+        hub: StreamHub,
+        results: ResultStore,
+        team_id: str,
+        result_id: UUID,
+        position: Position,
+        silence_seconds: float,
+        *,
+        with_tokens: bool = False,
+        continues: bool = False,
+    ) -> None:
+        self._continues = continues
+        self._hub = hub
+        self._results = results
+        self._team_id = team_id
+        self._result_id = result_id
+        self._position = position
+        self._silence_seconds = silence_seconds
+        self._is_announced = False
+        self._with_tokens = with_tokens
+        self._tokens = 0  # how many of the position's attempt are known
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yield what happens, until the result is terminal or deleted, or the process stops.
+
+        Survives an outage of the database: it goes on when that is back.
+        """
+        with self._hub.reading(self._result_id) as woken:
+            while not self._hub.is_closing:
+                woken.clear()
+                has_more = False
+                try:
+                    part = await self._read(woken)
+                except NotFoundError:  # deleted
+                    return
+                except DatabaseUnavailableError:
+                    pass
+                else:
+                    has_more = part.has_more
+                    for event in self._advance(part):
+                        yield event
+                    if part.ended is not None:
+                        yield Ended(Position.of_end(part.ended), part.ended)
+                        return
+                if not has_more and not await is_set_within(woken, self._silence_seconds):
+                    yield KeepAlive()
+
+    async def _read(self, news: ResultSignal) -> _Part:
+        """What there is behind the position: from memory, else from the table."""
+        if news.row is not None:
+            return await self._last_part(news.row)
+        attempt = self._hub.running(self._result_id)
+        # An older one than the reader's this process has lost, and does not know it yet.
+        if attempt is not None and attempt.claim.attempt >= self._position.attempt:
+            self._is_announced = False  # should it run elsewhere later
+            number, resume = attempt.claim.attempt, attempt.claim.resume
+            offset = self._offset_in(number)
+            if number != self._position.attempt and self._continues and resume is not None:
+                offset = resume.kept_of(self._position.attempt, self._position.offset)
+            text = attempt.text.since(offset, _MAX_CHARACTERS)
+            return _Part(
+                number,
+                offset,
+                text,
+                has_more=offset + len(text) < len(attempt.text),
+                tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
+                completion_tokens=attempt.completion_tokens or None,
+            )
+        if not news.is_end:
+            stored = await self._results.text_since(
+                self._result_id,
+                self._position.attempt,
+                self._position.offset,
+                continues=self._continues,
+            )
+            if stored.is_pending:
+                self._announce()
+                return self._stored_part(stored)
+        return await self._last_part(await self._results.get(self._team_id, self._result_id))
+
+    def _stored_part(self, stored: StoredText) -> _Part:
+        lists = stored.logprobs if self._with_tokens else ()
+        tokens = [token for logprobs in lists for token in orjson.loads(logprobs)]
+        return _Part(
+            stored.attempt,
+            stored.begins,
+            stored.text,
+            has_more=stored.has_more,
+            tokens=tokens,
+            completion_tokens=stored.completion_tokens,
+        )
+
+    async def _last_part(self, row: asyncpg.Record) -> _Part:
+        """What is behind the position in a terminal result."""
+        output, place = row["output"] or "", self._position
+        offset = self._offset_in(row["attempt"])
+        since: int | None = row["text_attempt"]
+        if self._continues and since is not None and since <= place.attempt < row["attempt"]:
+            kept = await self._results.continued_from(self._result_id, place.attempt)
+            offset = min(place.offset, kept, len(output))
+        tokens = orjson.loads(row["logprobs"] or "[]") if self._with_tokens else []
+        return _Part(
+            row["attempt"],
+            offset,
+            output[offset:],
+            ended=row,
+            tokens=tokens[self._tokens_in(row["attempt"]) :],
+            completion_tokens=row["completion_tokens"],
+        )
+
+    def _announce(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True  # and the hub announces it from time to time
+            self._hub.announce(self._result_id)
+
+    def _offset_in(self, attempt: int) -> int:
+        return self._position.offset if attempt == self._position.attempt else 0
+
+    def _tokens_in(self, attempt: int) -> int:
+        return self._tokens if attempt == self._position.attempt else 0
+
+    def _advance(self, part: _Part) -> Iterator[Event]:
+        """Move behind a part, event by event."""
+        if part.attempt > self._position.attempt:
+            self._position, self._tokens = Position(part.attempt, part.begins), 0
+            yield AttemptStarted(self._position, part.begins or None)
+        tokens: Sequence[Any] = part.tokens
+        self._tokens += len(tokens)
+        for start in range(0, len(part.text) or bool(tokens), _MAX_CHARACTERS):
+            text = part.text[start : start + _MAX_CHARACTERS]
+            self._position = Position(part.attempt, self._position.offset + len(text))
+            is_last = start + _MAX_CHARACTERS >= len(part.text) and not part.has_more
+            count = part.completion_tokens if is_last else None
+            yield TextDelta(self._position, text, tokens, count)
+            tokens = ()

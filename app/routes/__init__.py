@@ -1,1 +1,0 @@
-"""HTTP handlers, thin: parse, call, return."""

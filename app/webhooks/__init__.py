@@ -1,0 +1,1 @@
+"""Webhooks: outbox, signing and delivery."""

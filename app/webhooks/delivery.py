@@ -1,0 +1,201 @@
+"""Delivering webhooks: the part of a worker process that empties the outbox.
+
+Each terminal result that has a webhook is told to it at least once, under one message id, or its
+delivery is given up after more than a day of tries; the delivery's log tells which. Any number of
+processes may deliver: a claim skips what another one holds.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from app.core import metrics
+from app.core.database import is_transient
+from app.core.errors import DatabaseUnavailableError, NotFoundError
+from app.core.listener import WEBHOOKS, Listener
+from app.core.waiting import is_set_within
+from app.inference.model_registry import ModelRegistry
+from app.results.serialization import result_to_wire
+from app.results.store import ResultStore
+from app.webhooks.outbox import Due, Verdict, WebhookOutbox
+from app.webhooks.sender import CallOutcome, Sender, sign
+
+logger = logging.getLogger(__name__)
+
+_MINUTE, _HOUR = 60.0, 3600.0
+# Seconds from each failed call to the next, as Standard Webhooks advises: ten calls, three days.
+SCHEDULE = (
+    5.0, 5 * _MINUTE, 30 * _MINUTE, 2 * _HOUR, 5 * _HOUR, 10 * _HOUR, 14 * _HOUR, 20 * _HOUR,
+    24 * _HOUR,
+)  # fmt: skip
+_LONGEST_PAUSE = 24 * _HOUR
+_JITTER = 0.1  # so much later, at random: what failed together does not come back together
+_CALLS = 32  # at the same time
+# A receiver with so many of them gets no more for now, and one claim takes no more: one that hangs
+# leaves half of the places to the others.
+_CALLS_OF_ONE = 8
+_MARGIN_SECONDS = 15.0  # of a claim beyond the call itself: to read the result, write the verdict
+_POLL_SECONDS = 30.0  # for what a process that died has left; all else is told, or known in advance
+_SHORTEST_PAUSE = 0.05
+_DATABASE_PAUSE = 1.0
+_STOP_SECONDS = 5.0  # calls under way when the process stops may end; what is cut is due again
+
+_OUTCOMES = {"delivered": "delivered", "failed": "given_up", "pending": "to_be_retried"}
+_BROKE = "webhook of result %s broke"
+_BUG = CallOutcome("a bug in the service; its worker's log has the details")
+
+
+class WebhookDeliverer:
+    """Calls what is due until cancelled. One instance per process; `schedule` is in seconds."""
+
+    def __init__(
+        self,
+        outbox: WebhookOutbox,
+        results: ResultStore,
+        registry: ModelRegistry,
+        listener: Listener,
+        sender: Sender,
+        schedule: Sequence[float] = SCHEDULE,
+    ) -> None:
+        self._outbox = outbox
+        self._results = results
+        self._registry = registry
+        self._sender = sender
+        self._schedule = schedule
+        self._lease = sender.timeout + _MARGIN_SECONDS
+        self._wake = asyncio.Event()
+        self._calls: dict[asyncio.Task[None], str] = {}  # and the receiver of each
+        self._is_short = False  # whether places, not the outbox, were the limit of the last look
+        listener.subscribe(WEBHOOKS, lambda _: self._wake.set())
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        async with self._sender:
+            try:
+                while True:
+                    self._wake.clear()
+                    pause = await self._start_due()
+                    await is_set_within(self._wake, pause)
+            finally:
+                await self._stop_calls()
+
+    async def _start_due(self) -> float:
+        """Call what is due, as far as there are free places; seconds until a further look."""
+        try:
+            while free := _CALLS - len(self._calls):
+                asked = min(free, _CALLS_OF_ONE)
+                due = await self._outbox.claim(asked, self._lease, self._busy())
+                teams = {delivery.team_id for delivery in due}
+                secrets = {team: (await self._outbox.secret(team)).all for team in teams}
+                for delivery in due:
+                    self._start(delivery, secrets[delivery.team_id])
+                if len(due) < asked:
+                    break
+            self._is_short = not free or bool(self._busy())
+            seconds = None if self._is_short else await self._outbox.seconds_until_due()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            logger.info("webhooks wait: %s", error, extra={"action": "webhooks_wait"})
+            return _DATABASE_PAUSE
+        if seconds is None:
+            return _POLL_SECONDS
+        return min(max(seconds, _SHORTEST_PAUSE), _POLL_SECONDS)
+
+    def _busy(self) -> list[str]:
+        calls = Counter(self._calls.values())
+        return [receiver for receiver, count in calls.items() if count >= _CALLS_OF_ONE]
+
+    def _start(self, due: Due, secrets: Sequence[str]) -> None:
+        task = asyncio.create_task(self._run(due, secrets), name=f"webhook {due.result_id}")
+        self._calls[task] = due.receiver
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        del self._calls[task]
+        if self._is_short:
+            self._wake.set()
+
+    async def _run(self, due: Due, secrets: Sequence[str]) -> None:
+        try:
+            await self._deliver(due, secrets)
+        except NotFoundError:
+            pass  # the result was deleted, and this delivery with it
+        except DatabaseUnavailableError as error:
+            # It is due again when the lease is over, under the same message id.
+            logger.info("webhook waits: %s", error, extra=_extra("webhook_waits", due))
+        except Exception:
+            logger.exception(_BROKE, due.result_id, extra=_extra("webhook_broke", due))
+
+    async def _deliver(self, due: Due, secrets: Sequence[str]) -> None:
+        row = await self._results.get(due.team_id, due.result_id)
+        at, started = datetime.now(UTC), time.monotonic()
+        try:
+            body = event_body(row, model_ready=self._registry.is_ready(row["model_name"]))
+            headers = sign(secrets, message_id(due.result_id), body)
+            answer = await self._sender.send(due.url, headers, body)
+        except Exception:
+            # Recorded as a failed call: a bug may not call, or claim, for ever.
+            logger.exception(_BROKE, due.result_id, extra=_extra("webhook_broke", due))
+            answer = _BUG
+        entry = {
+            "at": at,
+            "status": answer.status,
+            "error": answer.error,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        verdict = self._judge(due, answer, orjson.dumps(entry).decode())
+        await self._outbox.conclude(verdict)
+        metrics.WEBHOOKS.of(_OUTCOMES[verdict.state]).inc()
+        if verdict.state == "pending":
+            self._wake.set()  # it may be due before what the last look saw
+
+    def _judge(self, due: Due, answer: CallOutcome, entry: str) -> Verdict:
+        if answer.error is None:
+            return Verdict(due, "delivered", 0, entry)
+        if answer.is_final or due.attempts > len(self._schedule):
+            logger.warning(
+                "webhook of result %s was given up after %d calls",
+                due.result_id,
+                due.attempts,
+                extra=_extra("webhook_given_up", due),
+            )
+            return Verdict(due, "failed", 0, entry)
+        pause = max(self._schedule[due.attempts - 1], answer.retry_after)
+        spread = 1 + _JITTER * random.random()  # noqa: S311 - no secret
+        return Verdict(due, "pending", min(pause, _LONGEST_PAUSE) * spread, entry)
+
+    async def _stop_calls(self) -> None:
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_STOP_SECONDS)
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+
+def message_id(result_id: UUID) -> str:
+    """The message's id, the same in every call: receivers tell repetitions by it."""
+    return f"msg_{result_id.hex}"
+
+
+def event_body(row: asyncpg.Record, *, model_ready: bool) -> bytes:
+    """The message about a terminal result; `data` is what `GET /results/{id}` answers."""
+    event: dict[str, Any] = {
+        "type": f"result.{row['state']}",
+        "timestamp": row["finished_at"],
+        "data": result_to_wire(row, model_ready=model_ready),
+    }
+    return orjson.dumps(event)
+
+
+def _extra(action: str, due: Due) -> dict[str, str]:
+    return {"action": action, "result_id": str(due.result_id), "team_id": due.team_id}

@@ -1,0 +1,240 @@
+"""The outbox of webhooks and the teams' secrets: every statement about them but the insert.
+
+A delivery is inserted by the statement that ends its result (`job_queue`). From then on it is
+pending until a receiver took it (`delivered`) or it is given up (`failed`). Who takes a pending
+delivery moves its `next_attempt_at` beyond the time that the call may take, and names that time
+when it writes the verdict: the delivery of a process that died is simply due again, and a process
+that was held up writes nothing over its successor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import Connection, Database
+from app.core.errors import NotFoundError
+from app.core.group_commit import Batcher
+from app.core.listener import WEBHOOKS
+from app.core.settings import Settings
+from app.webhooks.sender import new_secret
+
+State = Literal["pending", "delivered", "failed"]
+
+_MAX_BATCH = 200
+_LOG_LIMIT = 20
+_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
+
+_COLUMNS = """result_id, url, state, attempts, next_attempt_at, created_at, finished_at, log"""
+
+_CLAIM = """
+WITH due AS (
+  SELECT result_id FROM webhook_deliveries
+  WHERE state = 'pending' AND next_attempt_at <= now() AND split_part(url, '/', 3) <> ALL($3)
+  ORDER BY next_attempt_at LIMIT $1 FOR UPDATE SKIP LOCKED
+)
+UPDATE webhook_deliveries d
+SET attempts = d.attempts + 1, next_attempt_at = now() + make_interval(secs => $2)
+FROM due WHERE d.result_id = due.result_id
+RETURNING d.result_id, d.team_id, d.url, split_part(d.url, '/', 3) AS receiver, d.attempts,
+          d.next_attempt_at AS lease
+"""
+
+_SECONDS_UNTIL_DUE = """
+SELECT extract(epoch FROM min(next_attempt_at) - now())::float8
+FROM webhook_deliveries WHERE state = 'pending'
+"""
+
+_CONCLUDE = f"""
+UPDATE webhook_deliveries d SET
+  state = i.state,
+  finished_at = CASE WHEN i.state <> 'pending' THEN now() END,
+  next_attempt_at = now() + make_interval(secs => i.pause),
+  log = CASE WHEN jsonb_array_length(d.log) >= {_LOG_LIMIT} THEN d.log - 0 ELSE d.log END
+    || jsonb_build_array(i.entry::jsonb)
+FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::float8[], $5::text[])
+  AS i(result_id, lease, state, pause, entry)
+WHERE d.result_id = i.result_id AND d.state = 'pending' AND d.next_attempt_at = i.lease
+"""
+
+_REDELIVER = f"""
+WITH again AS (
+  UPDATE webhook_deliveries
+  SET state = 'pending', attempts = 0, next_attempt_at = now(), finished_at = NULL
+  WHERE result_id = $1 AND team_id = $2
+  RETURNING {_COLUMNS}
+)
+SELECT again.*, pg_notify('{WEBHOOKS}', '') FROM again
+"""
+
+# Rows, not equalities: only an index that begins with the team has this order.
+_LIST = f"""
+SELECT {_COLUMNS} FROM webhook_deliveries
+WHERE (team_id, result_id) >= ($1, $2) AND (team_id, result_id) < ($1, $3) {{and_state}}
+ORDER BY team_id DESC, result_id DESC LIMIT $4
+"""
+_LISTS: dict[State | None, str] = {
+    None: _LIST.format(and_state=""),
+    # The second condition is the partial index's own, in its words.
+    "pending": _LIST.format(and_state="AND state = 'pending' AND state <> 'delivered'"),
+    "failed": _LIST.format(and_state="AND state = 'failed' AND state <> 'delivered'"),
+    "delivered": _LIST.format(and_state="AND state = 'delivered'"),
+}
+
+_READ_SECRET = """
+SELECT secret, rotated_at,
+  CASE WHEN previous_expires_at > now() THEN previous_secret END AS previous_secret,
+  CASE WHEN previous_expires_at > now() THEN previous_expires_at END AS previous_expires_at
+FROM webhook_secrets WHERE team_id = $1
+"""
+
+_MAKE_SECRET = """
+INSERT INTO webhook_secrets (team_id, secret) VALUES ($1, $2) ON CONFLICT DO NOTHING
+"""
+
+# Sent again after a lost answer it finds its own secret, and changes nothing.
+_ROTATE_SECRET = """
+INSERT INTO webhook_secrets AS s (team_id, secret) VALUES ($1, $2)
+ON CONFLICT (team_id) DO UPDATE
+SET secret = $2, previous_secret = s.secret, rotated_at = now(),
+    previous_expires_at = now() + make_interval(secs => $3)
+WHERE s.secret <> $2
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class Due:
+    """A delivery that this process may call, until `lease`."""
+
+    result_id: UUID
+    team_id: str
+    url: str
+    receiver: str  # host and port, as the URL has them
+    attempts: int  # this one included
+    lease: datetime
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """What becomes of a delivery after a call; `entry` is the call's log entry as JSON text."""
+
+    due: Due
+    state: State
+    pause: float  # seconds until the next call, where it stays pending
+    entry: str
+
+
+@dataclass(slots=True, frozen=True)
+class TeamSecret:
+    """What a team's messages are signed with."""
+
+    secret: str
+    rotated_at: datetime
+    previous: str | None
+    previous_expires_at: datetime | None
+
+    @property
+    def all(self) -> list[str]:
+        """The secrets to sign with now."""
+        return [self.secret] if self.previous is None else [self.secret, self.previous]
+
+
+class WebhookOutbox:
+    """Take, conclude, list and repeat deliveries; read and rotate secrets."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._rotation_seconds = settings.webhook_rotation_seconds
+        self._verdicts: Batcher[Verdict, None] = Batcher(
+            database,
+            _conclude,
+            max_items=_MAX_BATCH,
+            retry_seconds=settings.database_timeout_seconds,
+        )
+
+    # --- for the deliverer ----------------------------------------------------------------------
+
+    async def claim(self, count: int, lease_seconds: float, busy: Sequence[str] = ()) -> list[Due]:
+        """Take up to so many due deliveries, none to `busy` receivers; due again after the lease.
+
+        Not sent again after a lost connection: what was taken then is due again by itself.
+        """
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(_CLAIM, count, lease_seconds, busy)
+        return [Due(**row) for row in rows]
+
+    async def seconds_until_due(self) -> float | None:
+        """When the next pending delivery is due, negative if it is overdue; None if there is none."""
+        row = await self._database.fetchrow(_SECONDS_UNTIL_DUE)
+        assert row is not None
+        seconds: float | None = row[0]
+        return seconds
+
+    async def conclude(self, verdict: Verdict) -> None:
+        """Commit a verdict; without effect where the delivery was taken or repeated meanwhile."""
+        await self._verdicts.submit(verdict)
+
+    # --- for the team ---------------------------------------------------------------------------
+
+    async def list(
+        self,
+        team_id: str,
+        *,
+        state: State | None,
+        result_id: UUID | None,
+        after: UUID | None,
+        limit: int,
+    ) -> Sequence[asyncpg.Record]:
+        """A page of deliveries, the newest results first, beginning below the id `after`."""
+        low, high = _LOWEST, after or _HIGHEST
+        if result_id is not None:
+            low, high = result_id, min(high, UUID(int=min(result_id.int + 1, _HIGHEST.int)))
+        return await self._database.fetch(_LISTS[state], team_id, low, high, limit)
+
+    async def redeliver(self, team_id: str, result_id: UUID) -> asyncpg.Record:
+        """Make a delivery due at once, its attempts counted anew. Raises NotFoundError."""
+        row = await self._database.fetchrow(_REDELIVER, result_id, team_id)
+        if row is None:
+            raise NotFoundError(
+                f"There is no delivery {result_id}: the result has no webhook, is pending, or "
+                "does not exist."
+            )
+        return row
+
+    async def secret(self, team_id: str) -> TeamSecret:
+        """The team's secret; made if there is none."""
+        row = await self._database.fetchrow(_READ_SECRET, team_id)
+        if row is None:
+            # Whoever is first makes it; the others read that one.
+            await self._database.fetch(_MAKE_SECRET, team_id, new_secret())
+            row = await self._database.fetchrow(_READ_SECRET, team_id)
+        assert row is not None
+        return _to_secret(row)
+
+    async def rotate_secret(self, team_id: str) -> TeamSecret:
+        """A new secret; the one before it signs as well for a while, those before that no more."""
+        await self._database.fetch(_ROTATE_SECRET, team_id, new_secret(), self._rotation_seconds)
+        return await self.secret(team_id)
+
+
+async def _conclude(
+    connection: Connection, verdicts: Sequence[Verdict], _resent: bool
+) -> Sequence[None]:
+    await connection.execute(
+        _CONCLUDE,
+        [verdict.due.result_id for verdict in verdicts],
+        [verdict.due.lease for verdict in verdicts],
+        [verdict.state for verdict in verdicts],
+        [verdict.pause for verdict in verdicts],
+        [verdict.entry for verdict in verdicts],
+    )
+    return [None] * len(verdicts)
+
+
+def _to_secret(row: Any) -> TeamSecret:
+    return TeamSecret(
+        row["secret"], row["rotated_at"], row["previous_secret"], row["previous_expires_at"]
+    )

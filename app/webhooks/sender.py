@@ -1,0 +1,179 @@
+"""One call of a webhook: signed as Standard Webhooks has it, to an address that was judged.
+
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import httpx
+
+from app import __version__
+from app.core.settings import Settings
+from app.core.url_guard import Lookup, RefusedTargetError, resolve
+
+_SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, not one
+_CONNECT_SECONDS = 5.0
+_EXCERPT_SECONDS = 1.0
+_EXCERPT_BYTES = 256
+_RESOLVERS = 8  # threads
+_HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
+
+
+@dataclass(slots=True, frozen=True)
+class CallOutcome:
+    """What became of one call. `error` is None where the receiver took the message."""
+
+    error: str | None
+    status: int | None = None
+    retry_after: float = 0.0  # seconds, as a busy receiver asked
+    is_final: bool = False  # no further call may be made
+
+
+def new_secret() -> str:
+    """A secret to sign with: 32 random bytes, as Standard Webhooks writes them."""
+    return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def sign(signing_secrets: Sequence[str], message_id: str, body: bytes) -> dict[str, str]:
+    """The headers of a message that is sent now, with a signature by each secret."""
+    timestamp = str(int(time.time()))
+    content = b".".join((message_id.encode(), timestamp.encode(), body))
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": " ".join(_signature(secret, content) for secret in signing_secrets),
+        "content-type": "application/json",
+    }
+
+
+def _signature(secret: str, content: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX))
+    return f"v1,{base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode()}"
+
+
+class Sender:
+    """Calls receivers. One client a process; used inside `async with`.
+
+    No cookies, no proxies, no redirects. No connection is used twice: two names may share an
+    address, and a connection was verified for one of them.
+    """
+
+    def __init__(self, settings: Settings, lookup: Lookup = socket.getaddrinfo) -> None:
+        self.timeout = settings.webhook_timeout_seconds
+        self._allow_private = settings.webhook_allow_private
+        self._lookup = lookup
+        self._resolvers = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="webhook-dns")
+        self._client = httpx.AsyncClient(
+            verify=httpx.create_ssl_context(),  # or the authorities in SSL_CERT_FILE
+            trust_env=False,
+            follow_redirects=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            timeout=httpx.Timeout(self.timeout, connect=_CONNECT_SECONDS),
+            headers={
+                "user-agent": f"llm-api-service/{__version__}",
+                "accept-encoding": "identity",
+            },
+        )
+
+    async def __aenter__(self) -> "Sender":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
+
+    async def send(self, url: str, headers: dict[str, str], body: bytes) -> CallOutcome:
+        """Call a receiver once, within the time allowed."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await self._call(httpx.URL(url), headers, body)
+        except TimeoutError:
+            limit = f"{self.timeout:g} s (LLM_WEBHOOK_TIMEOUT_SECONDS)"
+            return CallOutcome(f"no answer within {limit}")
+        except RefusedTargetError as error:
+            return CallOutcome(str(error), is_final=True)
+        except socket.gaierror as error:
+            return CallOutcome(f"the name cannot be resolved: {error.strerror}")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            return CallOutcome(_printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
+
+    async def _call(self, url: httpx.URL, headers: dict[str, str], body: bytes) -> CallOutcome:
+        addresses = await resolve(
+            url, self._lookup, self._resolvers, allow_private=self._allow_private
+        )
+        for address in addresses[:-1]:
+            with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return await self._post(url, address, headers, body)
+        return await self._post(url, addresses[-1], headers, body)
+
+    async def _post(
+        self, url: httpx.URL, address: str, headers: dict[str, str], body: bytes
+    ) -> CallOutcome:
+        async with self._client.stream(
+            "POST",
+            url.copy_with(host=address),
+            headers=headers | {"host": url.netloc.decode()},
+            content=body,
+            # The certificate must be that of the name, whatever the address.
+            extensions={"sni_hostname": url.raw_host.decode().removesuffix(".")},
+        ) as response:
+            return await _judge(response)
+
+
+async def _judge(response: httpx.Response) -> CallOutcome:
+    status = response.status_code
+    if response.is_success:
+        return CallOutcome(None, status)
+    if response.is_redirect:
+        return CallOutcome(f"answered {status}: redirects are not followed", status)
+    if status == HTTPStatus.GONE:
+        return CallOutcome("answered 410: the receiver is gone", status, is_final=True)
+    excerpt = await _excerpt(response)
+    return CallOutcome(
+        f"answered {status}" + (f": {excerpt}" if excerpt else ""), status, _retry_after(response)
+    )
+
+
+async def _excerpt(response: httpx.Response) -> str:
+    """The beginning of a refusal's body, for the log; neither waited for long nor read to its end."""
+    start = b""
+    with contextlib.suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(_EXCERPT_SECONDS):
+            async for piece in response.aiter_raw():
+                start = piece
+                break
+    return _printable(start.decode(errors="replace"))
+
+
+def _printable(text: str) -> str:
+    """At most so much text, on one line, without what PostgreSQL's JSON cannot hold."""
+    line = " ".join(text.split())[:_EXCERPT_BYTES]
+    return "".join(character for character in line if character.isprintable())
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds that a busy receiver asks us to wait: a number, or a date. 0: it does not."""
+    if response.status_code not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        return 0.0
+    text = response.headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        moment = datetime.strptime(text, _HTTP_DATE).replace(tzinfo=UTC)
+    except ValueError:
+        return 0.0
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

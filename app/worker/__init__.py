@@ -1,0 +1,1 @@
+"""Workers: claim results, execute them under a lease, store their end."""

@@ -1,0 +1,329 @@
+"""Generation on Triton: the attempt reads one stream; the backend knows which server takes it."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from app.core import metrics, tracing
+from app.core.errors import Failure, FailureCode
+from app.inference.model_registry import ModelRegistry
+from app.inference.server_pool import DeadEngine, Server, ServerPool
+from app.inference.triton_client import CannotContinueError
+from app.inference.triton_errors import (
+    EngineDeadError,
+    EngineUnhealthyError,
+    GenerationError,
+    ModelDeadError,
+    ModelFailedError,
+    NotTakenError,
+    RefusedError,
+    StreamLostError,
+    UnclearError,
+)
+from app.inference.triton_messages import ID_BYTES, Delta, EarlierText
+from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
+from app.worker.attempt import Attempt, OnText, Place
+from app.worker.backends.engine_health import EngineHealth, place_of
+
+_UNTRACED = contextlib.nullcontext()
+_RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
+
+
+class Generation(Attempt):
+    """One result's text, from one gRPC stream. Its place is a model on a server."""
+
+    def __init__(self, claim: Claim, backend: "TritonBackend", on_text: OnText) -> None:
+        super().__init__(claim, on_text)
+        self._backend = backend
+        self.server: Server | None = None  # until it begins
+
+    async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
+        resume = self.claim.resume
+        if resume is not None and resume.fault is not None:
+            return self._start_over(resume.fault)
+        try:
+            await self._generate()
+        except CannotContinueError as error:
+            return self._start_over(str(error))
+        except UnclearError as error:
+            return self._judge(await self._backend.health.clarified(error, self.place))
+        except GenerationError as error:
+            is_refusal = isinstance(error, RefusedError) and resume is not None
+            if is_refusal and str(error).startswith(_RESUME_REFUSED):
+                return self._start_over(str(error))
+            return self._judge(error)
+        if self.finish_reason is None:
+            return AttemptOutcome.LOST, _triton_lost("the stream ended without a finish reason")
+        return AttemptOutcome.COMPLETED, None
+
+    async def _generate(self) -> None:
+        """Have a server generate; one that does not take it leaves it to the next."""
+        claim, tried = self.claim, set[str]()
+        refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
+        cannot_continue: CannotContinueError | None = None
+        if self._backend.choose(claim.model_name) is None:
+            await self._backend.health.settled(claim.model_name)
+        while (server := self._backend.choose(claim.model_name, tried)) is not None:
+            self.server, self.place = server, place_of(server, claim.model_name)
+            try:
+                with server.occupied(claim.model_name), self._traced(server) as traceparent:
+                    await self._ask(server, traceparent)
+            except CannotContinueError as error:
+                cannot_continue = error
+                tried.add(server.name)
+            except ModelDeadError:
+                raise  # the other streams there hang: the worker stops them
+            except NotTakenError as error:
+                if self.has_answered:  # it was taken: another's words must not follow its own
+                    raise StreamLostError(str(error)) from error
+                _count(error, claim.model_name)
+                refusal = error
+                tried.add(server.name)
+                self._backend.health.record(error, self.place)
+            else:
+                return
+        raise cannot_continue or refusal
+
+    async def _ask(self, server: Server, traceparent: str | None) -> None:
+        """Have a server generate the answer, or the rest of it. Raises CannotContinueError."""
+        claim, resume = self.claim, self.claim.resume
+        run = partial(server.client.run, claim.model_name)
+        if resume is None:
+            return await run(
+                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                wants_ids=claim.resumable,
+            )
+        try:
+            if resume.token_ids is None:
+                raise CannotContinueError("the ids of its tokens are not known")
+            return await run(
+                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                wants_ids=True,
+                earlier=EarlierText(resume.text, resume.token_ids),
+            )
+        except CannotContinueError:
+            if not self._backend.continues_by_text or not resume.completion_tokens:
+                raise
+        parameters = rest_of(claim.parameters, resume.completion_tokens)
+        if parameters["max_tokens"] <= 0:
+            self.finish_reason = "length"
+            return None
+        return await run(claim.prompt + resume.text, parameters, self._hear, traceparent)
+
+    def _start_over(self, reason: str) -> tuple[AttemptOutcome, Failure | None]:
+        """Leave the result to an attempt that begins anew: a reader's text must not be replaced
+        within one attempt."""
+        self.starts_over = True
+        message = (
+            f"The text so far could not be continued ({reason}): the next attempt starts over."
+        )
+        return AttemptOutcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
+
+    def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
+        """The span of a stream, if it is traced; the context that Triton is told."""
+        claim = self.claim
+        if claim.trace is None or tracing.active is None:
+            return _UNTRACED
+        attributes: tracing.Attributes = {
+            "gen_ai.request.model": claim.model_name,
+            "server.address": server.address.grpc,
+            "llm.result_id": str(claim.id),
+            "llm.attempt": claim.attempt,
+        }
+        return tracing.active.calling("triton", claim.trace, attributes)
+
+    def _hear(self, delta: Delta) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        if self.server is not None:
+            self.server.heard_at[self.claim.model_name] = self.heard_at
+        self.has_answered = True
+        if self.first_token_seconds is None and delta.text:
+            self.first_token_seconds = self.heard_at - self.asked_at
+        # A prompt that was continued by text has the earlier text in it.
+        if delta.prompt_tokens and (self.claim.resume is None or self.prompt_tokens is None):
+            self.prompt_tokens = delta.prompt_tokens
+        self._count_tokens(delta)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.is_over = True
+        if delta.model_version is not None:
+            self.model_version = delta.model_version
+        if delta.text:
+            self._say(delta.text)
+
+    def _count_tokens(self, delta: Delta) -> None:
+        """Count a response's tokens; keep their ids and log probabilities."""
+        self.completion_tokens += delta.completion_tokens
+        if delta.token_ids:
+            self._ids += delta.token_ids
+        if delta.completion_tokens * ID_BYTES != len(delta.token_ids or b""):
+            self._lacks_ids = True
+        if delta.logprobs is not None:
+            try:
+                self.tokens.append(delta.logprobs)
+            except ValueError as error:
+                message = f"The model's log probabilities cannot be read: {error}."
+                raise ModelFailedError(message) from error
+
+    def _judge(self, error: GenerationError) -> tuple[AttemptOutcome, Failure | None]:
+        """What an error of the stream means for the attempt."""
+        if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
+            # What a server did not take is counted and recorded by then.
+            _count(error, self.claim.model_name)
+            self._backend.health.record(error, self.place)
+        if isinstance(error, RefusedError):
+            return AttemptOutcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
+        if isinstance(error, ModelFailedError):
+            return AttemptOutcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
+        self.model_is_dead = isinstance(error, ModelDeadError)
+        outcome = (
+            AttemptOutcome.RETURNED if isinstance(error, NotTakenError) else AttemptOutcome.LOST
+        )
+        return outcome, _triton_lost(error)
+
+    def _lost(self) -> Failure:
+        return _triton_lost("the model's process died")
+
+
+class TritonBackend:
+    """Runs results on the servers that have their models ready, the least busy one first."""
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        fleet: ServerPool,
+        silence_seconds: float,
+        *,
+        continues_by_text: bool = False,
+    ) -> None:
+        """`silence_seconds`: after which an engine that answers nothing is taken for dead."""
+        self.continues_by_text = continues_by_text
+        self.health = EngineHealth(registry, fleet, silence_seconds)
+        self._registry = registry
+        self._fleet = fleet
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        await self.health.close()
+
+    def ready(self) -> list[str]:
+        """Names of the models that are ready now."""
+        return self._registry.ready()
+
+    def on_change(self, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever models or servers became ready, or ceased to be."""
+        self._registry.on_change(handler)
+        self.health.on_change(handler)
+
+    def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
+        """The free slots by model: each server's are shared between the models that it has ready."""
+        slots = Counter[str]()
+        for server in self._fleet.servers:
+            for model, count in _share(server, besides).items():
+                if self.health.allows(place_of(server, model)):
+                    slots[model] += count
+        for attempt in attempts:
+            if isinstance(attempt, Generation) and attempt.server is None:  # about to choose one
+                slots[attempt.claim.model_name] -= 1
+        return {model: count for model, count in slots.items() if count > 0}
+
+    def choose(self, model: str, tried: Collection[str] = ()) -> Server | None:
+        """The server that takes a result now: the one with the most room.
+
+        None where no other than those already tried has the model ready and answers.
+        """
+        servers = [
+            one
+            for one in self._fleet.serving(model)
+            if one.name not in tried and self.health.allows(place_of(one, model))
+        ]
+        return min(
+            servers, key=lambda one: (one.running.total() / one.slots, one.name), default=None
+        )
+
+    def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
+        """The attempt of a claim, still to be run."""
+        attempt = Generation(claim, self, on_text)
+        attempt.keeps_text_without_ids = self.continues_by_text
+        return attempt
+
+    def judge(self, place: Place, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt there: one that completed shows that its engine works."""
+        if end.outcome is AttemptOutcome.COMPLETED:
+            self.health.succeeded(place)
+
+    def servers(self, attempts: Collection[Attempt]) -> Counter[str]:
+        """How many of these attempts run on each server."""
+        return Counter(
+            attempt.server.name
+            for attempt in attempts
+            if isinstance(attempt, Generation) and attempt.server is not None
+        )
+
+    def silent_places(self, attempts: Collection[Attempt]) -> list[Place]:
+        """The places that answered nothing for long although one of these attempts runs there."""
+        asked: dict[Place, float] = {}
+        for attempt in attempts:
+            if isinstance(attempt, Generation) and attempt.server is not None:
+                asked[attempt.place] = min(
+                    attempt.asked_at, asked.get(attempt.place, attempt.asked_at)
+                )
+        return [place for place, at in asked.items() if self.health.is_silent(place, at)]
+
+    async def is_dead(self, place: Place) -> bool:
+        """Whether the engine there, which has been silent for long, answers no probe either."""
+        return await self.health.is_dead(place)
+
+    def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
+        """The engines that are known to be dead: by model, then by server."""
+        return self.health.dead_engines()
+
+
+def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
+    """The parameters of a text of which `done` tokens are generated, and sent as a prompt."""
+    rest = dict(parameters) | {"max_tokens": parameters["max_tokens"] - done}
+    if parameters.get("min_tokens"):
+        rest["min_tokens"] = max(0, parameters["min_tokens"] - done)
+    return rest
+
+
+def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
+    """A server's free slots, shared between its models, `besides` those that need none.
+
+    Those of which it runs least come first when there are fewer slots than models.
+    """
+    models = [name for name in server.ready() if name not in besides]
+    free = server.slots - server.running.total()
+    if free <= 0 or not models:
+        return {}
+    models.sort(key=lambda name: server.running[name])
+    share, rest = divmod(free, len(models))
+    return {name: share + (place < rest) for place, name in enumerate(models)}
+
+
+_KINDS = (
+    (ModelDeadError, "dead"),
+    (EngineUnhealthyError, "dead"),
+    (EngineDeadError, "dead"),
+    (NotTakenError, "not_taken"),
+    (StreamLostError, "lost"),
+    (RefusedError, "refused"),
+    (ModelFailedError, "failed"),
+)
+
+
+def _count(error: GenerationError, model: str) -> None:
+    kind = next((name for family, name in _KINDS if isinstance(error, family)), metrics.OTHER)
+    metrics.TRITON_ERRORS.of(model, kind).inc()
+
+
+def _triton_lost(reason: object) -> Failure:
+    return Failure(
+        FailureCode.TRITON_LOST,
+        f"Triton was lost in mid-request, in every attempt allowed ({reason}). Send again; if it "
+        "recurs, look at Triton's log.",
+        True,
+    )

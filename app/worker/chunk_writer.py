@@ -1,0 +1,112 @@
+"""Writes the text of running results to the database: at once where another process reads it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from uuid import UUID
+
+from app.core import metrics, tracing
+from app.core.errors import DatabaseUnavailableError
+from app.core.waiting import is_set_by
+from app.queue.job_queue import Chunk, JobQueue
+from app.results.streams.interest import StreamInterest
+from app.worker.attempt import Attempt, Flushes
+
+logger = logging.getLogger(__name__)
+
+# Text that is read in other processes is written at once, then there is a pause as long as the write
+# took, so that what comes meanwhile shares a commit, and a notification.
+_LONGEST_PAUSE = 0.05  # seconds
+
+
+class ChunkWriter:
+    """Keeps the text of a worker's attempts, all of them in one statement.
+
+    What is read elsewhere is written as it comes, the rest every `flush_seconds`.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        worker_id: UUID,
+        running: Mapping[UUID, Attempt],
+        watched: StreamInterest,
+        flush_seconds: float,
+    ) -> None:
+        self._queue = queue
+        self._worker_id = worker_id
+        self._running = running
+        self._watched = watched
+        self._flush_seconds = flush_seconds
+        self._untold: set[UUID] = set()  # watched results with news
+        self._has_untold = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    def on_text(self, attempt: Attempt) -> None:
+        """An attempt has more text; its last words are written by its end, which they must not delay."""
+        if attempt.claim.id in self._watched and not attempt.is_over:
+            self.tell([attempt.claim.id])
+
+    def tell(self, ids: Iterable[UUID]) -> None:
+        """Write these results' text soon, and tell who reads it in other processes."""
+        news = [identifier for identifier in ids if identifier in self._running]
+        if news:
+            self._untold.update(news)
+            self._has_untold.set()
+
+    async def until_idle(self) -> None:
+        """Wait for the statement under way: an end removes only the chunks that it sees."""
+        await self._is_idle.wait()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        loop = asyncio.get_running_loop()
+        all_at = loop.time() + self._flush_seconds
+        while True:
+            await is_set_by(self._has_untold, all_at)
+            told, self._untold = self._untold, set()
+            self._has_untold.clear()
+            if loop.time() >= all_at:
+                all_at = loop.time() + self._flush_seconds
+                await self._write(self._running, told)
+            else:
+                began = loop.time()
+                await self._write(told, told)
+                await asyncio.sleep(min(loop.time() - began, _LONGEST_PAUSE))
+
+    async def _write(self, ids: Iterable[UUID], told: set[UUID]) -> None:
+        attempts = [self._running[identifier] for identifier in ids if identifier in self._running]
+        chunks = [chunk for attempt in attempts if (chunk := attempt.take_chunk())]
+        began = time.time()
+        if not chunks and not told:
+            return
+        self._is_idle.clear()
+        try:
+            await self._append(chunks, list(told))
+        finally:
+            self._is_idle.set()
+        ended = time.time()
+        metrics.FLUSH.observe(max(0.0, ended - began))
+        if tracing.active is not None:
+            written = {chunk.result_id for chunk in chunks}
+            _note(
+                (one for one in attempts if one.claim.trace and one.claim.id in written),
+                *(began, ended),
+            )
+
+    async def _append(self, chunks: list[Chunk], told: list[UUID]) -> None:
+        while True:
+            try:
+                return await self._queue.append(self._worker_id, chunks, told)
+            except DatabaseUnavailableError as error:
+                extra = {"action": "flush_waits", "worker_id": str(self._worker_id)}
+                logger.info("flush waits: %s", error, extra=extra)
+
+
+def _note(attempts: Iterable[Attempt], began: float, ended: float) -> None:
+    for attempt in attempts:
+        if attempt.flushes is None:
+            attempt.flushes = Flushes(began, ended)
+        attempt.flushes.add(began, ended)

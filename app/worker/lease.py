@@ -1,0 +1,129 @@
+"""A worker's lease: the id it lives under, renewed by heartbeat, fenced by its own clock."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import SERVER_DOWN, Connection, Database, is_transient
+from app.core.ids import new_id
+from app.core.waiting import is_set_within
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS_PER_LEASE = 5
+_FENCE_SHARE = 2 / 3  # of the lease: until then nobody else can have taken the results
+
+_REGISTER = """
+INSERT INTO workers (id, host, pid, lease_expires_at)
+VALUES ($1, $2, $3, now() + make_interval(secs => $4)) ON CONFLICT (id) DO NOTHING
+"""
+
+_RENEW = """
+UPDATE workers SET lease_expires_at = now() + make_interval(secs => $2), load = $3::jsonb,
+  servers = $4::jsonb
+WHERE id = $1 AND dead_at IS NULL
+-- It waits for no standby: what runs goes on while that is away. Nothing hangs on a renewal that is
+-- lost with its server, for on the next one leases are not judged before a full lease.
+RETURNING set_config('synchronous_commit', 'local', true) <> ''
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """What a worker tells with its heartbeat, as JSON: by model, and by Triton server."""
+
+    models: str
+    servers: str
+
+
+class FencedError(Exception):
+    """This worker's id may have been declared dead: nothing may be written under it."""
+
+
+class Lease:
+    """One id of a worker, from its registration to its end; a new life takes a new Lease."""
+
+    def __init__(self, database: Database, seconds: float) -> None:
+        self.id: UUID = new_id()
+        self.period = seconds / _RENEWALS_PER_LEASE  # seconds between renewals
+        self._database = database
+        self._seconds = seconds
+        self._renewed_at = time.monotonic()
+        self._hurry = asyncio.Event()
+
+    async def register(self) -> None:
+        """Enter the id. Raises DatabaseUnavailableError."""
+        self._renewed_at = time.monotonic()
+        await self._database.fetch(
+            _REGISTER, self.id, socket.gethostname(), os.getpid(), self._seconds
+        )
+
+    def hurry(self) -> None:
+        """Do the next heartbeat now."""
+        self._hurry.set()
+
+    async def keep(
+        self, load: Callable[[], Load], on_beat: Callable[[Connection], Awaitable[None]]
+    ) -> None:
+        """Renew on a connection of its own until cancelled, and call `on_beat` with it each time.
+
+        Raises FencedError when the id was declared dead.
+        """
+        connection: asyncpg.Connection | None = None
+        try:
+            while True:
+                asked_at = time.monotonic()
+                try:
+                    if connection is None or connection.is_closed():
+                        connection = await self._database.connect()
+                    await self._renew(connection, asked_at, load())
+                    await on_beat(connection)
+                except Exception as error:
+                    if not is_transient(error):
+                        raise
+                    if isinstance(error, SERVER_DOWN):
+                        # A server that says it is down gives our results to nobody, and rescuers
+                        # wait a full lease after it came up: the fence counts from here.
+                        self._renewed_at = asked_at
+                    _drop(connection)
+                    connection = None
+                    logger.info(
+                        "no renewal: %s",
+                        error,
+                        extra={"action": "no_renewal", "worker_id": str(self.id)},
+                    )
+                await self._pause(self.period if connection else min(self.period, 0.5))
+        finally:
+            _drop(connection)
+
+    async def watch_fence(self) -> None:
+        """Raise FencedError once the lease was not renewed in time."""
+        patience = self._seconds * _FENCE_SHARE
+        # A renewal moves the end while this sleeps; an event would have to be reset each time.
+        while (remaining := self._renewed_at + patience - time.monotonic()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(remaining)
+        raise FencedError(f"no renewal for {patience:.1f} s")
+
+    async def _renew(self, connection: asyncpg.Connection, asked_at: float, load: Load) -> None:
+        alive = await connection.fetchval(
+            _RENEW, self.id, self._seconds, load.models, load.servers, timeout=self.period * 2
+        )
+        if not alive:
+            raise FencedError("declared dead by another process")
+        self._renewed_at = asked_at
+
+    async def _pause(self, seconds: float) -> None:
+        self._hurry.clear()
+        await is_set_within(self._hurry, seconds)
+
+
+def _drop(connection: asyncpg.Connection | None) -> None:
+    if connection is not None:
+        connection.terminate()

@@ -1,0 +1,277 @@
+"""The worker: a life under a lease, claims for its free slots, a graceful stop.
+
+A worker lives under an id whose lease it renews. When it could not renew in time it stops its
+streams, writes nothing more under that id and comes back under a new one.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from uuid import UUID
+
+from app.core import metrics
+from app.core.database import Database, is_transient
+from app.core.errors import DatabaseUnavailableError
+from app.core.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
+from app.core.settings import Settings
+from app.core.waiting import is_set_within
+from app.queue.job_queue import Claim, JobQueue
+from app.results.streams.hub import StreamHub
+from app.results.streams.interest import StreamInterest
+from app.worker.attempt import Backend
+from app.worker.attempt_executor import AttemptExecutor, cancel_all
+from app.worker.lease import FencedError, Lease, Load
+from app.worker.throughput import Throughput
+
+logger = logging.getLogger(__name__)
+
+_STOP_SECONDS = 5.0  # for the last writes after the grace period
+
+
+class Worker:
+    """Runs results until `stop` is called. One instance per process."""
+
+    def __init__(
+        self,
+        database: Database,
+        queue: JobQueue,
+        backend: Backend,
+        listener: Listener,
+        hub: StreamHub,
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._backend = backend
+        self._hub = hub
+        self._settings = settings
+        self._watched = StreamInterest(database, listener, hub.id, self._tell)
+        self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._throughput = Throughput()
+        self._lease: Lease
+        self._attempts: AttemptExecutor  # of this lease
+        self._is_short = True  # whether slots, not the queue, were the limit of the last claim
+        self._suspects_at = 0.0  # the loop's time for looking at them
+        listener.subscribe(ENQUEUED, lambda _: self._wake.set())
+        listener.subscribe(CANCELLED, self._on_cancelled)
+        listener.subscribe(ENDED, self._on_ended)
+        backend.on_change(self._on_backend_change)
+
+    def stop(self) -> None:
+        """Stop claiming, let running results finish within the grace period, then hand back."""
+        self._stopping.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Live under one id after another until stopped."""
+        try:
+            while not self._stopping.is_set():
+                await self._live()
+        finally:
+            await self._backend.close()
+
+    async def _live(self) -> None:
+        if not await self._register():
+            return
+        side_tasks = [
+            asyncio.create_task(task, name=f"worker {name}")
+            for name, task in (
+                ("heartbeat", self._lease.keep(self._load, self._attempts.check_owned)),
+                ("fence", self._lease.watch_fence()),
+                ("flush", self._attempts.writer.run()),
+                ("silence", self._attempts.watch_silence()),
+            )
+        ]
+        claiming = asyncio.create_task(self._claim_until_stopped(), name="worker claim")
+        self._queue.birthplace = self
+        try:
+            done, _ = await asyncio.wait(
+                [claiming, *side_tasks], return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()  # a dead side task ends this life, and unless fenced the process
+            await self._finish_within_grace(side_tasks)
+        except FencedError as error:
+            metrics.FENCES.inc()
+            logger.warning(
+                "fenced: %s; %d streams stopped",
+                error,
+                len(self._attempts.running),
+                extra=self._extra("fence"),
+            )
+        finally:
+            await cancel_all([claiming, *side_tasks])
+            await self._abandon()
+
+    async def _register(self) -> bool:
+        """Take a new id; waits for the database. False when stopped meanwhile."""
+        self._lease = Lease(self._database, self._settings.lease_seconds)
+        while not self._stopping.is_set():
+            try:
+                await self._queue.load_limits()
+                await self._lease.register()
+            except DatabaseUnavailableError as error:
+                logger.warning("waiting for the database: %s", error, extra=self._extra("wait"))
+                continue
+            self._attempts = AttemptExecutor(
+                self._lease.id,
+                self._queue,
+                self._backend,
+                self._hub,
+                self._watched,
+                self._throughput,
+                self._settings,
+                self._on_end,
+            )
+            logger.info("worker ready", extra=self._extra("ready"))
+            return True
+        return False
+
+    # --- claim and run --------------------------------------------------------------------------
+
+    async def _claim_until_stopped(self) -> None:
+        loop = asyncio.get_running_loop()
+        empty = set[str]()  # the queues that were found so since it was woken
+        while not self._stopping.is_set():
+            if loop.time() >= self._suspects_at:
+                self._suspects_at = loop.time() + self._settings.poll_seconds
+                await self._claim_suspects()
+            asked = self._free_slots(empty)
+            claimed = await self._claim(asked) if asked else Counter[str]()
+            empty |= {model for model, count in asked.items() if claimed[model] < count}
+            # Else the queues were empty: what comes is notified, and a free slot finds nothing.
+            self._is_short = not empty.issuperset(self._backend.ready())
+            if asked:
+                continue  # there may be more, and what one queue left is for the others
+            await is_set_within(self._wake, self._settings.poll_seconds)
+            self._wake.clear()
+            empty.clear()
+
+    def _free_slots(self, besides: Collection[str] = ()) -> dict[str, int]:
+        """The free slots by queue, as far as its models can be trusted."""
+        return self._backend.free(self._attempts.running.values(), besides)
+
+    # The queue's birthplace: results of this process's API that need not wait for a claim.
+
+    @property
+    def worker_id(self) -> UUID:
+        """The id that this worker lives under."""
+        return self._lease.id
+
+    def may_start(self, models: Sequence[str]) -> list[bool]:
+        """Which new results of these models have a place here now.
+
+        Not counting what a claim under way may bring: for a moment there may be twice the slots.
+        """
+        if self._is_short or self._stopping.is_set():
+            return [False] * len(models)
+        slots = self._free_slots()
+        taken = Counter[str]()
+        places = []
+        for model in models:
+            places.append(taken[model] < slots.get(model, 0))
+            taken[model] += 1
+        return places
+
+    def begin(self, claims: Sequence[Claim]) -> None:
+        """Generate for results while they are stored."""
+        self._attempts.begin(claims)
+
+    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run results that were stored as claimed; stop what else began.
+
+        What was begun or claimed under a former id of this worker has been stopped and freed.
+        """
+        if worker_id == self._lease.id and self._queue.birthplace is self:
+            self._attempts.settle(claims)
+
+    async def _claim(self, asked: dict[str, int]) -> Counter[str]:
+        """Claim and start what is there; how much, by model."""
+        claimed = Counter[str]()
+        try:
+            async for claims in self._queue.claims(self._lease.id, asked):
+                self._start(claims)
+                claimed.update(claim.model_name for claim in claims)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
+        return claimed
+
+    async def _claim_suspects(self) -> None:
+        models = list(self._free_slots())
+        if not models:
+            return
+        try:
+            self._start(await self._queue.claim_suspects(self._lease.id, models))
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
+
+    def _start(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self._attempts.start(claim)
+
+    def _on_end(self, claim: Claim) -> None:
+        """A slot is free: claim if that is what claims lacked."""
+        if claim.is_suspect:  # the next one may run now
+            self._suspects_at = 0.0
+        if self._is_short or claim.is_suspect:
+            self._wake.set()
+
+    def _on_ended(self, _: str) -> None:
+        """A result ended somewhere: another of its team may run now."""
+        if self._queue.has_running_limits:
+            self._wake.set()
+
+    # --- what others tell -----------------------------------------------------------------------
+
+    def _on_backend_change(self) -> None:
+        """A model became ready, or ceased to be: claim, and report it with a heartbeat."""
+        self._wake.set()
+        if self._queue.birthplace is self:
+            self._lease.hurry()
+
+    def _load(self) -> Load:
+        return self._attempts.load(self._lease.period)
+
+    def _tell(self, ids: Iterable[UUID]) -> None:
+        """Readers elsewhere have announced results: write what there is of them."""
+        if self._queue.birthplace is self:
+            self._attempts.writer.tell(ids)
+
+    def _on_cancelled(self, payload: str) -> None:
+        if self._queue.birthplace is not self:
+            return  # nothing runs
+        if payload:
+            self._attempts.cancel(split_ids(payload))
+        else:
+            self._lease.hurry()
+
+    # --- stop -----------------------------------------------------------------------------------
+
+    async def _finish_within_grace(self, side_tasks: list[asyncio.Task[None]]) -> None:
+        """Let results finish, hand back the rest; the lease is renewed meanwhile."""
+        count = len(self._attempts.running)
+        logger.info("stopping: %d results are running", count, extra=self._extra("stopping"))
+        await self._attempts.finish(
+            self._settings.shutdown_grace_seconds, _STOP_SECONDS, side_tasks
+        )
+
+    async def _abandon(self) -> None:
+        """End this id: stop what still runs without a word, and hand its rows back."""
+        self._queue.birthplace = None
+        await self._attempts.abandon()
+        try:
+            await self._queue.retire(self._lease.id)
+        except DatabaseUnavailableError:
+            logger.warning(
+                "the database is away: results are freed when the lease runs out",
+                extra=self._extra("retire_failed"),
+            )
+
+    def _extra(self, action: str) -> dict[str, str]:
+        return {"action": action, "worker_id": str(self._lease.id)}

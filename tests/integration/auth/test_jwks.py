@@ -1,0 +1,156 @@
+"""An issuer's keys over https: a real TLS server, whose certificate is checked."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jwt
+import pytest
+
+from app.auth.jwks import SigningKeys
+from app.auth.jwt_verifier import JwtVerifier
+from app.core.errors import SigningKeysUnavailableError
+from app.core.settings import Settings
+from tests.conftest import run_service
+from tests.integration.auth.test_auth import bearer
+from tests.integration.support import until
+from tests.unit.auth.test_jwt import EC_KEY, ISSUED, PLACE, make_settings, to_jwk
+
+KEYS = json.dumps({"keys": [to_jwk(EC_KEY, kid="e")]}).encode()
+TOKEN = jwt.encode(ISSUED, EC_KEY, "ES256", headers={"kid": "e"})
+
+
+@dataclass
+class Issuer:
+    """Answers every request alike; `requests` are their first lines."""
+
+    port: int = 0
+    status: str = "200 OK"
+    body: bytes = KEYS
+    headers: str = ""
+    is_silent: bool = False
+    requests: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}/keys"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.requests.append(head.decode().split("\r\n")[0])
+            if self.is_silent:
+                await reader.read()  # until the client leaves
+            start = (
+                f"HTTP/1.1 {self.status}\r\nContent-Length: {len(self.body)}\r\n{self.headers}\r\n"
+            )
+            writer.write(start.encode() + self.body)
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Issuer]:
+    """An issuer that this process trusts."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setattr("app.auth.jwks._LEAST_SECONDS", 0.0)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    found = Issuer()
+    server = await asyncio.start_server(found.serve, "localhost", 0, ssl=tls)
+    found.port = server.sockets[0].getsockname()[1]
+    yield found
+    # Also for handshakes that a test cut short: Python 3.11 waits only where it did so before.
+    closed = asyncio.create_task(server.wait_closed())
+    await asyncio.sleep(0)
+    server.close()
+    await closed
+
+
+def verifier(url: str) -> JwtVerifier:
+    return JwtVerifier(make_settings(LLM_JWKS=url, **PLACE))
+
+
+async def test_keys_are_fetched_once_for_many_tokens(issuer: Issuer) -> None:
+    by = verifier(issuer.url)
+    for _ in range(3):
+        assert (await by.verify(TOKEN)).principal.team_id == "tenstorrent"
+    assert issuer.requests == ["GET /keys HTTP/1.1"]
+
+
+async def test_a_service_takes_the_issuers_tokens(issuer: Issuer, settings: Settings) -> None:
+    changes = {"jwks": issuer.url, "jwt_issuer": PLACE["LLM_JWT_ISSUER"], "jwt_audience": "llm"}
+    async with run_service(settings.model_copy(update=changes), with_worker=False) as service:
+        answer = await service.client.get("/results/", headers=bearer(TOKEN))
+        assert answer.status_code == 200
+        await service.services.tokens.revoke_token("tenstorrent", "debug-test")
+        service.services.authenticator.forget()
+        answer = await service.client.get("/results/", headers=bearer(TOKEN))
+        assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "302 Found", "headers": "Location: https://localhost/elsewhere\r\n"},
+        {"status": "500 Oops"}, {"status": "404 Not Found"}, {"status": "204 No Content", "body": b""},
+        {"body": b""}, {"body": b"{}"}, {"body": b"x" * 1_000_000}, {"is_silent": True},
+        {"body": b'{"keys": []}'},
+    ],
+)  # fmt: skip
+async def test_answers_that_are_no_keys(
+    issuer: Issuer, wrong: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.auth.jwks._FETCH_SECONDS", 2.0)
+    for name, value in wrong.items():
+        setattr(issuer, name, value)
+    by = verifier(issuer.url)
+    with pytest.raises(SigningKeysUnavailableError):
+        await by.verify(TOKEN)
+    assert len(issuer.requests) == 1  # no redirect was followed, nothing was repeated
+    # When the issuer is back, so are its tokens; and when it goes wrong again they stay.
+    good = Issuer(port=issuer.port)
+    for name in wrong:
+        setattr(issuer, name, getattr(good, name))
+    await by.verify(TOKEN)
+    for name, value in wrong.items():
+        setattr(issuer, name, value)
+    assert by.keys is not None
+    await by.keys.refresh()
+    await by.verify(TOKEN)
+
+
+async def test_a_certificate_that_nobody_vouches_for(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(SigningKeysUnavailableError):
+        await verifier(issuer.url).verify(TOKEN)
+    assert issuer.requests == []
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+
+
+async def test_the_keys_are_read_from_time_to_time(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.auth.jwks._PERIOD_SECONDS", 0.3)  # it is not cut in a handshake
+    running = asyncio.create_task(SigningKeys(issuer.url).run())
+
+    async def is_read_again() -> bool:
+        return len(issuer.requests) >= 3
+
+    await until(is_read_again, 30)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

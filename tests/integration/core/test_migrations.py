@@ -1,0 +1,348 @@
+"""Migrations on real PostgreSQL: up, down, up with rows in it, and no drift from tables.py."""
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.util import CommandError
+from sqlalchemy import Connection
+
+from app.core.migration_engine import make_engine
+from app.core.settings import Settings
+from app.core.tables import metadata
+from tests.conftest import ROOT, connect, make_settings, migrate
+from tests.postgres import PostgresServer
+
+SCHEMA = """
+SELECT 'column ' || table_name || '.' || column_name || ' ' || data_type || ' ' || is_nullable
+       || coalesce(' ' || column_default, '')
+FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> 'alembic_version'
+UNION ALL SELECT indexdef FROM pg_indexes
+WHERE schemaname = 'public' AND tablename <> 'alembic_version'
+UNION ALL SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
+WHERE connamespace = 'public'::regnamespace AND conrelid <> 'alembic_version'::regclass
+UNION ALL SELECT coalesce(m.relname || ' toast ', c.relname || ' ') || array_to_string(
+    ARRAY(SELECT o FROM unnest(c.reloptions) AS o ORDER BY o), ',')
+FROM pg_class c LEFT JOIN pg_class m ON m.reltoastrelid = c.oid
+WHERE c.reloptions IS NOT NULL AND c.relkind IN ('r', 't')
+  AND c.relnamespace IN ('public'::regnamespace, 'pg_toast'::regnamespace)
+ORDER BY 1
+"""
+
+CONTEXT = "'01890000-0000-7000-8000-000000000001'"
+RESULT = "'01890000-0000-7000-8000-00000000000{}'"
+# One of each state, as revision 0001 knows them.
+OLD_ROWS = [
+    f"INSERT INTO contexts (id, content, metadata) VALUES ({CONTEXT}, 'kept', '{{\"a\": 1}}')",
+    f"""INSERT INTO results (id, context_id, model_name, parameters, deadline_at, state, worker_id,
+          finished_at, output, error_code, error_message, error_retryable, attempt_history) VALUES
+        ({RESULT.format(2)}, {CONTEXT}, 'm', '{{}}', now(), 'pending', NULL, NULL, NULL, NULL, NULL,
+         NULL, '[]'),
+        ({RESULT.format(3)}, {CONTEXT}, 'm', '{{"max_tokens": 2}}', now(), 'completed', {CONTEXT},
+         now(), 'text', NULL, NULL, NULL, '[]'),
+        ({RESULT.format(4)}, {CONTEXT}, 'm', '{{}}', now(), 'failed', {CONTEXT}, now(), 'te',
+         'model_error', 'why', true, '[{{"attempt": 1}}]')""",
+    f"""INSERT INTO result_chunks (result_id, attempt, "offset", text)
+        VALUES ({RESULT.format(2)}, 1, 0, 'te')""",
+    f"""INSERT INTO workers (id, host, pid, lease_expires_at) VALUES ({CONTEXT}, 'h', 1, now())""",
+    "INSERT INTO models (name, version) VALUES ('m', 1)",
+]
+NEW_ROWS = [
+    f"""INSERT INTO results (id, context_id, model_name, parameters, deadline_at, retry_of,
+          webhook_url) VALUES ({RESULT.format(5)}, {CONTEXT}, 'm', '{{}}', now(),
+          {RESULT.format(4)}, 'https://example.org/')""",
+    f"INSERT INTO idempotency_keys VALUES ('default', 'k', 'hash', {RESULT.format(5)}, now())",
+    f"""INSERT INTO webhook_deliveries (result_id, team_id, url)
+        VALUES ({RESULT.format(4)}, 'default', 'https://example.org/')""",
+]
+EVERYTHING = """
+SELECT to_jsonb(c)::text FROM contexts c
+UNION ALL SELECT (to_jsonb(r) - 'retry_of' - 'webhook_url' - 'deadline_seconds')::text FROM results r
+UNION ALL SELECT to_jsonb(c)::text FROM result_chunks c
+UNION ALL SELECT to_jsonb(w)::text FROM workers w
+UNION ALL SELECT to_jsonb(m)::text FROM models m
+ORDER BY 1
+"""
+
+
+@pytest.fixture
+def empty(postgres_server: PostgresServer) -> Iterator[Settings]:
+    """Settings of a database without any table."""
+    name = f"test_{secrets.token_hex(6)}"
+    asyncio.run(postgres_server.execute(f"CREATE DATABASE {name}"))
+    yield make_settings(postgres_server, name)
+    asyncio.run(postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def test_up_down_up(empty: Settings) -> None:
+    migrate(empty)
+    first = asyncio.run(rows(empty, SCHEMA))
+    assert any("ix_results_queue" in line for line in first)
+    migrate(empty, "base", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == []
+    migrate(empty)
+    assert asyncio.run(rows(empty, SCHEMA)) == first
+
+
+def test_up_is_idempotent_and_keeps_rows(empty: Settings) -> None:
+    migrate(empty)
+    context = secrets.token_hex(16)
+    asyncio.run(rows(empty, f"INSERT INTO contexts (id, content) VALUES ('{context}', 'kept')"))
+    asyncio.run(
+        rows(
+            empty,
+            "INSERT INTO results (id, context_id, model_name, parameters, deadline_at) "
+            f"VALUES ('{secrets.token_hex(16)}', '{context}', 'm', '{{}}', now())",
+        )
+    )
+    migrate(empty)
+    assert asyncio.run(rows(empty, "SELECT content FROM contexts")) == ["kept"]
+    assert asyncio.run(rows(empty, "SELECT state || team_id || kind FROM results")) == [
+        "pendingdefaultgeneration"
+    ]
+    migrate(empty, "base", down=True)  # down works with rows in the tables too
+    migrate(empty)
+    assert asyncio.run(rows(empty, "SELECT content FROM contexts")) == []
+
+
+def test_a_database_with_rows_goes_from_one_revision_to_the_next_and_back(
+    empty: Settings,
+) -> None:
+    migrate(empty, "0001")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    before = asyncio.run(rows(empty, EVERYTHING))
+    assert len(before) == 7
+    migrate(empty, "0002")
+    # What the old service wrote is there as it was, and has no webhook and no first try.
+    new = asyncio.run(rows(empty, "SELECT to_jsonb(r) ->> 'retry_of' FROM results r"))
+    assert new == [None, None, None]
+    assert asyncio.run(rows(empty, EVERYTHING)) == before
+    for statement in NEW_ROWS:
+        asyncio.run(rows(empty, statement))
+    # The downgrade leaves what the old service knows, rows of the new one included.
+    migrate(empty, "0001", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    after = asyncio.run(rows(empty, EVERYTHING))
+    assert len(after) == 8
+    assert set(before) < set(after)
+    migrate(empty, "0002")
+    assert asyncio.run(rows(empty, EVERYTHING)) == after
+
+
+def test_rows_of_0002_live_through_what_follows_and_back(empty: Settings) -> None:
+    migrate(empty, "0002")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in (*OLD_ROWS, *NEW_ROWS):
+        asyncio.run(rows(empty, statement))
+    before = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty)
+    assert set(asyncio.run(rows(empty, "SELECT on_disconnect FROM results"))) == {"continue"}
+    migrate(empty, "0002", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == before
+
+
+def test_erased_answers_go_back_as_empty_ones(empty: Settings) -> None:
+    """The service before knows none that are gone; batches and files it does not know at all."""
+    migrate(empty)
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    asyncio.run(
+        rows(
+            empty,
+            "UPDATE results SET store = false, request = '{}', output = NULL, erased_at = now()"
+            " WHERE state = 'completed'",
+        )
+    )
+    migrate(empty, "0005", down=True, force=True)
+    assert asyncio.run(rows(empty, "SELECT output FROM results WHERE state = 'completed'")) == [""]
+    migrate(empty)
+    assert set(asyncio.run(rows(empty, "SELECT store::text FROM results"))) == {"true"}
+
+
+def test_keys_are_bound_to_what_a_key_is(empty: Settings) -> None:
+    """Revision 0003, up and down with rows in its tables."""
+    migrate(empty, "0002")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    migrate(empty, "0003")
+    insert = """INSERT INTO api_keys (id, team_id, prefix, key_hash, scopes)
+                VALUES (gen_random_uuid(), '{}', '{}', {}, '{{use}}')"""
+    good = "sha256('x')"
+    asyncio.run(rows(empty, insert.format("t", "llm_1", good)))
+    asyncio.run(rows(empty, "INSERT INTO revoked_tokens VALUES ('t', 'x')"))
+    for team, prefix, value, constraint in (
+        ("t", "llm_1", good, "uq_api_keys_prefix"),
+        ("t", "llm_2", "'short'", "ck_api_keys_whole_hash"),
+        ("", "llm_2", good, "ck_api_keys_team"),
+    ):
+        with pytest.raises(Exception, match=constraint):
+            asyncio.run(rows(empty, insert.format(team, prefix, value)))
+    with pytest.raises(CommandError, match="revoked JWTs would be good again"):
+        migrate(empty, "0002", down=True)
+    assert asyncio.run(rows(empty, "SELECT token_id FROM revoked_tokens")) == ["x"]
+    migrate(empty, "0002", down=True, force=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    migrate(empty)
+
+
+@pytest.mark.parametrize(
+    "change", ["store = false", "store = false, output = NULL, erased_at = now()"]
+)
+def test_a_way_back_does_not_forget_what_is_to_be_erased_or_was(
+    empty: Settings, change: str
+) -> None:
+    migrate(empty)
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    migrate(empty, "0005", down=True)  # nothing is forgotten
+    migrate(empty)
+    asyncio.run(rows(empty, f"UPDATE results SET {change} WHERE state = 'completed'"))
+    with pytest.raises(CommandError, match="-x force=yes"):
+        migrate(empty, "0005", down=True)
+    # Nothing has changed: the service goes on.
+    kept = asyncio.run(rows(empty, "SELECT store::text FROM results WHERE state = 'completed'"))
+    assert kept == ["false"]
+    migrate(empty)
+    migrate(empty, "0005", down=True, force=True)
+    assert asyncio.run(rows(empty, "SELECT version_num FROM alembic_version")) == ["0005"]
+
+
+def test_the_context_of_a_trace_comes_and_goes(empty: Settings) -> None:
+    """Revision 0013, up and down with rows in the table."""
+    migrate(empty, "0011")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0013")
+    assert asyncio.run(rows(empty, "SELECT trace FROM results")) == [None] * 3
+    asyncio.run(rows(empty, "UPDATE results SET trace = '00-a-b-01'"))
+    migrate(empty, "0011", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty)
+
+
+def test_kept_text_of_a_lost_attempt_is_dropped_on_the_way_back(empty: Settings) -> None:
+    """Revision 0015, up and down with rows in its tables: what is dropped is generated anew."""
+    migrate(empty, "0014")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0015")
+    # What waits from before starts over, as it did.
+    assert set(asyncio.run(rows(empty, "SELECT resumable::text FROM results"))) == {"false"}
+    kept = """UPDATE results SET resumable = true, text_attempt = 1, continuations = 2, attempt = 2
+              WHERE state = 'pending'"""
+    asyncio.run(rows(empty, kept))
+    asyncio.run(rows(empty, "UPDATE result_chunks SET token_ids = 'abcd'"))
+    migrate(empty, "0014", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, "SELECT text FROM result_chunks")) == []
+    asyncio.run(rows(empty, "UPDATE results SET attempt = 0 WHERE state = 'pending'"))
+    left = asyncio.run(rows(empty, EVERYTHING))
+    assert set(left) < set(everything)
+    assert len(left) == len(everything) - 1
+    migrate(empty)
+
+
+def migrating(settings: Settings) -> subprocess.Popen[bytes]:
+    """A process of its own that migrates."""
+    environment = os.environ | {
+        "LLM_DATABASE_URL": settings.database_host,
+        "LLM_DATABASE_ADMIN_USER": settings.database_user,
+        "LLM_DATABASE_PASSWORD": settings.database_password.get_secret_value(),
+        "LLM_DATABASE_DB": settings.database_name,
+    }
+    return subprocess.Popen([sys.executable, "-m", "app", "migrate"], cwd=ROOT, env=environment)
+
+
+def test_two_processes_may_migrate_at_once(empty: Settings) -> None:
+    processes = [migrating(empty) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert len(asyncio.run(rows(empty, "SELECT version_num FROM alembic_version"))) == 1
+
+
+def test_the_migrations_make_what_tables_says(empty: Settings) -> None:
+    migrate(empty)
+
+    def differences(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        return list(compare_metadata(context, metadata))
+
+    async def compare() -> list[object]:
+        engine = make_engine(empty)
+        async with engine.connect() as connection:
+            found = await connection.run_sync(differences)
+        await engine.dispose()
+        return found
+
+    assert asyncio.run(compare()) == []
+
+
+def test_checks_and_partial_indexes_too(empty: Settings) -> None:
+    """What autogenerate does not compare: the conditions of checks and of partial indexes."""
+    migrate(empty)
+    migrated = asyncio.run(rows(empty, SCHEMA))
+    migrate(empty, "base", down=True)
+
+    async def create() -> None:
+        engine = make_engine(empty)
+        async with engine.begin() as connection:
+            await connection.run_sync(metadata.create_all)
+        await engine.dispose()
+
+    asyncio.run(create())
+    assert asyncio.run(rows(empty, SCHEMA)) == migrated
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state = 'running'",
+        "state = 'completed'",
+        "state = 'completed', finished_at = now()",
+        "state = 'failed', finished_at = now()",
+        "state = 'failed', finished_at = now(), error_code = 'x'",
+        "error_code = 'x', error_message = 'y', error_retryable = true",
+        "finished_at = now()",
+        "kind = 'x'",
+        "parameters = '[]'",
+        "context_id = gen_random_uuid()",
+        "erased_at = now()",
+    ],
+)
+def test_impossible_rows_are_refused(empty: Settings, change: str) -> None:
+    migrate(empty)
+    context = secrets.token_hex(16)
+    asyncio.run(rows(empty, f"INSERT INTO contexts (id, content) VALUES ('{context}', 'x')"))
+    asyncio.run(
+        rows(
+            empty,
+            "INSERT INTO results (id, context_id, model_name, parameters, deadline_at) "
+            f"VALUES ('{context}', '{context}', 'm', '{{}}', now())",
+        )
+    )
+    with pytest.raises(Exception, match="violates"):
+        asyncio.run(rows(empty, f"UPDATE results SET {change}"))
+    with pytest.raises(Exception, match="ck_contexts_one_form"):
+        asyncio.run(rows(empty, "UPDATE contexts SET messages = '[]'"))
+
+
+async def rows(settings: Settings, query: str) -> list[str]:
+    connection = await connect(settings)
+    try:
+        return [row[0] for row in await connection.fetch(query)]
+    finally:
+        await connection.close()

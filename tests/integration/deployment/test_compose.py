@@ -1,0 +1,242 @@
+"""docker-compose.yml: valid, closed to the outside, without root, pinned, and in step with Settings."""
+
+import ipaddress
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.core.settings import Settings
+from app.ui.settings import UiSettings
+from tests.conftest import ROOT
+
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+# A version with at least two numbers ("18.4-bookworm", "26.09-vllm-python-py3"), or a digest.
+PINNED = re.compile(r"^\S+(:\d+\.\d+\S*|@sha256:[0-9a-f]{64})$")
+EVERY_PROFILE = ["--profile", "cpu", "--profile", "gpu", "--profile", "proxy"]
+
+
+def environment(name: str) -> dict[str, str]:
+    """The variables of an env file."""
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def interpolate(text: str) -> str:
+    """What compose reads where no variable is set: `${NAME:-default}` is the default."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def dockerfiles() -> list[Path]:
+    """The Dockerfiles that the services are built from."""
+    contexts = {service["build"] for service in SERVICES.values() if "build" in service}
+    return [ROOT / context / "Dockerfile" for context in contexts]
+
+
+def compose_command() -> list[str] | None:
+    """Docker's compose command, in either version; None where there is none."""
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    if shutil.which("docker"):
+        found = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+        if found.returncode == 0:
+            return ["docker", "compose"]
+    return None
+
+
+@pytest.mark.system
+def test_compose_accepts_the_file() -> None:
+    command = compose_command()
+    if command is None:
+        pytest.skip("needs docker-compose")
+    for profiles in ([], EVERY_PROFILE):
+        checked = subprocess.run(
+            [*command, *profiles, "config", "--quiet"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_only_api_page_and_proxy_are_published_and_on_loopback_only() -> None:
+    published = {
+        name: [interpolate(port) for port in service["ports"]]
+        for name, service in SERVICES.items()
+        if "ports" in service
+    }
+    port = environment(".env.api.dev")["LLM_PORT"]
+    page = UiSettings.model_fields["port"].default
+    assert published == {
+        "api": [f"127.0.0.1:{port}:{port}"],
+        "ui": [f"127.0.0.1:{page}:{page}"],
+        "proxy": ["127.0.0.1:80:8080", "127.0.0.1:443:8443", "127.0.0.1:9443:9443"],
+    }
+    assert not any("network_mode" in service for service in SERVICES.values())
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_no_privileges(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    # NVIDIA's image alone may need to write to its own files.
+    assert service["read_only"] is (name != "triton-gpu")
+    assert not service.get("privileged")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_does_not_run_as_root(name: str) -> None:
+    service = SERVICES[name]
+    user = str(service.get("user", ""))
+    if not user:
+        instructions = (ROOT / service["build"] / "Dockerfile").read_text()
+        user = re.findall(r"^USER\s+(\S+)", instructions, re.MULTILINE)[-1]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_restarts_and_bounds_its_log(name: str) -> None:
+    service = SERVICES[name]
+    assert service["restart"] == ("no" if name == "migrate" else "unless-stopped")
+    assert service["logging"]["options"]["max-size"]
+    assert ("healthcheck" in service) is (name != "migrate")
+
+
+def test_images_are_pinned() -> None:
+    images = [service["image"] for service in SERVICES.values() if "build" not in service]
+    stages: set[str] = set()
+    for dockerfile in dockerfiles():
+        for line in re.findall(r"^FROM\s+(.+)$", dockerfile.read_text(), re.MULTILINE):
+            image, *alias = line.split()
+            if image not in stages:
+                images.append(image)
+            stages.update(alias[1:])
+    assert len(images) >= 3
+    assert [image for image in images if not PINNED.match(image)] == []
+
+
+def test_the_environment_is_one_of_known_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = environment(".env.api.dev")
+    aliases = {field.alias for field in Settings.model_fields.values()}
+    assert given.keys() <= aliases
+    required = {field.alias for field in Settings.model_fields.values() if field.is_required()}
+    assert given.keys() >= required
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    assert settings.database_addresses() == [("db", 5432)]
+    # Without authentication, on an address that is not loopback: that has to be said.
+    assert settings.host == "0.0.0.0"  # noqa: S104
+    assert settings.allow_unauthenticated
+
+
+def test_the_page_is_told_of_the_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = SERVICES["ui"]
+    assert "env_file" not in service  # it holds the database's password
+    aliases = {field.alias for field in UiSettings.model_fields.values()}
+    assert service["environment"].keys() <= aliases
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, interpolate(value))
+    page, given = UiSettings(), environment(".env.api.dev")
+    assert page.api_url.host == "api"
+    assert page.api_url.host in given["LLM_ALLOWED_HOSTS"].split(",")
+    assert str(page.api_url.port) == given["LLM_PORT"]
+    assert page.shown_api_url == f"http://127.0.0.1:{given['LLM_PORT']}"
+
+
+def test_the_proxy_and_the_page_alone_may_say_for_whom_they_speak() -> None:
+    address = {
+        name: service["networks"]["front"]["ipv4_address"]
+        for name, service in SERVICES.items()
+        if "front" in service.get("networks", {})
+    }
+    assert address.keys() == {"api", "ui", "proxy"}
+    subnet = ipaddress.ip_network(COMPOSE["networks"]["front"]["ipam"]["config"][0]["subnet"])
+    assert all(ipaddress.ip_address(one) in subnet for one in address.values())
+    trusted = {
+        name: set(SERVICES[name]["environment"]["LLM_TRUSTED_PROXIES"].split(","))
+        for name in ("api", "ui")
+    }
+    assert trusted == {"api": {address["proxy"], address["ui"]}, "ui": {address["proxy"]}}
+
+
+def test_the_environment_may_name_more_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(".env.api.dev").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LLM_ALLOWED_HOSTS", "localhost, api,[::1]")
+    assert Settings().allowed_hosts == ["localhost", "api", "[::1]"]
+
+
+def test_both_environments_name_the_same_database() -> None:
+    api, database = environment(".env.api.dev"), environment(".env.db.dev")
+    assert database == {
+        "POSTGRES_USER": api["LLM_DATABASE_ADMIN_USER"],
+        "POSTGRES_PASSWORD": api["LLM_DATABASE_PASSWORD"],
+        "POSTGRES_DB": api["LLM_DATABASE_DB"],
+    }
+
+
+def test_triton_is_reached_by_the_name_that_its_services_take() -> None:
+    given = environment(".env.api.dev")
+    hosts = {given[f"TRITON_{kind}_SERVICE"].split(":")[0] for kind in ("GRPC", "HTTP", "METRICS")}
+    for name in ("triton-cpu", "triton-gpu"):
+        assert set(SERVICES[name]["networks"]["default"]["aliases"]) == hosts
+
+
+def test_a_worker_has_time_for_its_grace() -> None:
+    seconds = int(SERVICES["worker"]["stop_grace_period"].removesuffix("s"))
+    assert seconds > Settings.model_fields["shutdown_grace_seconds"].default + 5
+
+
+def test_prometheus_reaches_each_process_inside_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = environment(".env.api.dev")
+    worker = SERVICES["worker"]
+    for name, value in (given | worker["environment"]).items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    assert (settings.metrics_host, settings.metrics_port) == ("0.0.0.0", 9464)  # noqa: S104
+    assert "ports" not in worker
+    example = yaml.safe_load((ROOT / "monitoring" / "prometheus.yaml").read_text())
+    jobs = {job.pop("job_name"): job for job in example["scrape_configs"]}
+    assert jobs == {
+        "llm-api": {"static_configs": [{"targets": [f"api:{settings.port}"]}]},
+        "llm-worker": {
+            "dns_sd_configs": [{"names": ["worker"], "type": "A", "port": settings.metrics_port}]
+        },
+        "triton": {"static_configs": [{"targets": [given["TRITON_METRICS_SERVICE"]]}]},
+    }
+    assert {"api", "worker"} <= SERVICES.keys()
+    # By that name the API takes a request.
+    assert "api" in settings.allowed_hosts
+    shared = [set(SERVICES[name].get("networks", {"default": {}})) for name in ("api", "worker")]
+    assert all("default" in networks for networks in shared)
+
+
+@pytest.mark.parametrize("name", ["triton-cpu", "triton-gpu"])
+def test_a_triton_is_checked_by_a_generation_and_supervised(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"] == ["CMD", "python3", "/opt/llm/health", "check"]
+    if name == "triton-gpu":  # NVIDIA's image
+        assert "./triton/health:/opt/llm/health:ro" in service["volumes"]
+        command = service["command"]
+    else:
+        dockerfile = (ROOT / "triton" / "Dockerfile").read_text()
+        assert "\nCOPY health /opt/llm/health\n" in dockerfile
+        assert 'ENTRYPOINT ["/opt/llm/entrypoint.sh"]' in dockerfile
+        (start,) = re.findall(
+            r"(?m)^exec (.*?[^\\])$", (ROOT / "triton" / "entrypoint.sh").read_text(), re.DOTALL
+        )
+        command = start.replace("\\\n", " ").split()
+    assert command[:3] == ["python3", "/opt/llm/health", "run"]
+    assert "--" in command
+    # The container's end leaves the supervisor time for an orderly one.
+    assert int(service["stop_grace_period"].removesuffix("s")) > 35

@@ -1,0 +1,51 @@
+"""Each token's text: what no token alone can tell is told by the one that completes it."""
+
+import pytest
+from hypothesis import given, strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from app.api.tgi.token_texts import TokenTexts
+from app.inference.prompts import read_format
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """The demo model's, which falls back to bytes."""
+    known = read_format(ROOT / "models", "demo")
+    assert known is not None
+    assert known.tokenizer is not None
+    return known.tokenizer
+
+
+def texts_of(tokenizer: Tokenizer, ids: list[int], prompt_ids: list[int]) -> list[str]:
+    texts = TokenTexts(tokenizer, prompt_ids)
+    return [texts.add(identifier) for identifier in ids]
+
+
+def test_a_character_of_several_tokens_is_the_last_ones(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a🙂b", add_special_tokens=False).ids
+    assert texts_of(tokenizer, ids, []) == ["a", "", "", "", "🙂", "b"]
+
+
+def test_end_tokens_have_their_name(tokenizer: Tokenizer) -> None:
+    assert texts_of(tokenizer, [0], [68]) == ["<|endoftext|>"]
+
+
+def test_the_space_before_a_word_behind_the_prompt_is_kept() -> None:
+    """Some tokenizers drop the space that begins a text."""
+    words = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Metaspace()
+    words.decoder = decoders.Metaspace()
+    assert texts_of(words, [1, 0], [0]) == [" b", " a"]
+    assert texts_of(words, [1, 0], []) == ["b", " a"]
+
+
+@given(prompt=st.text(max_size=20), text=st.text(max_size=60))
+def test_all_texts_are_the_answer(tokenizer: Tokenizer, prompt: str, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    told = texts_of(tokenizer, ids, tokenizer.encode(prompt).ids)
+    # A replacement character of the text itself waits for what follows.
+    assert text.startswith("".join(told))
+    if not text.endswith("\ufffd"):
+        assert "".join(told) == text

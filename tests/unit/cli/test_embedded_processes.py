@@ -1,0 +1,53 @@
+"""Logs of child processes: where a child's own lines begin, and how long a log may get."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from app.cli.up import processes
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "part.log"
+
+
+async def speak(log_file: Path, text: str) -> int:
+    """Run a child that says this; where its lines begin."""
+    start = processes.begin_log(log_file)
+    child = processes.spawn(["echo", text], log_file=log_file, env=os.environ)
+    async with asyncio.timeout(30):
+        assert await processes.wait_exit(child) == 0
+    return start
+
+
+async def test_each_child_is_read_by_its_own_lines(log_file: Path) -> None:
+    assert await speak(log_file, "one") == 0
+    start = await speak(log_file, "two")
+    assert processes.log_text(log_file, start) == "two\n"
+    assert processes.last_lines(log_file, 0) == "one | two"
+
+
+async def test_a_long_log_is_put_aside_before_a_child_begins(
+    log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the child's lines begin is known then: a worker is ready when its log says so."""
+    monkeypatch.setattr(processes, "LOG_MAX_BYTES", 1_000)
+    await speak(log_file, "x" * 2_000)
+    start = await speak(log_file, "ready")
+    assert processes.log_text(log_file, start) == "ready\n"
+    assert log_file.with_suffix(".old.log").read_text() == "x" * 2_000 + "\n"
+
+
+def test_of_a_long_text_the_end_is_read(tmp_path: Path) -> None:
+    log_file = tmp_path / "log"
+    log_file.write_text("\n".join(f"line {number}" for number in range(30_000)))
+    text = processes.log_text(log_file, 0)
+    assert text.endswith("line 29999")
+    assert len(text) == 100_000
+
+
+def test_a_log_that_somebody_removed_is_empty(tmp_path: Path) -> None:
+    assert processes.log_text(tmp_path / "log", 100) == ""

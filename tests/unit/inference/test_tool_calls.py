@@ -1,0 +1,167 @@
+"""Tool calls in a model's text: found in each format, however the text is cut, and nothing lost."""
+
+import json
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from app.inference.tool_calls import (
+    NamedReader,
+    Reader,
+    ToolCall,
+    ToolFormat,
+    call_id,
+    detect_format,
+    read_all,
+    reader_of,
+    reader_of_forced,
+)
+
+HERMES, LLAMA, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA3_JSON, ToolFormat.MISTRAL
+ADD = ToolCall("add", '{"a": 1}')
+NOW = ToolCall("now", "{}")
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text", "words", "calls"),
+    [
+        (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "", [ADD]),
+        (HERMES, 'So:\n<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>', "So:", [ADD]),
+        (
+            HERMES,
+            '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>\n'
+            '<tool_call>{"name":"now"}</tool_call> Done. ',
+            "Done.",
+            [ADD, NOW],
+        ),
+        # The end token may come before the closing tag, or cut it.
+        (HERMES, '<tool_call>{"name":"add","arguments":{"a":1}}', "", [ADD]),
+        (HERMES, '<tool_call>{"name":"add","arguments":{"a":1}} </tool', "", [ADD]),
+        (HERMES, '<tool_call>{"name":"add","arguments":"{\\"a\\": 1}"}</tool_call>', "", [ADD]),
+        (LLAMA, '{"name": "add", "parameters": {"a": 1}}', "", [ADD]),
+        (LLAMA, '<|python_tag|>{"name":"add","parameters":{"a":1}}; {"name":"now"}', "", [ADD, NOW]),
+        (LLAMA, '{"name":"add","parameters":{"a":1}} and so on', "and so on", [ADD]),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', "", [ADD]),
+        (MISTRAL, 'Hm[TOOL_CALLS][{"name":"add","arguments":{"a":1}}, {"name":"now"}]', "Hm", [ADD, NOW]),
+        (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now{}', "", [ADD, NOW]),
+        (MISTRAL, '[TOOL_CALLS]add[CALL_ID]a1B2[ARGS]{"a": 1}', "", [ADD]),
+    ],
+)  # fmt: skip
+def test_calls_are_found(
+    tool_format: ToolFormat, text: str, words: str, calls: list[ToolCall]
+) -> None:
+    assert read_all(reader_of(tool_format), text) == (words, calls)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (HERMES, "plain"),
+        (HERMES, "<tool_call>"),
+        (HERMES, "<tool_call>{}</tool_call>"),
+        (HERMES, '<tool_call>{"name": 1}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"x": 1e999}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"x": '),
+        (HERMES, '<tool_call>{"name": "f"}</tool_call'.replace("_call<", "<") + "x"),
+        (HERMES, "<tool_call>" + '{"a":' * 5000 + "1" + "}" * 5000 + "</tool_call>"),
+        (HERMES, '<tool_call>{"name": "\\ud800"}</tool_call>'),
+        (HERMES, "a < b <tool"),
+        (HERMES, "  \n"),
+        (LLAMA, '{"answer": 42}'),
+        (LLAMA, 'Call {"name": "f"}'),
+        (LLAMA, '{"name": "f", "parameters": '),
+        (LLAMA, "<|python_tag|>print(1)"),
+        (MISTRAL, "[TOOL_CALLS]"),
+        (MISTRAL, "[TOOL_CALLS] nothing of the kind"),
+        (MISTRAL, "[TOOL_CALLS][1, 2]"),
+        (MISTRAL, "[TOOL_"),
+    ],
+)
+def test_what_is_no_call_stays_text(tool_format: ToolFormat, text: str) -> None:
+    words, calls = read_all(reader_of(tool_format), text)
+    assert (words, calls) == (text, [])
+
+
+def test_a_call_behind_a_broken_one_is_found() -> None:
+    text = '<tool_call>{"name": 1}</tool_call><tool_call>{"name":"now"}</tool_call>'
+    assert read_all(reader_of(HERMES), text) == ('<tool_call>{"name": 1}</tool_call>', [NOW])
+
+
+def test_what_is_forced_by_a_schema() -> None:
+    forced = '[{"name": "add", "parameters": {"a": 1}}, {"name": "now", "parameters": {}}]'
+    assert read_all(reader_of_forced(), forced) == ("", [ADD, NOW])
+    assert read_all(NamedReader("add"), '{"a": 1}') == ("", [ADD])
+
+
+def test_half_a_surrogate_pair_stays_escaped() -> None:
+    _, (call,) = read_all(reader_of(LLAMA), '{"name": "f", "parameters": {"x": "\\ud83d"}}')
+    assert call.arguments == '{"x": "\\ud83d"}'
+
+
+MAKERS: list[Callable[[], Reader]] = [
+    *(lambda one=one: reader_of(one) for one in ToolFormat),
+    reader_of_forced,
+]
+FRAGMENTS = st.sampled_from(
+    [
+        "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", ";",
+        "[", "]", ",", " ", "\n", "{", "}", '"', "\\", "f", "add", '{"name": "f"}', "🙂",
+        '{"name": "f", "arguments": {"x": "}\\""}}', '{"name": "f", "parameters": {}}',
+    ]
+)  # fmt: skip
+
+
+@given(
+    st.lists(FRAGMENTS, max_size=12).map("".join) | st.text(max_size=40),
+    st.lists(st.integers(1, 7), min_size=1, max_size=40),
+    st.sampled_from(MAKERS),
+)
+@example('[TOOL_CALLS]f{"x": 1}f', [1], MAKERS[2])
+@example('{"name": "f"};;', [1], MAKERS[1])
+def test_the_cuts_change_nothing(text: str, sizes: list[int], make: Callable[[], Reader]) -> None:
+    """Any text in any pieces says the same, and every character that is no call's is told."""
+    whole = read_all(make(), text)
+    reader, pieces, at, turn = make(), [], 0, 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        pieces += reader.feed(text[at : at + size])
+        at, turn = at + size, turn + 1
+    pieces += reader.finish()
+    words = "".join(piece for piece in pieces if isinstance(piece, str))
+    calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+    assert (words, calls) == whole
+    assert not any(piece == "" for piece in pieces)
+    if not calls:
+        assert words == text
+    for call in calls:
+        assert isinstance(json.loads(call.arguments), dict)
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{{ '<tool_call>\\n' }}{{ tool_call | tojson }}", HERMES),
+        ("<tool_call>\n<function={{ name }}>", None),
+        ("<tool_call>{{ name }}<arg_key>", None),
+        ("{{ '[TOOL_CALLS] [' }}", MISTRAL),
+        ("<|start_header_id|>{{ role }}", LLAMA),
+        ("{{ '<|python_tag|>' }}", LLAMA),
+        ("{{ messages[0].content }}", None),
+    ],
+)
+def test_the_format_is_told_by_the_templates_markers(
+    template: str, found: ToolFormat | None
+) -> None:
+    assert detect_format(template) is found
+
+
+def test_ids_are_the_same_whenever_they_are_told() -> None:
+    result = UUID("01890000-0000-7000-8000-000000000000")
+    assert call_id(HERMES, result, 0) == f"call_{result.hex}0"
+    short = [call_id(MISTRAL, result, place) for place in range(3)]
+    assert len(set(short)) == 3
+    assert all(len(one) == 9 and one.isalnum() for one in short)

@@ -1,0 +1,159 @@
+"""The TOML file that declares indexes: what it may say, and where it is wrong."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from starlette.routing import BaseRoute
+
+from app.api.app import create_app
+from app.core.settings import Settings
+from app.infini_gram.declarations import (
+    BYTES,
+    RESERVED_NAMES,
+    Declaration,
+    DeclarationError,
+    add_declaration,
+    check_name,
+    parse_declarations,
+    read_declarations,
+    to_toml,
+)
+
+FILE = Path("/etc/llm/indexes.toml")
+
+WHOLE = """
+[indexes.pile]
+path = "pile"
+tokenizer = "pile/tokenizer.json"
+description = "The Pile"
+delimiters = { "." = 29889 }
+
+[indexes."v4.bytes"]
+path = "/data/bytes"
+tokenizer = "bytes"
+"""
+
+
+def test_whole() -> None:
+    pile, raw = parse_declarations(WHOLE, FILE)
+    assert pile == Declaration(
+        "pile",
+        Path("/etc/llm/pile"),
+        "/etc/llm/pile/tokenizer.json",
+        "The Pile",
+        {".": 29889},
+    )
+    assert pile.token_dtype == "u16"
+    assert raw == Declaration("v4.bytes", Path("/data/bytes"), BYTES)
+    assert raw.token_dtype == "u8"
+
+
+def test_nothing_declares_nothing(tmp_path: Path) -> None:
+    assert read_declarations(None) == []
+    assert parse_declarations("", FILE) == []
+    with pytest.raises(DeclarationError, match=r"gone\.toml cannot be read: No such file"):
+        read_declarations(tmp_path / "gone.toml")
+    (tmp_path / "latin.toml").write_bytes(b'[indexes."\xe9"]')
+    with pytest.raises(DeclarationError, match="is not UTF-8"):
+        read_declarations(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[indexes.a", "at end of document"),
+        ('[indexes.a]\npath="a"\n[indexes.a]\npath="b"', "at line 3"),
+        ("[index.a]", "'index' is unknown"),
+        ("indexes = 3", "must be tables"),
+        ("[[indexes]]", "must be tables"),
+        ("[indexes]\na = 3", "indexes.a: must be a table"),
+        ("[indexes.a]", "indexes.a.path: missing"),
+        ("[indexes.a]\npath = 3", "indexes.a.path: must be a text"),
+        ('[indexes.a]\npath = "a\\u0000"', "indexes.a.path: must be a text"),
+        ('[indexes.a]\npath = "a"\ntokeniser = "bytes"', "indexes.a.tokeniser: unknown"),
+        ('[indexes.a.b]\npath = "a"', "indexes.a.b: unknown"),
+        ('[indexes.a]\npath = "a"\ndelimiters = {"." = 65535}', "indexes.a.delimiters: must"),
+        ('[indexes.a]\npath = "a"\ndelimiters = {"." = true}', "indexes.a.delimiters: must"),
+        ('[indexes.v1]\npath = "a"', "the beginning of other routes"),
+        ('[indexes.Results]\npath = "a"', "the beginning of other routes"),
+        ('[indexes."../a"]\npath = "a"', "no plain name"),
+        ('[indexes.a]\npath = "a"\n[indexes.A]\npath = "b"', "in its case only"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(text: str, problem: str) -> None:
+    with pytest.raises(DeclarationError) as raised:
+        parse_declarations(text, FILE)
+    assert str(raised.value).startswith(f"{FILE}: ")
+    assert problem in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a b", "-a", "_a", "é", "a\n", "a%2f", "x" * 129, "docs", "V1"]
+)
+def test_names_that_cannot_be(name: str) -> None:
+    with pytest.raises(DeclarationError):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "olmo-2-0325-32b", "v4_pileval.llama", "0"])
+def test_names_that_can(name: str) -> None:
+    assert check_name(name) == name
+
+
+def _paths(routes: Iterable[BaseRoute]) -> set[str]:
+    paths = {str(path) for route in routes if (path := getattr(route, "path", None))}
+    for route in routes:
+        paths |= _paths(getattr(route, "routes", None) or [])
+    return paths
+
+
+def test_no_index_can_hide_a_route_of_ours() -> None:
+    values = {"host": "db", "user": "u", "password": "p", "name": "n"}
+    settings = Settings.model_validate({f"database_{key}": text for key, text in values.items()})
+    app = create_app(settings)
+    segments = {path.split("/")[1] for path in _paths(app.routes) | set(app.openapi()["paths"])}
+    assert len(segments) > 10
+    assert {one for one in segments if one and not one.startswith("{")} <= RESERVED_NAMES
+
+
+# --- Writing ------------------------------------------------------------------------------------
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    file = tmp_path / "indexes.toml"
+    there = '# mine\n[indexes.a]\npath = "a"  # here'
+    file.write_text(there)
+    file.chmod(0o640)
+    added = Declaration("b", tmp_path / 'odd "dir\\', str(tmp_path / "t.json"), 'Say "é\x7f"\n')
+    add_declaration(file, added)
+    assert file.read_text().startswith(f"{there}\n\n")
+    assert file.stat().st_mode & 0o777 == 0o640
+    first, second = read_declarations(file)
+    assert (first.name, second) == ("a", added)
+    # What lies below the file's directory is written relative to it.
+    assert str(tmp_path) not in file.read_text()
+    with pytest.raises(DeclarationError, match="twice"):
+        add_declaration(file, added)
+    assert len(read_declarations(file)) == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["indexes.toml"]
+
+
+def test_a_new_file(tmp_path: Path) -> None:
+    added = Declaration("b", Path("/data/b"), BYTES)
+    add_declaration(tmp_path / "indexes.toml", added)
+    assert read_declarations(tmp_path / "indexes.toml") == [added]
+    assert tomllib.loads(to_toml(added)) == {
+        "indexes": {"b": {"path": "/data/b", "tokenizer": "bytes"}}
+    }
+
+
+def test_a_tokenizer_inside_the_index_needs_no_words(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "tokenizer.json").write_text("{}")
+    text = '[indexes.a]\npath = "a"\n[indexes.b]\npath = "b"'
+    a, b = parse_declarations(text, tmp_path / "indexes.toml")
+    assert a.tokenizer == str(tmp_path / "a" / "tokenizer.json")
+    assert b.tokenizer == BYTES

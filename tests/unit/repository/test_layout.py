@@ -1,0 +1,131 @@
+"""The house: what must not exist, and what must not be written."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+GENERIC = {"models.py", "utils.py", "helpers.py", "common.py", "misc.py"}
+# Places of one machine: homes, temporary folders, mounts. Docker's own paths are of no machine.
+PLACES = re.compile(r"(?<![\w.$}/-])/(?:work|root|home/\w+|mnt|Users|tmp/(?!\.)\w+)\b")
+
+
+def tracked() -> list[Path]:
+    """The files of the repository, committed or about to be."""
+    found = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    files = [ROOT / name for name in found.stdout.split("\0") if name]
+    return [file for file in files if file.is_file()]
+
+
+def texts() -> list[tuple[Path, str]]:
+    found = []
+    for file in tracked():
+        try:
+            found.append((file.relative_to(ROOT), file.read_text()))
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("where", [ROOT, ROOT / "app", ROOT / "tests"])
+def test_triton_is_no_package(where: Path) -> None:
+    """OpenAI's kernel package has the same name: torch and vLLM must never find ours."""
+    script = (
+        "import importlib.util, sys; spec = importlib.util.find_spec('triton');"
+        f"sys.exit(spec is not None and {str(ROOT)!r} in str(spec.submodule_search_locations))"
+    )
+    # The installed service is run by `python -m app` in the root: its own import must not see it.
+    in_service = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=where, check=False, capture_output=True
+    )
+    assert in_service.returncode == 0
+
+
+def test_triton_holds_nothing_that_could_be_imported() -> None:
+    assert not list((ROOT / "triton").glob("*.py"))
+    assert not list((ROOT / "triton").rglob("__init__.py"))
+    assert not list((ROOT / "models").rglob("__init__.py"))
+    assert not list((ROOT / "db").rglob("__init__.py"))
+
+
+def test_tensors_and_engines_stay_outside_the_service() -> None:
+    forbidden = re.compile(r"^\s*(?:import|from) (torch|vllm|numpy|triton)\b", re.MULTILINE)
+    for file in (ROOT / "app").rglob("*.py"):
+        assert not forbidden.search(file.read_text()), file
+
+
+def test_one_file_imports_tritonclient() -> None:
+    importers = [
+        file.relative_to(ROOT / "app").as_posix()
+        for file in (ROOT / "app").rglob("*.py")
+        if re.search(r"^\s*(?:import|from) (tritonclient|grpc)\b", file.read_text(), re.MULTILINE)
+    ]
+    assert importers == ["inference/triton_client.py", "inference/triton_messages.py"]
+
+
+def test_one_file_writes_the_state() -> None:
+    writes = re.compile(
+        r"UPDATE results\b(?: r)?\s+SET\s+(?:\w+ = [^;]*?,\s*)?state\s*=|INSERT INTO results\b",
+        re.DOTALL,
+    )
+    writers = [
+        file.relative_to(ROOT / "app").as_posix()
+        for file in (ROOT / "app").rglob("*.py")
+        if writes.search(file.read_text())
+    ]
+    assert writers == ["queue/sql.py"]
+
+
+def test_modules_have_names_that_say_something() -> None:
+    generic = [
+        file for file in (ROOT / "app").rglob("*.py")
+        if file.name in GENERIC and "api" not in file.parts
+    ]  # fmt: skip
+    assert not generic
+    # "Model" means an LLM that Triton serves: tables live in core/tables.
+    assert "metadata = MetaData(" in (ROOT / "app" / "core" / "tables" / "schema.py").read_text()
+
+
+def test_files_stay_readable() -> None:
+    long = {
+        path.as_posix(): text.count("\n")
+        for path, text in texts()
+        if path.suffix == ".py" and path.parts[0] in ("app", "triton", "bench", "nvidia_triton")
+        and text.count("\n") > 700
+    }  # fmt: skip
+    assert not long
+
+
+def test_no_file_names_a_place_of_this_machine() -> None:
+    named = [
+        f"{path}: {found[0]}"
+        for path, text in texts()
+        if path != Path(__file__).relative_to(ROOT)
+        for found in [PLACES.search(text)]
+        if found
+    ]
+    assert not named
+
+
+def test_no_conflict_marks_and_no_tabs_in_python() -> None:
+    for path, text in texts():
+        assert "<<<<<<< " not in text or path.name == "test_layout.py", path
+        if path.suffix == ".py":
+            assert "\t" not in text, path
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        path.as_posix()
+        for path, text in texts()
+        if path.suffix == ".py"
+        and path.parts[0] in ("app", "tests", "bench", "triton", "nvidia_triton")
+        and text.strip() and not text.lstrip().startswith(('"""', "#!"))
+    ]  # fmt: skip
+    assert not silent

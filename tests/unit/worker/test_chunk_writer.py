@@ -1,0 +1,126 @@
+"""What of running results is written while they run, and when."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from app.core.ids import new_id
+from app.inference.triton_messages import Delta
+from app.queue.job_queue import Chunk, Claim, JobQueue
+from app.results.streams.interest import StreamInterest
+from app.worker.attempt import Attempt
+from app.worker.backends.triton_backend import Generation, TritonBackend
+from app.worker.chunk_writer import ChunkWriter
+
+
+class Table:
+    """A queue that keeps what is appended; a write lasts until it may end."""
+
+    def __init__(self) -> None:
+        self.writes: list[tuple[list[str], list[UUID]]] = []
+        self.has_news = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def append(
+        self, _worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID]
+    ) -> None:
+        self.writes.append(([chunk.text for chunk in chunks], list(watched)))
+        self.has_news.set()
+        await self.may_end.wait()
+
+
+class Desk:
+    """A writer at work, and attempts that say what they are told to."""
+
+    def __init__(self, flush_seconds: float) -> None:
+        self.table = Table()
+        self.running: dict[UUID, Attempt] = {}
+        self.watched: set[UUID] = set()
+        self.writer = ChunkWriter(
+            cast(JobQueue, self.table),
+            new_id(),
+            self.running,
+            cast(StreamInterest, self.watched),
+            flush_seconds,
+        )
+
+    def attempt(self, *, watched: bool = True) -> Generation:
+        claim = Claim(new_id(), 1, "m", "p", {}, 60.0, is_suspect=False)
+        attempt = Generation(claim, cast(TritonBackend, None), self.writer.on_text)
+        self.running[claim.id] = attempt
+        if watched:
+            self.watched.add(claim.id)
+        return attempt
+
+    async def until_written(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.table.writes) < count:
+                self.table.has_news.clear()
+                await self.table.has_news.wait()
+
+
+def say(attempt: Generation, text: str, finish_reason: str | None = None) -> None:
+    attempt._hear(Delta(text, finish_reason, 1, 1, None, None))
+
+
+@pytest.fixture
+async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
+    made = Desk(getattr(request, "param", 1e6))
+    writing = asyncio.create_task(made.writer.run())
+    yield made
+    writing.cancel()
+    await asyncio.wait([writing])
+
+
+async def test_what_is_read_elsewhere_is_written_at_once_and_told(desk: Desk) -> None:
+    watched, other = desk.attempt(), desk.attempt(watched=False)
+    say(other, "later")
+    say(watched, "now")
+    await desk.until_written(1)
+    assert desk.table.writes == [(["now"], [watched.claim.id])]
+
+
+@pytest.mark.parametrize("desk", [0.01], indirect=True)
+async def test_all_text_is_written_now_and_then(desk: Desk) -> None:
+    say(desk.attempt(watched=False), "some")
+    await desk.until_written(1)
+    assert desk.table.writes == [(["some"], [])]
+
+
+async def test_what_comes_during_a_write_shares_the_next(desk: Desk) -> None:
+    first, second = desk.attempt(), desk.attempt()
+    desk.table.may_end.clear()
+    say(first, "a")
+    await desk.until_written(1)
+    for attempt in (first, second, first):
+        say(attempt, "b")
+    desk.table.may_end.set()
+    await desk.until_written(2)
+    texts, told = desk.table.writes[1]
+    assert sorted(texts) == ["b", "bb"]
+    assert set(told) == {first.claim.id, second.claim.id}
+
+
+async def test_the_last_words_are_left_to_the_end(desk: Desk) -> None:
+    """Their commit would delay the end, which writes and tells them as well."""
+    ended, other = desk.attempt(), desk.attempt()
+    say(ended, "all", finish_reason="stop")
+    say(other, "some")
+    await desk.until_written(1)
+    assert desk.table.writes == [(["some"], [other.claim.id])]
+
+
+async def test_an_end_waits_for_the_write_under_way(desk: Desk) -> None:
+    desk.table.may_end.clear()
+    say(desk.attempt(), "a")
+    await desk.until_written(1)
+    ending: asyncio.Task[Any] = asyncio.create_task(desk.writer.until_idle())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not ending.done()
+    desk.table.may_end.set()
+    await ending
