@@ -10,6 +10,7 @@
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
 #   JOBS=4               processes that share the tests (0: all in one, as for a debugger)
+#   BASE=main            branch that the changes are compared with by `make check`
 #   MINUTES=10 SEED=...  how long `make chaos` is; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
@@ -20,6 +21,7 @@ PORT ?= 8887
 UI_PORT ?=
 DATA ?= .data
 JOBS ?= 4
+BASE ?= main
 MINUTES ?= 10
 SEED ?=
 PYTHON ?=
@@ -77,6 +79,11 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 .PHONY: test
 test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (unit, integration, end to end, chaos)
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
+
+.PHONY: check
+check: lint .venv-triton/.cpu ## `make lint`, the unit tests, and the integration tests of what differs from BASE
+	tests=$$(sh .ci/changed_tests.sh "$(BASE)") && \
+		.venv/bin/pytest -q -n $(JOBS) --durations=5 $$tests $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelling and prose (tools/prose.toml)
