@@ -20,7 +20,7 @@ from starlette.routing import Route
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.core.settings.fields import DEFAULT_TEAM
-from app.queue.job_queue import NewResult
+from app.queue.enqueue import NewResult
 from app.results.requests import SendOptions
 from app.results.serialization import accepted_to_wire, result_to_wire
 

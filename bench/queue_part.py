@@ -19,7 +19,10 @@ from app.core.ids import new_id
 from app.core.listener import ENDED, ENQUEUED
 from app.core.settings import Settings
 from app.core.settings.fields import DEFAULT_TEAM
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
+from app.queue.claim import Claim
+from app.queue.enqueue import NewContext, NewResult
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.job_queue import JobQueue
 from app.worker.lease import Lease
 from bench.steps import run_steps
 
@@ -78,7 +81,7 @@ class _Worker:
         self._queue = queue
         self._id = identifier
         self._slots = slots
-        self._lane = queue.ending_lane(identifier, _RETRY_SECONDS)
+        self._lane = queue.end_batcher(identifier, _RETRY_SECONDS)
         self._running: set[asyncio.Task[None]] = set()
         self._is_short = False  # whether slots were the limit of the last claim
         self._ended = 0

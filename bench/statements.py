@@ -20,8 +20,11 @@ from app.core.ids import new_id
 from app.core.listener import ENDED, split_ids
 from app.core.settings import Settings
 from app.core.settings.fields import DEFAULT_TEAM
+from app.queue.claim import Claim
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
+from app.queue.enqueue import NewContext, NewResult
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.job_queue import JobQueue
 from app.results.indexer import ResultIndexer
 from app.results.store import ResultStore
 from bench.corpus import texts
@@ -134,8 +137,8 @@ class Bench:
         self._results = ResultStore(database, self._queue, settings)
         self._digest = ResultIndexer(database, QueueDepth(database, settings), settings)
         self.worker_id = new_id()
-        self._silent = self._queue.ending_lane(self.worker_id, math.inf)
-        self._told = self._queue.ending_lane(self.worker_id, math.inf, self)
+        self._silent = self._queue.end_batcher(self.worker_id, math.inf)
+        self._told = self._queue.end_batcher(self.worker_id, math.inf, self)
 
     async def register(self) -> None:
         """Be a worker whose lease holds."""
@@ -146,14 +149,16 @@ class Bench:
             self.worker_id,
         )
 
-    # --- the birthplace of results, and who waits for them: both take all ----------------------------
+    # --- the dispatcher and the waiters: both take all results --------------------------------------
 
-    def may_start(self, models: Sequence[str]) -> list[bool]:
+    def reserve(self, models: Sequence[str]) -> list[bool]:
         return [True] * len(models)
 
     def begin(self, claims: Sequence[Claim]) -> None: ...
 
-    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None: ...
+    def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None: ...
+
+    def abort(self, worker_id: UUID) -> None: ...
 
     def awaits(self, _result_id: UUID) -> bool:
         return True
@@ -171,9 +176,9 @@ class Bench:
             await self._measure(turn, ENDED_ALONE, rows, batches, self._end)
             await self._measure(turn, READ, rows, batches, self._read)
             batches = [_new_results(rows) for _ in range(count)]
-            self._queue.birthplace = self
+            self._queue.dispatcher = self
             await self._measure(turn, STARTED, rows, batches, self._queue.enqueue)
-            self._queue.birthplace = None
+            self._queue.dispatcher = None
             await self._measure(turn, ENDED_AND_TOLD, rows, batches, self._end_and_tell)
 
     async def _measure(

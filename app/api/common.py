@@ -21,7 +21,7 @@ from app.api.json_codec import json_response
 from app.api.sse import until_disconnect
 from app.auth.principal import Principal
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
-from app.queue.job_queue import OnDisconnect
+from app.queue.enqueue import OnDisconnect
 from app.results.requests import Key
 from app.results.serialization import result_to_wire
 

@@ -11,8 +11,8 @@ import orjson
 
 from app.core.ids import new_id
 from app.core.queue_names import queue_of
+from app.queue.enqueue import NewContext, NewResult
 from app.queue.idempotency import NewKey, hash_request
-from app.queue.job_queue import NewContext, NewResult
 from app.queue.team_limits import Limits
 
 # No client can send it: a key has no control characters.

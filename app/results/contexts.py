@@ -13,7 +13,8 @@ from app.core.database import Connection, Database, await_standby
 from app.core.errors import ConflictError, NotFoundError
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
-from app.queue.job_queue import JobQueue, NewContext
+from app.queue.enqueue import NewContext
+from app.queue.job_queue import JobQueue
 
 _MAX_BATCH = 1000
 
@@ -117,7 +118,7 @@ class ContextStore:
                 await connection.execute("DELETE FROM contexts WHERE id = $1", context_id)
             return ids
 
-        await self._queue.tell_stopped(await self._database.run(work))
+        await self._queue.notify_stopped(await self._database.run(work))
 
 
 def context_not_found(context_id: UUID) -> NotFoundError:

@@ -9,7 +9,7 @@ from typing import Literal
 from uuid import UUID
 
 from app.core.ids import lowest_id
-from app.queue.sql import READ_COLUMNS
+from app.queue.finish import READ_COLUMNS
 
 State = Literal["pending", "completed", "failed"]
 

@@ -23,7 +23,7 @@ from app.core.queue_names import queue_of
 from app.core.url_guard import url_fault
 from app.inference.model_registry import Model
 from app.queue.continuation import can_continue
-from app.queue.job_queue import NewContext, NewResult, OnDisconnect
+from app.queue.enqueue import NewContext, NewResult, OnDisconnect
 from app.results.attributions import following, new_attribution, renewed
 from app.results.contexts import Context
 from app.results.requests import AttributeOptions, ContextCreate, ResultCreate, SendOptions

@@ -17,8 +17,8 @@ from app.api.container import Services
 from app.auth.principal import Principal
 from app.core.errors import IdempotencyConflictError, InternalError, NotFoundError, ServiceError
 from app.core.ids import new_id
+from app.queue.enqueue import NewResult
 from app.queue.idempotency import NewKey, hash_request
-from app.queue.job_queue import NewResult
 from app.results.preparation import (
     GroupRequest,
     Prepared,
