@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-import asyncpg
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +27,7 @@ from app.core.errors import DatabaseUnavailableError, ResultFailedError, Stoppin
 from app.core.ids import new_id
 from app.results.multi_result import GroupEvent, cancel_all, follow_all, wait_for_all
 from app.results.preparation import GroupRequest
+from app.results.rows import ResultRow
 from app.results.submission import Replayed, SubmissionOutcome, submit_group
 
 RESULT_ID_HEADER = "X-Result-Id"
@@ -46,7 +46,7 @@ Events = AsyncGenerator[GroupEvent, None]
 async def respond_complete(
     request: Request,
     group: GroupRequest,
-    render: Callable[[Sequence[asyncpg.Record]], Response],
+    render: Callable[[Sequence[ResultRow]], Response],
 ) -> Response:
     """Send a group, and answer with what `render` makes of its results, once all have completed.
 
@@ -163,7 +163,7 @@ async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
 def ids_of(answers: Sequence[SubmissionOutcome]) -> list[UUID]:
     """The results' ids, of new ones and of those that were made before under the same key."""
     return [
-        answer.row["id"] if isinstance(answer, Replayed) else answer.result.id for answer in answers
+        answer.row.id if isinstance(answer, Replayed) else answer.result.id for answer in answers
     ]
 
 

@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from uuid import UUID
 
-import asyncpg
-
 from app.api.container import Services
 from app.core.errors import (
     AttemptLostError,
@@ -21,6 +19,7 @@ from app.core.errors import (
     StoppingError,
 )
 from app.results.preparation import erased
+from app.results.rows import ResultRow
 from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import (
     AttemptStarted,
@@ -45,7 +44,7 @@ async def wait_for_all(
     *,
     is_new: bool,
     has_left: Callable[[], bool],
-) -> list[asyncpg.Record]:
+) -> list[ResultRow]:
     """The results once all have completed; those pending when the client has left.
 
     `woken` are the hub's events of `ids`. Raises ResultFailedError as soon as one is found to have
@@ -61,11 +60,11 @@ async def wait_for_all(
             is_new=is_new,
             has_left=has_left,
         )
-        if row["erased_at"] is not None:  # told to another, who sent the same
+        if row.erased_at is not None:  # told to another, who sent the same
             raise erased(row)
-        if row["state"] == "failed":
+        if row.state == "failed":
             raise failure_of(row)
-        if row["state"] == "pending" and not has_left():
+        if row.state == "pending" and not has_left():
             raise _stopping(result_id)
         rows.append(row)
     return rows
@@ -95,10 +94,12 @@ async def cancel_all(services: Services, team_id: str, ids: Sequence[UUID]) -> N
         await services.queue.cancel_ids(team_id, ids)
 
 
-def failure_of(row: asyncpg.Record) -> ResultFailedError:
+def failure_of(row: ResultRow) -> ResultFailedError:
     """The error of a failed result, for a client that knows no results."""
+    assert row.error_code is not None
+    assert row.error_message is not None
     return ResultFailedError(
-        FailureCode(row["error_code"]), row["error_message"], {"result_id": str(row["id"])}
+        FailureCode(row.error_code), row.error_message, {"result_id": str(row.id)}
     )
 
 
@@ -125,9 +126,9 @@ async def _follow(
                     )
                 continue
             has_text = has_text or isinstance(event, TextDelta)
-            if isinstance(event, Ended) and event.row["erased_at"] is not None and not has_text:
+            if isinstance(event, Ended) and event.row.erased_at is not None and not has_text:
                 raise erased(event.row)
-            if isinstance(event, Ended) and event.row["state"] == "failed":
+            if isinstance(event, Ended) and event.row.state == "failed":
                 raise failure_of(event.row)
             yield event
             if isinstance(event, Ended):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import orjson
 
 from app.api.container import Services
@@ -27,6 +26,7 @@ from app.queue.enqueue import NewContext, NewResult, OnDisconnect
 from app.results.attributions import following, new_attribution, renewed
 from app.results.contexts import Context
 from app.results.requests import AttributeOptions, ContextCreate, ResultCreate, SendOptions
+from app.results.rows import ResultRow, SubmittedRequest
 
 # A tokenizer makes at most one token of a byte, and adds a few special ones.
 _SPECIAL_TOKENS = 8
@@ -82,11 +82,11 @@ def to_new_context(team_id: str, create: ContextCreate | ResultCreate) -> NewCon
     )
 
 
-def erased(row: asyncpg.Record) -> ErasedError:
+def erased(row: ResultRow | SubmittedRequest) -> ErasedError:
     """Why a result cannot be told again, or used."""
     return ErasedError(
-        f"Result {row['id']} was sent with `store` false: its texts were erased at "
-        f"{row['erased_at']:%Y-%m-%dT%H:%M:%SZ}."
+        f"Result {row.id} was sent with `store` false: its texts were erased at "
+        f"{row.erased_at:%Y-%m-%dT%H:%M:%SZ}."
     )
 
 
@@ -149,43 +149,43 @@ async def prepare_retry(
 ) -> Prepared:
     """The request of an ended result once more. Raises ConflictError, ErasedError too."""
     row = await services.results.request(principal.team_id, retry_of)
-    if row["state"] == "pending":
+    if row.state == "pending":
         raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
-    if row["erased_at"] is not None:
+    if row.erased_at is not None:
         raise erased(row)
-    is_generation = row["kind"] == "generation"
+    is_generation = row.kind == "generation"
     if is_generation:
-        model = await services.registry.find(row["model_name"])
+        model = await services.registry.find(row.model_name)
     else:
-        model = services.registry.serving(row["model_name"])
+        model = services.registry.serving(row.model_name)
     limits = await services.admission.limits_of(principal.team_id, model.name)
-    tokens = orjson.loads(row["parameters"])["max_tokens"] if is_generation else 0
+    tokens = orjson.loads(row.parameters)["max_tokens"] if is_generation else 0
     if is_generation and limits.tokens_per_minute is not None:
-        text = row["prompt"]
+        text = row.prompt
         if text is None:
-            text = (await services.contexts.get(principal.team_id, row["context_id"])).content or ""
+            text = (await services.contexts.get(principal.team_id, row.context_id)).content or ""
         tokens += await _count_tokens(model, text)
     result = NewResult(
         id=result_id,
         team_id=principal.team_id,
-        context_id=row["context_id"],
+        context_id=row.context_id,
         model_name=model.name,
         model_version=model.version,
-        prompt=row["prompt"],
-        parameters=row["parameters"],
-        priority=min(row["priority"], principal.max_priority),
-        deadline_seconds=row["deadline_seconds"] or services.settings.default_deadline_seconds,
-        metadata=row["metadata"],
-        webhook_url=row["webhook_url"],
+        prompt=row.prompt,
+        parameters=row.parameters,
+        priority=min(row.priority, principal.max_priority),
+        deadline_seconds=row.deadline_seconds or services.settings.default_deadline_seconds,
+        metadata=row.metadata,
+        webhook_url=row.webhook_url,
         retry_of=retry_of,
-        kind=row["kind"],
-        source_id=row["source_id"],
-        attribution=renewed(row["attribution"]) if row["attribution"] else None,
-        store=row["store"],
-        retain_seconds=row["retain_seconds"],
+        kind=row.kind,
+        source_id=row.source_id,
+        attribution=renewed(row.attribution) if row.attribution else None,
+        store=row.store,
+        retain_seconds=row.retain_seconds,
         tokens=tokens,
         limits=limits,
-        resumable=row["resumable"] and services.settings.continue_lost_attempts,
+        resumable=row.resumable and services.settings.continue_lost_attempts,
     )
     return Prepared(model, result)
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-import asyncpg
-
 from app.api.container import Services
 from app.auth.principal import Principal
 from app.core.errors import IdempotencyConflictError, InternalError, NotFoundError, ServiceError
@@ -31,6 +29,7 @@ from app.results.preparation import (
     prepare_saved,
 )
 from app.results.requests import ResultCreate, SendOptions
+from app.results.rows import ResultRow
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,7 +44,7 @@ class Accepted:
 class Replayed:
     """A result that the same request had before, under its idempotency key, as it is now."""
 
-    row: asyncpg.Record
+    row: ResultRow
 
 
 SubmissionOutcome = Accepted | Replayed
@@ -186,15 +185,15 @@ async def _replay_group(
     assert isinstance(first, Replayed)
     if size == 1:
         return [first]
-    rows = await services.results.group(team_id, first.row["id"])
+    rows = await services.results.group(team_id, first.row.id)
     if len(rows) != size:
         raise IdempotencyConflictError(
             f"Of the {size} results under this idempotency key {size - len(rows)} were deleted. "
             "Take a new key.",
-            extra={"result_id": str(first.row["id"])},
+            extra={"result_id": str(first.row.id)},
         )
     for row in rows:
-        if row["erased_at"] is not None:
+        if row.erased_at is not None:
             raise erased(row)
     return [Replayed(row) for row in rows]
 
@@ -304,7 +303,7 @@ async def _replay(
         row = await services.results.get(team_id, taken.result_id)
     except NotFoundError:
         return None  # deleted since we looked, and the key with it
-    return erased(row) if row["erased_at"] is not None else Replayed(row)
+    return erased(row) if row.erased_at is not None else Replayed(row)
 
 
 async def _try_prepare(asked: PendingSubmission) -> Prepared | ServiceError:

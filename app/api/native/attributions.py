@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter, Query
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -59,6 +58,7 @@ from app.queue.idempotency import NewKey, hash_request
 from app.results.attributions import cache_key
 from app.results.multi_result import cancel_all, failure_of
 from app.results.preparation import erased, prepare_attribution
+from app.results.rows import ResultRow
 from app.results.submission import Replayed, SubmissionOutcome, submit_attribution
 
 router = APIRouter(tags=["infini-gram"])
@@ -102,24 +102,24 @@ async def attribute_text(request: Request) -> Response:
     row, is_new, has_left = await _wait(
         request, index, wanted.response, parameters, key, None if given else version
     )
-    result_id = row["id"]
+    result_id = row.id
     headers = {RESULT_ID_HEADER: str(result_id)}
-    if row["state"] == "pending":
+    if row.state == "pending":
         if is_new and is_cancelled:
-            await cancel_all(services, row["team_id"], [result_id])
+            await cancel_all(services, row.team_id, [result_id])
         if has_left:
             return Response(status_code=_CLIENT_LEFT)
         raise _too_long(services, result_id, headers)
     if not is_new:
         headers[REPLAYED_HEADER] = "true"
-    if row["state"] == "failed":
+    if row.state == "failed":
         raise _failure(row, headers)
-    if row["erased_at"] is not None:
+    if row.erased_at is not None:
         raise erased(row)
     if not is_new and given is None:
         seconds = services.settings.attribution_cache_hit_seconds
-        await services.keys.keep(row["team_id"], key.key, seconds)
-    return Response(row["output"], media_type=JSON, headers=headers)
+        await services.keys.keep(row.team_id, key.key, seconds)
+    return Response(row.output, media_type=JSON, headers=headers)
 
 
 async def _wait(
@@ -129,7 +129,7 @@ async def _wait(
     parameters: Mapping[str, Any],
     key: NewKey,
     version: int | None,
-) -> tuple[asyncpg.Record, bool, bool]:
+) -> tuple[ResultRow, bool, bool]:
     """The attribution once it has ended or the time is over, whether it is new, and whether the
     client has left. With a `version` the key is of the cache.
     """
@@ -171,7 +171,7 @@ async def _wait(
                     has_left=has_left,
                 )
         # One that another asked for, and cancelled, is no answer.
-        if is_new or version is None or row["state"] != "failed":
+        if is_new or version is None or row.state != "failed":
             return row, is_new, has_left()
 
 
@@ -200,16 +200,16 @@ async def attribute_result(
     name = _named(services, index)
     body = await request.body()
     parameters = _to_stored(parse(_PARAMETERS, body)) if body else {}
-    if source["erased_at"] is not None:
+    if source.erased_at is not None:
         raise erased(source)
-    if source["kind"] != "generation":
+    if source.kind != "generation":
         raise ConflictError("The result is an attribution itself.")
-    if source["state"] == "pending":
+    if source.state == "pending":
         raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
-    if not source["output"]:
+    if not source.output:
         raise ConflictError("The result has no text to attribute.")
     version = services.indexes.engine(name).version
-    content = {"index": name, "source": str(source["id"]), **parameters}
+    content = {"index": name, "source": str(source.id), **parameters}
     given = idempotency_key(request)
     key = _key(services, given, content, services.settings.idempotency_seconds)
 
@@ -221,13 +221,13 @@ async def attribute_result(
                 services,
                 principal,
                 name,
-                source["output"] or "",
+                source.output or "",
                 parameters,
                 new_result_id,
-                source_id=source["id"],
-                context_id=source["context_id"],
-                webhook_url=source["webhook_url"],
-                store=source["store"],
+                source_id=source.id,
+                context_id=source.context_id,
+                webhook_url=source.webhook_url,
+                store=source.store,
             ),
             key,
             None if given else version,
@@ -243,9 +243,9 @@ async def read_attribution(
     """The newest attribution of a result by an index."""
     source = await services.results.get(team, to_id(result_id, "result"))
     name = _named(services, index)
-    row = await services.results.newest_about(team, source["id"], queue_of(name))
+    row = await services.results.newest_about(team, source.id, queue_of(name))
     if row is None:
-        raise NotFoundError(f"There is no attribution of result {source['id']} by index {name!r}.")
+        raise NotFoundError(f"There is no attribution of result {source.id} by index {name!r}.")
     return json_response(result_wire(services, row))
 
 
@@ -287,9 +287,9 @@ def _too_long(services: Services, result_id: UUID, headers: dict[str, str]) -> S
     )
 
 
-def _failure(row: asyncpg.Record, headers: dict[str, str]) -> ServiceError:
+def _failure(row: ResultRow, headers: dict[str, str]) -> ServiceError:
     error: ServiceError = failure_of(row)
-    if row["error_code"] == FailureCode.INFINI_GRAM_ERROR:  # under infini-gram API's name
-        error = EngineError(row["error_message"])
+    if row.error_code == FailureCode.INFINI_GRAM_ERROR:  # under infini-gram API's name
+        error = EngineError(error.detail)
     error.headers.update(headers)
     return error

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter
 from pydantic import TypeAdapter
 from pydantic_core import from_json
@@ -47,6 +46,7 @@ from app.core.errors import (
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.results.requests import ResultCreate, SendOptions
+from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire
 from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import Position
@@ -231,7 +231,7 @@ async def _wait(
     wish: _ResponsePreference,
     answer: SubmissionOutcome,
     woken: ResultSignal,
-) -> asyncpg.Record | None:
+) -> ResultRow | None:
     """The result after the time that the client would wait; None if that was not possible."""
     result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0
     team = team_of(request)
@@ -269,7 +269,7 @@ def _stream_response(
 def _response(
     services: Services,
     answer: SubmissionOutcome,
-    row: asyncpg.Record | None = None,
+    row: ResultRow | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
     wire = result_wire(services, row) if row else _answer_to_wire(services, answer)
@@ -287,7 +287,7 @@ def _headers(answer: SubmissionOutcome) -> dict[str, str]:
 
 
 def _id_of(answer: SubmissionOutcome) -> UUID:
-    found: UUID = answer.row["id"] if isinstance(answer, Replayed) else answer.result.id
+    found: UUID = answer.row.id if isinstance(answer, Replayed) else answer.result.id
     return found
 
 

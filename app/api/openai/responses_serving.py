@@ -79,10 +79,10 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
     try:
         row = await services.results.get(team_id, from_response_id(response_id))
         stored = stored_of(row)
-        context = await services.contexts.get(team_id, row["context_id"])
+        context = await services.contexts.get(team_id, row.context_id)
     except NotFoundError:
         raise _invalid(name, f"there is no response {response_id!r}") from None
-    if row["state"] != "completed":
+    if row.state != "completed":
         raise _invalid(name, f"response {response_id} has no answer to go on from")
     messages = context.messages or []
     return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]

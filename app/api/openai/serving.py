@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import asyncpg
-
 from app.api.container import Services
 from app.api.openai.chat_schemas import ChatFrames, ChatRequest, chat_completion, tool_use_of
 from app.api.openai.completions_schemas import (
@@ -25,6 +23,7 @@ from app.core.errors import ServiceError
 from app.inference.model_registry import Model
 from app.results.multi_result import GroupEvent
 from app.results.preparation import GroupRequest, Prompt
+from app.results.rows import ResultRow
 from app.results.streams.result_reader import KeepAlive, TextDelta
 
 
@@ -33,7 +32,7 @@ class PreparedRequest:
     """One request, ready to be sent. `answer` makes its body of the results' rows, in order."""
 
     group: GroupRequest
-    answer: Callable[[Sequence[asyncpg.Record]], dict[str, Any]]
+    answer: Callable[[Sequence[ResultRow]], dict[str, Any]]
     new_frames: Callable[[Sequence[UUID]], Frames]
     streams: bool
     include_usage: bool
@@ -45,7 +44,7 @@ class PreparedRequest:
     ) -> AsyncGenerator[bytes, None]:
         """The stream's frames. An error is one of them, and the end is told in any case."""
         frames = self.new_frames(ids)
-        rows: dict[int, asyncpg.Record] = {}
+        rows: dict[int, ResultRow] = {}
         has_begun = False
         clock = asyncio.get_running_loop().time
         told_at = clock()

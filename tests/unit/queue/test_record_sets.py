@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql
 
 from app.core.ids import new_id
 from app.core.record_set import RecordSet
-from app.core.tables import contexts, result_chunks, results
+from app.core.tables.results import contexts, result_chunks, results
 from app.queue import enqueue, finish, progress
 from app.queue.enqueue import NewContext, NewResult
 from app.queue.finish import AttemptEnd
