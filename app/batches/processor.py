@@ -25,10 +25,9 @@ from app.core.errors import DatabaseUnavailableError, InternalError, NotFoundErr
 from app.core.ids import new_id
 from app.core.listener import BATCHES, ENDED, split_ids
 from app.core.waiting import is_set_within
-from app.results.multi_result import failure_of
-from app.results.preparation import GroupRequest, erased
+from app.results.drafts import GroupRequest
+from app.results.row_errors import erased, failure_of
 from app.results.rows import ResultRow
-from app.results.submission import submit_once
 
 logger = logging.getLogger(__name__)
 
@@ -364,7 +363,9 @@ class _Feed:
         if request is None or ids is None:
             return None
         try:
-            await submit_once(self._services, _principal(batch), request.group, ids)
+            await self._services.submissions.submit_group_once(
+                _principal(batch), request.group, ids
+            )
         except Exception as error:  # noqa: BLE001 # told in the line
             return self._to_refusal(error)
         return None

@@ -166,7 +166,7 @@ class StreamHub:
         woken: ResultSignal | None = None,
         *,
         is_new: bool = False,
-        has_left: Callable[[], bool] = bool,
+        is_disconnected: Callable[[], bool] = bool,
     ) -> ResultRow:
         """The result once it is terminal, or as it stands after `seconds`.
 
@@ -186,7 +186,7 @@ class StreamHub:
                 if row is None or row.team_id != team_id:
                     row = await self._results.get(team_id, result_id)
                 is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
-                if row.state != "pending" or is_over or has_left():
+                if row.state != "pending" or is_over or is_disconnected():
                     return row
                 await is_set_by(news, ends)
 
