@@ -6,7 +6,6 @@ index: it can be polled, streamed and cancelled, and a webhook tells of it.
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any
 from uuid import UUID
@@ -39,7 +38,7 @@ from app.api.json_codec import JSON, json_response, parse
 from app.api.native.schemas import ResultRead
 from app.api.native.send import WISHES, send
 from app.api.sse import MEDIA_TYPE
-from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, ids_of
+from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER
 from app.core.errors import (
     ConflictError,
     EngineError,
@@ -55,11 +54,11 @@ from app.core.ids import new_id
 from app.core.queue_names import queue_of
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest
 from app.queue.idempotency import NewKey, hash_request
-from app.results.attributions import cache_key
-from app.results.multi_result import cancel_all, failure_of
-from app.results.preparation import erased, prepare_attribution
+from app.results.attributions import AttributionDraft, cache_key
+from app.results.replays import Replayed
+from app.results.row_errors import erased, failure_of
 from app.results.rows import ResultRow
-from app.results.submission import Replayed, SubmissionOutcome, submit_attribution
+from app.results.submission import SubmissionOutcome
 
 router = APIRouter(tags=["infini-gram"])
 raw = APIRouter(tags=["infini-gram"])
@@ -99,15 +98,15 @@ async def attribute_text(request: Request) -> Response:
     given = idempotency_key(request)
     key = _key(services, given, content, services.settings.attribution_cache_seconds)
     is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
-    row, is_new, has_left = await _wait(
+    row, is_new, is_disconnected = await _wait(
         request, index, wanted.response, parameters, key, None if given else version
     )
     result_id = row.id
     headers = {RESULT_ID_HEADER: str(result_id)}
     if row.state == "pending":
         if is_new and is_cancelled:
-            await cancel_all(services, row.team_id, [result_id])
-        if has_left:
+            await services.groups.cancel(row.team_id, [result_id])
+        if is_disconnected:
             return Response(status_code=_CLIENT_LEFT)
         raise _too_long(services, result_id, headers)
     if not is_new:
@@ -142,37 +141,23 @@ async def _wait(
     while True:
         result_id = new_id()
         with services.hub.expecting(result_id) as woken:
-            answer = await submit_attribution(
-                services,
-                principal,
-                functools.partial(
-                    prepare_attribution,
-                    services,
-                    principal,
-                    index,
-                    text,
-                    parameters,
-                    result_id,
-                    deadline_seconds=deadline,
-                ),
-                key,
-                version,
-            )
+            draft = AttributionDraft(result_id, index, text, parameters, deadline)
+            answer = await services.submissions.submit_attribution(principal, draft, key, version)
             is_new = not isinstance(answer, Replayed)
-            (found,) = ids_of([answer])
+            found = answer.result_id
             expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
-            with expecting as news, watching(request, news) as has_left:
+            with expecting as news, watching(request, news) as is_disconnected:
                 row = await services.hub.wait_terminal(
                     principal.team_id,
                     found,
                     max(0.0, ends - loop.time()),
                     news,
                     is_new=is_new,
-                    has_left=has_left,
+                    is_disconnected=is_disconnected,
                 )
         # One that another asked for, and cancelled, is no answer.
         if is_new or version is None or row.state != "failed":
-            return row, is_new, has_left()
+            return row, is_new, is_disconnected()
 
 
 @router.post(
@@ -214,23 +199,11 @@ async def attribute_result(
     key = _key(services, given, content, services.settings.idempotency_seconds)
 
     def submission(new_result_id: UUID) -> Awaitable[SubmissionOutcome]:
-        return submit_attribution(
-            services,
-            principal,
-            lambda: prepare_attribution(
-                services,
-                principal,
-                name,
-                source.output or "",
-                parameters,
-                new_result_id,
-                source_id=source.id,
-                context_id=source.context_id,
-                webhook_url=source.webhook_url,
-                store=source.store,
-            ),
-            key,
-            None if given else version,
+        draft = AttributionDraft(
+            new_result_id, name, source.output or "", parameters, source=source
+        )
+        return services.submissions.submit_attribution(
+            principal, draft, key, None if given else version
         )
 
     return await send(request, services, submission)

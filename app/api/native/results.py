@@ -71,9 +71,12 @@ async def read_result(request: Request) -> Response:
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
     if seconds > 0:
-        with services.hub.expecting(result_id) as woken, watching(request, woken) as has_left:
+        with (
+            services.hub.expecting(result_id) as woken,
+            watching(request, woken) as is_disconnected,
+        ):
             row = await services.hub.wait_terminal(
-                team, result_id, seconds, woken, has_left=has_left
+                team, result_id, seconds, woken, is_disconnected=is_disconnected
             )
     else:
         row = await services.results.get(team, result_id)

@@ -45,16 +45,14 @@ from app.api.synchronous import (
     RESULT_ID_HEADER,
     as_asked_for,
     erase_delivered,
-    ids_of,
     replayed_header,
     respond_complete,
     to_header,
 )
 from app.core.errors import FieldError, InvalidRequestError
 from app.core.ids import new_id
-from app.results.multi_result import cancel_all
 from app.results.rows import ResultRow
-from app.results.submission import Accepted, SubmissionOutcome, submit_group
+from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["openai"])
 raw = APIRouter(tags=["openai"])
@@ -208,7 +206,7 @@ async def _answer_live(request: Request, asked: AskedResponse) -> Response:
 
     async def leave() -> None:
         if is_cancelled and not stored.background and not events.is_over:
-            await cancel_all(services, team, [result_id])
+            await services.groups.cancel(team, [result_id])
 
     headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
     return EventStreamResponse(frames(), headers, on_left=leave)
@@ -223,10 +221,11 @@ async def _submit(
         group = replace(group, on_disconnect="continue")
     result_id = new_id()
     with services.hub.reading(result_id):  # the place that its stream will take
-        (answer,) = await submit_group(services, principal_of(request), group, [result_id])
-    (result_id,) = ids_of([answer])
+        (answer,) = await services.submissions.submit_group(
+            principal_of(request), group, [result_id]
+        )
     known = None if isinstance(answer, Accepted) else Stored.of(answer.row.request)
-    return answer, result_id, known or asked.stored
+    return answer, answer.result_id, known or asked.stored
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:

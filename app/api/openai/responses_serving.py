@@ -24,7 +24,7 @@ from app.api.openai.responses_schemas import (
 from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError
-from app.results.preparation import GroupRequest, Prompt
+from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import MAX_PROMPT_CHARACTERS
 from app.results.streams.result_reader import (
     AttemptStarted,

@@ -21,8 +21,8 @@ from app.api.openai.schemas import DONE, Frames, error_frame, invalid
 from app.api.sse import KEEP_ALIVE
 from app.core.errors import ServiceError
 from app.inference.model_registry import Model
+from app.results.drafts import GroupRequest, Prompt
 from app.results.multi_result import GroupEvent
-from app.results.preparation import GroupRequest, Prompt
 from app.results.rows import ResultRow
 from app.results.streams.result_reader import KeepAlive, TextDelta
 

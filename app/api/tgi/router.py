@@ -55,7 +55,7 @@ from app.api.tgi.schemas import (
 from app.core.errors import InvalidRequestError, NotFoundError, ServiceError, UnknownModelError
 from app.inference.model_registry import Model
 from app.inference.prompts import PromptFormat
-from app.results.preparation import GroupRequest, Prompt
+from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import SendOptions
 from app.results.rows import ResultRow
 from app.results.streams.result_reader import Ended, TextDelta
