@@ -1,4 +1,4 @@
-"""`python -m app token`: its arguments, their checks, and help that teaches. `token_commands` runs it."""
+"""`python -m app token`: its arguments, their validation and their help. `token_commands` runs it."""
 
 import argparse
 import json
@@ -26,9 +26,9 @@ _EPILOG = """examples:
   JWT_SECRET=... python -m app token jwt encode '{"team_id": "red", "token_id": "ci-7"}'
   JWT_SECRET=... python -m app token jwt decode eyJ...
 
-API keys are for people and programs that you hand one to; they are rows of the database
-(LLM_DATABASE_*). JWTs are made by whoever has JWT_SECRET, and need no database. Both are revoked
-here, and refused by every replica within a second. docs/authentication.md tells more."""
+API keys are for people and programs; they are rows of the database (LLM_DATABASE_*). Any holder of
+JWT_SECRET can make JWTs, which need no database. Both are revoked here, and every replica refuses
+them within a second. More: docs/authentication.md."""
 
 _JWT_EPILOG = """The secret is JWT_SECRET of the environment, or else --secret (others on the machine
 see the arguments of a command). RS256 and ES256 tokens are read by LLM_JWKS, LLM_JWT_ISSUER and
@@ -41,7 +41,6 @@ examples:
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command and its own commands to the command line."""
     text = "Make, list and revoke API keys and JWTs."
     parser = commands.add_parser("token", help=text, description=text, **_teaching(_EPILOG))
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -106,7 +105,7 @@ def _teaching(epilog: str) -> dict[str, Any]:
 
 
 def _checked(kind: Any) -> Callable[[str], Any]:
-    """An argument that is checked as a claim is."""
+    """Parser of an argument with the validation of a claim."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def check(text: str) -> Any:
@@ -134,7 +133,7 @@ def _duration(text: str) -> timedelta:
 
 
 def _key_name(text: str) -> UUID | str:
-    """An id or a prefix. A whole key will do: it is what one has when it has leaked."""
+    """An id or a prefix. A whole key is also accepted: an operator has that of a leaked one."""
     if is_prefix(text):
         return text
     prefix = prefix_of(text)

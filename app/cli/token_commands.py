@@ -1,7 +1,6 @@
-"""What `python -m app token` does: API keys in the database; JWTs by secret or issuer's keys alone.
+"""Commands of `python -m app token`: API keys in the database; JWTs by secret or issuer's keys only.
 
-What is asked for goes to standard output, so that it can be piped; what is said about it to
-standard error.
+Results go to standard output, so that they can be piped; remarks go to standard error.
 """
 
 import argparse
@@ -133,7 +132,7 @@ def _decode(options: argparse.Namespace) -> int:
 
 
 async def _verify_issued(token: str) -> None:
-    """As the service does it, by the issuer's keys (LLM_JWKS). No database is asked."""
+    """Verify as the service does, by the issuer's keys (LLM_JWKS), without the database."""
     unused = ("database_host", "database_user", "database_password", "database_name")
     await JwtVerifier(Settings.model_validate(dict.fromkeys(unused, "unused"))).verify(token)
 
@@ -149,7 +148,7 @@ def _secret(options: argparse.Namespace) -> SecretStr | None:
     return SecretStr(text)
 
 
-# --- what is shown ----------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------
 
 
 def _time(moment: datetime | None) -> str:

@@ -1,7 +1,7 @@
-"""A launch's directory on its profile's host: made before the job, read while it runs, removed after.
+"""A launch's directory on its profile's host: created before the job, read meanwhile, removed after it.
 
-`log`, `address` and `exit` are the job's (`job_script`): read with a bound, and believed only as far
-as they have the right shape.
+The job writes `log`, `address` and `exit` (`job_script`): they are read with a bound, and their
+format is checked.
 """
 
 import re
@@ -23,14 +23,14 @@ _EXIT = re.compile(r"(\d{1,3}) (\d{1,12})\n")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where the job's server listens: gRPC, HTTP and metrics, on a node."""
+    """Address of the job's server: gRPC, HTTP and metrics ports on a node."""
 
     node: str
     ports: tuple[int, ...]
 
 
 class Directory:
-    """One launch's. All of it may be done again, by anybody."""
+    """One launch's directory. Every method may be repeated, by any worker."""
 
     def __init__(self, hosts: Hosts, profile: Profile, launch: UUID) -> None:
         self._hosts = hosts
@@ -39,7 +39,7 @@ class Directory:
         self.path = directory_of(profile, launch)
 
     async def make(self, spec: LaunchSpec) -> None:
-        """Write its first files. Raises HostError, and RefusedError where the model cannot be served."""
+        """Write its first files. Raises HostError, and RefusedError if the model cannot be served."""
         place = await self._find_model(spec)
         script = render_script(self._launch, spec, self._profile, place)
         made = await self._run("mkdir", "-p", "-m", "700", "--", self.path)
@@ -55,7 +55,7 @@ class Directory:
             raise RefusedError(f"The directory could not be filled: {packed.complaint}")
 
     async def published(self) -> Published | None:
-        """Where the server listens, once the job has told. Raises RefusedError for what is no address."""
+        """The server's address, once the job has written it. Raises RefusedError for an invalid one."""
         text = await self._read("address")
         if text is None:
             return None
@@ -66,7 +66,7 @@ class Directory:
         return Published(found[1], ports)
 
     async def exit_status(self) -> tuple[int, int] | None:
-        """The job's exit status and how many seconds it ran, once it has ended by itself."""
+        """The job's exit status and its run time in seconds, once it has ended by itself."""
         found = _EXIT.fullmatch(await self._read("exit") or "")
         return (int(found[1]), int(found[2])) if found else None
 
@@ -76,7 +76,7 @@ class Directory:
         return answer.output if answer.status == 0 else None
 
     async def remove(self) -> None:
-        """Remove it: a job that would begin after this ends at once. Raises HostError."""
+        """Remove it: a job that begins after this ends at once. Raises HostError."""
         answer = await self._run("rm", "-rf", "--", self.path)
         if answer.status != 0:
             raise HostError(f"The launch's directory cannot be removed: {answer.complaint}")

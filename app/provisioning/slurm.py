@@ -1,8 +1,8 @@
 """Slurm as a provider of jobs: sbatch, squeue, scontrol, scancel.
 
-A job is found by its name, which holds the launch's id: a submission whose answer was lost is found
+A job is found by its name, which has the launch's id: a submission whose response was lost is found
 as well, and never repeated. Slurm keeps ended jobs for some minutes (MinJobAge, 300 s); after that
-the file `exit` in the launch's directory tells how the job ended. https://slurm.schedmd.com/squeue.html
+the file `exit` in the launch's directory has the job's end. https://slurm.schedmd.com/squeue.html
 """
 
 import re
@@ -14,7 +14,7 @@ from app.provisioning.jobs import End, Job, Phase, RefusedError
 from app.provisioning.profiles import Profile
 
 _FIELDS = "%i|%T|%N|%r"
-# The controller was not reached, or was too busy to answer: the job may be taken later, or is.
+# The controller was not reached, or was too busy to answer: it may accept the job later, or has.
 _PASSING = re.compile(
     r"contact slurm controller|timed? ?out|connect(ion)? (failure|refused)|zero bytes|temporarily|"
     r"cluster configuration|munge|try again|backup mode|resource temporarily",
@@ -66,7 +66,7 @@ class Slurm:
         jobs = [line.split("|", 3) for line in answer.output.splitlines() if line.count("|") >= 3]
         if not jobs:
             return Job(Phase.ABSENT)
-        # One there should be. Of several, what lives counts; the script ends a second one at once.
+        # There should be one. Among several, a living one counts; the script ends a second one at once.
         identifier, state, node, reason = max(jobs, key=lambda job: _rank(job[1]))
         reason = "" if reason == "None" else reason
         if state in _WAITING:
@@ -110,7 +110,7 @@ class Slurm:
         return (int(found[1]), int(found[2])) if found else (None, None)
 
     async def _node_reason(self, profile: Profile, node: str) -> str:
-        """What an administrator wrote about the node."""
+        """An administrator's remark on the node."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", node):
             return ""
         answer = await self._hosts.run(profile, ["scontrol", "show", "node", "-o", node])
@@ -119,7 +119,7 @@ class Slurm:
 
 
 def _rank(state: str) -> int:
-    """What tells the most of several jobs."""
+    """The most informative of several jobs has the lowest rank."""
     if state in _RUNNING:
         return 3
     return 2 if state in _WAITING else int(state != "COMPLETED")

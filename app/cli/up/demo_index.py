@@ -1,7 +1,7 @@
 """The demo index: the text that the demo model was trained on, indexed on the first start.
 
-That text is the library of the Python that runs us (models/demo/corpus.py), so nothing has to be
-downloaded; the weights that are committed were trained on CPython 3.11's.
+The text is the library of the running Python (models/demo/corpus.py), so no download is needed; the
+committed weights were trained on CPython 3.11's.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ NAME = "demo"
 _REPOSITORY = Path(__file__).parents[3]
 _MODEL = _REPOSITORY / "models" / "demo"
 _TOKENIZER = _MODEL / "1" / "tokenizer.json"
-_DESCRIPTION = "What the demo model was trained on: Python's standard library."
+_DESCRIPTION = "The demo model's training text: Python's standard library."
 _REPORT_SECONDS = 0.5
 
 
 async def prepare(data: Path, progress: Progress) -> Path | None:
-    """The file that declares the demo index, built now if it is not there or not whole.
+    """Return the file that declares the demo index, which is built if it is absent or incomplete.
 
-    Without it the service does all else: a failure is told, and None returned.
+    A failure is reported, and None returned: the service works without the index.
     """
     file = data / "indexes.toml"
     if not await asyncio.to_thread(_is_good, file):
@@ -52,7 +52,7 @@ def _is_good(file: Path) -> bool:
 
 
 async def _build(data: Path, file: Path, tell: Callable[[str], None]) -> None:
-    """Raises StartError with the last words of what failed."""
+    """Raises StartError with the last lines of the failed program."""
     log_file = data / "logs" / "demo_index.log"
     corpus = data / "demo.jsonl"
     try:

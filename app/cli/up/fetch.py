@@ -18,7 +18,7 @@ _COMPLETE = ".complete"
 async def fetch(
     source: ModelSource, weights: Path, log_file: Path, tell: Callable[[str], None]
 ) -> None:
-    """Bring the files of a Hugging Face model into `weights`; nothing to do when they are there.
+    """Download the files of a Hugging Face model into `weights`, if they are not there.
 
     The first download pins the revision: later runs use the same files, without a network.
     Raises StartError.
@@ -58,7 +58,7 @@ async def fetch(
                 for line in processes.log_text(log_file, log_start).splitlines()
                 if "Error" in line
             ),
-            "no reason told",
+            "no reason given",
         )
         raise StartError(
             f"{source.repository_id} cannot be downloaded: {reason.strip().rstrip('.')[:300]}. "

@@ -1,4 +1,4 @@
-"""What the terminal shows while parts start: one line that moves, or plain lines in a log."""
+"""The terminal's output while parts start: one changing line, or plain lines in a log."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ QUIET_SECONDS = 2.0
 
 
 class Step:
-    """One thing under way; `detail` may be changed at any time."""
+    """One running step; `detail` may be changed at any time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -24,11 +24,10 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Time since the step began."""
         return time.monotonic() - self.started
 
     def tell(self, detail: str) -> None:
-        """Say what the step is doing now."""
+        """Change the detail."""
         self.detail = detail
 
     def __str__(self) -> str:
@@ -37,7 +36,7 @@ class Step:
 
 
 class Progress:
-    """Prints finished steps and messages as lines, and steps under way as one moving line."""
+    """Prints finished steps and messages as lines, and running steps as one changing line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

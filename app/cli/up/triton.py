@@ -1,7 +1,7 @@
-"""A real tritonserver under our own supervision, from the wheels in `.venv-triton`.
+"""A tritonserver as a supervised child, from the wheels in `.venv-triton`.
 
-Its own readiness does not see that a model's process is gone, so health is a generation of one
-token per model.
+Triton reports itself as ready after a model's process died, so the health check is a generation of
+one token per model.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ from app.inference.triton_errors import GenerationError, RefusedError
 HOST = "127.0.0.1"
 SERVER_SECONDS = 60.0
 PROBE_INTERVAL = 5.0
-# A full engine answers when one of its running requests ends. A late answer is no sign of death:
-# a dead process answers at once, with an error.
+# A full engine answers when one of its running requests ends. A late response does not mean a dead
+# process: that answers at once, with an error.
 PROBE_SECONDS = 60.0
-# So many control calls in a row without an answer (10 s each) mean a server that hangs.
+# So many control calls in a row without a response (10 s each) mean a server that hangs.
 MAX_SILENCE = 3
 # serve.sh gives the server 10 s to end its models.
 EXIT_SECONDS = 20
 ENGINE_DEATH_SECONDS = 0.5
-# What Triton logs when it crashes. Then it writes a trace and ends; but if it was the heap that
-# broke (SIGABRT), the trace may wait for the heap's lock for ever: the server hangs in its own
-# signal handler, answers control calls and no others (measured with Triton 2.51).
+# Log text of a crash of Triton. Then it writes a trace and ends; but if the heap was corrupted
+# (SIGABRT), the trace may wait for the heap's lock indefinitely: the server hangs in its own
+# signal handler, and answers only control calls (measured with Triton 2.51).
 CRASH = re.compile(r"^Signal \((?:6|11)\) received", re.MULTILINE)
 TRACE_SECONDS = 5.0
-# A load is given up after so long without CPU time and disk transfers. The longest such pauses of
-# a load that goes on are waits for a slow network disk. A vLLM model's load hangs for ever when the
-# machine stands still for some 2 s within a second of its start (measured).
+# A load is abandoned after so long without CPU time and disk transfers. The longest such pauses of
+# a load that continues are waits for a slow network disk. A vLLM model's load hangs indefinitely when
+# the machine is suspended for some 2 s within a second of its start (measured).
 STILL_SECONDS = 60.0
 LOOK_SECONDS = 2.0
 MAX_STARTS = 3  # of the server, while its loads hang or crash
@@ -60,7 +60,7 @@ class EmbeddedTriton:
     name = "Triton"
 
     def __init__(self, venv: Path, work: Path, models: Mapping[str, Path], log_file: Path) -> None:
-        """`models` maps names to directories as of a Triton model repository."""
+        """`models` maps names to directories as in a Triton model repository."""
         self.log_file = log_file
         self.models = dict(models)
         self._venv = venv.absolute()
@@ -76,7 +76,7 @@ class EmbeddedTriton:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The service's settings that name this server; ports are known from here on."""
+        """The service's settings for this server, whose ports are chosen here."""
         self._choose_ports()
         return {
             "TRITON_HTTP_SERVICE": self.address("http"),
@@ -87,11 +87,11 @@ class EmbeddedTriton:
 
     @property
     def is_down(self) -> bool:
-        """Whether the server has ended, or its log tells of a crash."""
+        """True if the server has ended, or its log reports a crash."""
         return self._process is None or self._process.poll() is not None or self._logs_a_crash()
 
     async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Bring server and models up, whatever part of them is down; raises `StartError`."""
+        """Start the server and the models that are down; raises `StartError`."""
         if not self.is_down and await self._is_mended(tell):
             return
         lost = ""
@@ -128,7 +128,7 @@ class EmbeddedTriton:
             raise StartError(f"Triton: {reason} (log: {self.log_file})") from error
 
     async def wait(self) -> str:
-        """Return when the server has ended or a model does not answer, with the reason."""
+        """Return the reason when the server has ended or a model does not answer."""
         if self._process is None:
             return "is not running"
         silence = 0
@@ -153,19 +153,17 @@ class EmbeddedTriton:
                     return reason
 
     async def stop(self) -> None:
-        """End the server and everything it started."""
         if self._process is not None:
             await processes.stop(self._process, signal.SIGTERM, EXIT_SECONDS)
             self._process = None
 
     async def _kill(self) -> None:
-        """End the server and everything it started, at once."""
         if self._process is not None:
             await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
             self._process = None
 
     async def probe(self, client: TritonClient, model: str) -> str:
-        """Generate one token; what is wrong with the model, or "" if nothing seems to be."""
+        """Generate one token; return the model's error, or "" if there is none."""
         if await self._has_lost_a_stub(client):
             return "has lost the process of a model"
         parameters = {"max_tokens": 1, "temperature": 0}
@@ -183,7 +181,7 @@ class EmbeddedTriton:
         return bool(CRASH.search(processes.log_text(self.log_file, self._log_start)))
 
     async def _has_crashed(self) -> bool:
-        """Whether the log tells of a crash; the server has had the time to write its trace then."""
+        """True if the log reports a crash; the server has had the time to write its trace then."""
         assert self._process is not None
         if not self._logs_a_crash():
             return False
@@ -199,7 +197,7 @@ class EmbeddedTriton:
         return ""
 
     async def _has_lost_a_stub(self, client: TritonClient) -> bool:
-        """Whether fewer of the models' own processes run than models are called ready.
+        """True if fewer of the models' own processes run than models are reported ready.
 
         In place of a dead one Triton answers a request a second, with an error: a probe behind
         hundreds of requests would wait for minutes.
@@ -216,8 +214,8 @@ class EmbeddedTriton:
         return any(entry.name == model and entry.ready for entry in await client.index())
 
     async def _is_mended(self, tell: Callable[[str], None]) -> bool:
-        """Load what a backend unloaded because its engine died; whether all is well then."""
-        # A backend needs a moment to see that its engine died, and to say so.
+        """Load models whose backend unloaded them after their engine died; return True if all are well then."""
+        # A backend needs a moment to detect and report that its engine died.
         await asyncio.sleep(ENGINE_DEATH_SECONDS)
         try:
             async with TritonClient(self.address("grpc")) as client:
@@ -227,7 +225,7 @@ class EmbeddedTriton:
         return True
 
     async def _load(self, client: TritonClient, tell: Callable[[str], None]) -> None:
-        """Load the models that are not; raises TritonError when one does not answer then."""
+        """Load the models that are not loaded; raises TritonError when one does not answer then."""
         for model in self.models:
             if not await self._is_ready(client, model):
                 await self._load_model(client, model, tell)
@@ -237,7 +235,7 @@ class EmbeddedTriton:
     async def _load_model(
         self, client: TritonClient, model: str, tell: Callable[[str], None]
     ) -> None:
-        """Load one model. Raises `LoadLostError` when its load stands still or the server crashes."""
+        """Load one model. Raises `LoadLostError` when its load hangs or the server crashes."""
         assert self._process is not None
         begun = time.monotonic()
         activity = Activity(self._process.pid, LOOK_SECONDS)
@@ -246,7 +244,7 @@ class EmbeddedTriton:
             while not load.done() and not await self._has_crashed():
                 still = activity.look()
                 if still >= STILL_SECONDS:
-                    raise LoadLostError(f"loading {model} stood still for {still:.0f} s")
+                    raise LoadLostError(f"loading {model} hung for {still:.0f} s")
                 pause = f", {still:.0f} s without progress" if still > LOOK_SECONDS else ""
                 tell(f"loading {model} ({time.monotonic() - begun:.0f} s{pause})")
                 await asyncio.wait({load}, timeout=LOOK_SECONDS)
@@ -282,7 +280,7 @@ class EmbeddedTriton:
                 await asyncio.sleep(0.1)
 
     async def _lay_out(self) -> None:
-        """Make the server's directory and, in it, the repository: one link per model."""
+        """Create the server's directory and, in it, the repository: one link per model."""
         shutil.rmtree(self._repository, ignore_errors=True)
         self._repository.mkdir(parents=True)
         for name, directory in self.models.items():

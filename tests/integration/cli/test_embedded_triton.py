@@ -243,7 +243,7 @@ async def loading(
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "loading loader stood still for 3 s"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "loading loader hung for 3 s"),
         ("os.kill(os.getppid(), signal.SIGKILL)", "Triton crashed while it loaded loader"),
     ],
     ids=["stopped", "crash"],
@@ -273,7 +273,7 @@ async def test_a_load_that_always_hangs_ends_in_one_line(
 ) -> None:
     async with loading(tmp_path, "time.sleep(1000)", monkeypatch) as (triton, told):
         with pytest.raises(
-            StartError, match=r"^Triton: loading loader stood still for 3 s, 3 times \(log: "
+            StartError, match=r"^Triton: loading loader hung for 3 s, 3 times \(log: "
         ):
             async with asyncio.timeout(90):
                 await triton.start(told.append)

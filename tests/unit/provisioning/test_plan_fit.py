@@ -207,7 +207,7 @@ def test_the_context_is_the_models_but_not_too_long() -> None:
             1,
             1,
             Engine(gpu_memory_utilization=1.5),
-            "gpu_memory_utilization: must be above 0, and at most 1 (0.9, say), not 1.5",
+            "gpu_memory_utilization: must be above 0, and at most 1 (for example 0.9), not 1.5",
         ),
         (1, 1, Engine(gpu_memory_utilization=float("nan")), "gpu_memory_utilization: must be"),
         (1, 1, Engine(max_gpus=0), "max_gpus: must be a whole number"),
