@@ -1,4 +1,4 @@
-"""The history: all results that were ever sent, by words and filters, page by page."""
+"""The history: all stored results, by words and filters, page by page."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -34,13 +34,12 @@ _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def show(request: Request) -> Response:
-    """A page of results."""
     query = request.query_params
     return await _page(request, read_filters(query))
 
 
 async def export(request: Request) -> Response:
-    """All results of the filters as JSON lines, handed on as the API sends them."""
+    """All results of the filters as JSON lines, proxied as a stream."""
     try:
         params = to_params(read_filters(request.query_params))
     except FormError as error:
@@ -78,7 +77,7 @@ async def _page(
     status: int = 200,
     problem: ApiError | FormError | None = None,
 ) -> Response:
-    """The list; a refused filter is told above it, and all that was entered stays."""
+    """The list; an error of a filter is shown above it, and all entries stay."""
     query = request.query_params
     after, trail = query.get("after", ""), query.get("trail", "")
     rows: list[dict[str, Any]] = []
@@ -114,7 +113,7 @@ async def _page(
 
 
 async def _model_names(request: Request) -> list[str]:
-    """What may be chosen as a model, besides those that are gone: they can be typed."""
+    """Suggestions of models; the names of removed models can be typed."""
     try:
         api = api_of(request)
         models = [one["name"] for one in await api.get_known("/models/")]
@@ -125,7 +124,7 @@ async def _model_names(request: Request) -> list[str]:
 
 
 def _notice(query: Mapping[str, str]) -> str | None:
-    """What was just done here."""
+    """A confirmation of the last action."""
     if query.get("deleted"):
         return "The result is deleted."
     count = query.get("cancelled", "")
@@ -137,7 +136,7 @@ def _notice(query: Mapping[str, str]) -> str | None:
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as a row of the table: known by its prompt, else by its answer."""
+    """A result as a row of the table, with the beginning of its prompt, else of its answer."""
     answer = outcome(result)
     usage = (result["usage"] or {}) if result["kind"] == "generation" else {}
     return {

@@ -1,4 +1,4 @@
-"""One result with all that is known of it; an attribution with the documents that it found."""
+"""One result with all its details; an attribution with its documents."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ _MAX_ATTEMPTS = 50
 _MAX_VALUE = 2_000  # characters of a parameter
 _MAX_INDEXES = 20
 _LISTED = 100
-# What an attribution may be asked for with, as its form names it.
+# Parameters of an attribution, by the names of the form's controls.
 _WISHES: Mapping[str, type[int] | type[float]] = {
     "maximumFrequency": int,
     "minimumSpanLength": int,
@@ -36,12 +36,11 @@ _WISHES: Mapping[str, type[int] | type[float]] = {
 
 
 async def show(request: Request) -> Response:
-    """The result's page."""
     return await _page(request)
 
 
 async def show_part(request: Request) -> Response:
-    """What of the page changes until the result has ended."""
+    """The part of the page that changes until the result has ended."""
     result_id = _id_of(request)
     if "x-part" not in request.headers:
         return RedirectResponse(f"/history/{result_id}", 303)
@@ -68,7 +67,7 @@ async def show_text(request: Request) -> Response:
 
 
 async def show_prompt(request: Request) -> Response:
-    """The whole prompt as a file: a text as it is, a chat as JSON."""
+    """The whole prompt as a file: a plain text, or a chat as JSON."""
     api, result_id = api_of(request), _id_of(request)
     result = await api.get(f"/results/{result_id}")
     context = await api.get(f"/contexts/{segment(result['context_id'])}")
@@ -79,13 +78,13 @@ async def show_prompt(request: Request) -> Response:
 
 
 async def show_json(request: Request) -> Response:
-    """The result as the API tells it, as a file."""
+    """The API's result as a file."""
     result_id = _id_of(request)
     return await hand_on(api_of(request), f"/results/{result_id}", f"{result_id}.json")
 
 
 async def retry(request: Request) -> Response:
-    """Send the same request once more; the new result's page."""
+    """Send the same request again; redirect to the new result's page."""
     form = await read_form(request)
     key = key_of(str(form.get("key", "")), {"retry_of": _id_of(request)})
 
@@ -98,7 +97,7 @@ async def retry(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Delete it with its attributions."""
+    """Delete the result with its attributions."""
 
     async def remove() -> Response:
         await api_of(request).delete(f"/results/{_id_of(request)}")
@@ -108,7 +107,7 @@ async def delete(request: Request) -> Response:
 
 
 async def attribute(request: Request) -> Response:
-    """Ask an index for the result's attribution: a result of its own, whose page comes next."""
+    """Request the result's attribution by an index: a result of its own, whose page comes next."""
     texts = texts_of(await read_form(request))
 
     async def ask() -> Response:
@@ -123,7 +122,7 @@ async def attribute(request: Request) -> Response:
 async def _try(
     request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
 ) -> Response:
-    """What is refused is told on the result's page."""
+    """Run an action; the result's page shows a refusal."""
     try:
         return await doing
     except (ApiError, FormError) as error:
@@ -179,7 +178,7 @@ async def _page(
 
 
 async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompt; an empty one where it was deleted just now."""
+    """The prompt; an empty one if it was deleted just now."""
     try:
         context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
     except ApiError as error:
@@ -213,7 +212,7 @@ def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _details(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """How it went: times, attempts, the webhook's state."""
+    """Details of its run: times, attempts, the webhook's state."""
     result_id = segment(result["id"])
     attempts, deliveries = await asyncio.gather(
         api.get(f"/results/{result_id}/attempts"),
@@ -229,7 +228,7 @@ async def _details(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bar(result: Mapping[str, Any]) -> Any:
-    """Where the time went, as a bar; None while the result is pending."""
+    """The time by phase, as a bar; None while the result is pending."""
     times = timings(result)
     if times["total"] is None:
         return None
@@ -254,11 +253,11 @@ def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _attributions(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The indexes that may be asked, and the attributions that there are, as lists tell them."""
+    """The available indexes, and the existing attributions, as lists return them."""
     indexes = await api.get_known("/indexes")
     found: list[dict[str, Any]] = []
     if result["state"] != "pending":
-        # An attribution has its source's context. Lists leave its answer out, which may be large.
+        # An attribution has its source's context. Lists omit its answer, which may be large.
         lists = await asyncio.gather(
             *(
                 api.get(
@@ -292,7 +291,7 @@ async def _attribution(
     result: Mapping[str, Any],
     context: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """What it found, once it has; `?span=` chooses whose documents are shown, counted from 1."""
+    """The documents of an ended attribution; `?span=` selects the span, counted from 1."""
     if not isinstance(result["result"], dict):
         return None
     text = await _attributed_text(api, result, context)
@@ -304,7 +303,7 @@ async def _attribution(
 async def _attributed_text(
     api: Api, result: Mapping[str, Any], context: Mapping[str, Any] | None
 ) -> str | None:
-    """The text that an attribution is about: another result's, or its own context's."""
+    """The attributed text: another result's, or its own context's."""
     if result.get("source_id"):
         try:
             source = await get_bounded(api, f"/results/{segment(result['source_id'])}")
@@ -323,7 +322,7 @@ async def _slim(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wishes(texts: Mapping[str, str]) -> dict[str, int | float]:
-    """How an attribution is asked for. Raises FormError."""
+    """The parameters of an attribution. Raises FormError."""
     wishes: dict[str, int | float] = {}
     wrong = []
     for name, kind in _WISHES.items():
@@ -352,14 +351,14 @@ def _pretty(metadata: Mapping[str, Any]) -> str:
 
 
 def _file(text: str, name: str) -> Response:
-    # A lone surrogate is no UTF-8; the API takes none, but what it tells decides nothing here.
+    # A lone surrogate is not UTF-8; the API accepts none, but its output is not trusted here.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     body = text.encode("utf-8", "replace")
     return Response(body, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 def _id_of(request: Request) -> str:
-    """The id of the address. What is no id names nothing."""
+    """The id of the address, if it is valid."""
     try:
         return str(UUID(request.path_params["result_id"]))
     except ValueError:

@@ -1,4 +1,4 @@
-"""System, for operators: what waits, how fast it goes, what fails, and what stands behind it."""
+"""System, for operators: queues, throughput, errors, and the processes behind the service."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -19,12 +19,11 @@ RANGES = {60: "1 hour", 360: "6 hours", 1440: "24 hours"}
 
 
 async def show(request: Request) -> Response:
-    """The page."""
     return await page(request, "system.html", **await _system(request))
 
 
 async def part(request: Request) -> Response:
-    """What of it is fetched anew every few seconds."""
+    """The part that is refreshed every few seconds."""
     return fragment(request, "_system.html", **await _system(request))
 
 
@@ -46,7 +45,7 @@ async def _system(request: Request) -> dict[str, Any]:
 
 
 def _tiles(told: Mapping[str, Any], minutes: int) -> list[tuple[str, str, bool]]:
-    """(name, value, whether it is as it should be)."""
+    """Tuples (name, value, is good)."""
     alive = sum(worker["is_alive"] for worker in told["workers"])
     queued = sum(queue["queued"] for queue in told["queues"])
     oldest = max((queue["oldest_seconds"] or 0 for queue in told["queues"]), default=0)
@@ -71,7 +70,7 @@ def _charts(told: Mapping[str, Any], minutes: int) -> list[Markup]:
     width = (times[1] - times[0]).total_seconds()
 
     def rate(name: str, member: str, seconds: float) -> Series:
-        """A sum for so many seconds; none of the last step, which is not over."""
+        """A sum for so many seconds; none for the last step, which is not over."""
         found = series(name, times, history, total(member), 0).values
         return Series(name, [*((value or 0) * seconds / width for value in found[:-1]), None])
 

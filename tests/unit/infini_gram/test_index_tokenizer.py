@@ -89,7 +89,7 @@ def test_ids_that_two_bytes_cannot_hold(tmp_path: Path) -> None:
 
 def test_the_end_of_text(tmp_path: Path) -> None:
     file = _save(tmp_path, {"[UNK]": 0, "a": 1, "end": 2})
-    with pytest.raises(TokenizerError, match="name the token's id"):
+    with pytest.raises(TokenizerError, match="give the token's id"):
         open_tokenizer(file)
     assert open_tokenizer(file, 2).end_id == 2
     with pytest.raises(TokenizerError, match="no token 3"):
