@@ -32,11 +32,11 @@ from app.inference.triton_client import IndexEntry, TritonClient
 
 _now = time.time
 
-_PATIENCE = 10.0  # seconds for one server to answer
-_OLDEST_POSTGRES = 15  # oldest version that the tests run on
+_TRITON_TIMEOUT_SECONDS = 10.0  # seconds for one server to answer
+_MIN_POSTGRES_VERSION = 15  # oldest version that the tests run on
 _SKEW_WARN, _SKEW_FAIL = 1.0, 30.0  # seconds
-_LITTLE_SPACE = 1_000_000_000  # bytes
-_CONNECTIONS_BESIDES_POOL = 3  # of a process: listener, heartbeat, and one for the next listener
+_MIN_FREE_BYTES = 1_000_000_000  # bytes
+_CONNECTIONS_OUTSIDE_POOL = 3  # of a process: listener, heartbeat, and one for the next listener
 _LONG_TRANSACTION = 3600.0  # seconds
 _WRAPAROUND = 1_500_000_000  # transactions; PostgreSQL stops at 2.1 billion
 _BACKLOG = 10_000
@@ -91,7 +91,7 @@ async def examine(settings: Settings) -> list[Finding]:
     return findings
 
 
-def of_invalid_settings(error: ValidationError) -> list[Finding]:
+def settings_errors(error: ValidationError) -> list[Finding]:
     """Findings of settings that are invalid."""
     return [
         _fail(
@@ -172,7 +172,7 @@ def _check_disk(settings: Settings) -> Iterator[Finding]:
 def _space(part: str, path: Path) -> Finding:
     free = shutil.disk_usage(path).free
     text = f"{path}: {free / 1e9:.1f} GB are free"
-    if free < _LITTLE_SPACE:
+    if free < _MIN_FREE_BYTES:
         return _warn(part, text, "Make room.")
     return _ok(part, text)
 
@@ -267,8 +267,8 @@ def _version(facts: asyncpg.Record) -> Finding:
     if facts["encoding"] != "UTF8":
         to_do = "Create the database with ENCODING 'UTF8'."
         return _fail("database", f"{name}, encoding {facts['encoding']}", to_do)
-    if facts["version"] < _OLDEST_POSTGRES * 10_000:
-        to_do = f"Use PostgreSQL {_OLDEST_POSTGRES} or newer: no older one is tested."
+    if facts["version"] < _MIN_POSTGRES_VERSION * 10_000:
+        to_do = f"Use PostgreSQL {_MIN_POSTGRES_VERSION} or newer: no older one is tested."
         return _warn("database", name, to_do)
     return _ok("database", name)
 
@@ -317,7 +317,7 @@ def _upkeep(facts: asyncpg.Record) -> list[Finding]:
 def _connections(facts: asyncpg.Record, settings: Settings) -> Finding:
     """Check that the pools of all processes fit: at least one API process and one worker."""
     processes = max(2, facts["processes"])
-    needed = processes * (settings.database_pool_size + _CONNECTIONS_BESIDES_POOL)
+    needed = processes * (settings.database_pool_size + _CONNECTIONS_OUTSIDE_POOL)
     most = facts["max_connections"] - facts["reserved"]
     text = f"{processes} processes may open {needed}, {facts['connections']} are open, of {most}"
     if needed > most:
@@ -363,14 +363,14 @@ async def _check_tables(connection: asyncpg.Connection) -> AsyncIterator[Finding
     rows = await connection.fetch(
         "SELECT host, load FROM workers WHERE dead_at IS NULL AND lease_expires_at > now()"
     )
-    of_models = [
+    hosts_of_workers = [
         row["host"]
         for row in rows
         if not any(name.startswith(INDEX_QUEUES) for name in orjson.loads(row["load"]))
     ]
-    if of_models:
-        hosts = ", ".join(sorted(set(of_models)))
-        yield _ok("workers", f"{len(of_models)} renew their lease, on {hosts}")
+    if hosts_of_workers:
+        hosts = ", ".join(sorted(set(hosts_of_workers)))
+        yield _ok("workers", f"{len(hosts_of_workers)} renew their lease, on {hosts}")
     else:
         to_do = "Start one: `python -m app worker`. Results wait meanwhile."
         yield _warn("workers", "none renews its lease", to_do)
@@ -419,9 +419,9 @@ async def _check_triton(addresses: list[str], settings: Settings) -> list[Findin
 async def _ask(address: str) -> list[IndexEntry] | str:
     """The models of a server; or the reason why they are unknown."""
     try:
-        async with asyncio.timeout(_PATIENCE), TritonClient(address) as client:
+        async with asyncio.timeout(_TRITON_TIMEOUT_SECONDS), TritonClient(address) as client:
             return await client.index()
     except ServiceError as error:
         return error.detail
     except TimeoutError:
-        return f"no answer within {_PATIENCE:.0f} s"
+        return f"no answer within {_TRITON_TIMEOUT_SECONDS:.0f} s"

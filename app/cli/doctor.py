@@ -24,14 +24,14 @@ def _run(options: argparse.Namespace) -> int:
     import orjson
     from pydantic import ValidationError
 
-    from app.cli.checks import Level, examine, of_invalid_settings
+    from app.cli.checks import Level, examine, settings_errors
     from app.cli.table import write_table
     from app.core.settings import Settings
 
     try:
         settings = Settings()
     except ValidationError as error:
-        findings = of_invalid_settings(error)
+        findings = settings_errors(error)
     else:
         findings = asyncio.run(examine(settings))
     if options.json:

@@ -35,7 +35,7 @@ index was built with (of one or two bytes a token); the command cannot verify th
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "Build, list and check infini-gram indexes."
-    parser = commands.add_parser("index", help=text, description=text, **_teaching(_EPILOG))
+    parser = commands.add_parser("index", help=text, description=text, **_help_format(_EPILOG))
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     _add_build(actions)
@@ -49,7 +49,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    build = _add(actions, "build", "Build an index of a corpus.", **_teaching(_BUILD_EPILOG))
+    build = _add(actions, "build", "Build an index of a corpus.", **_help_format(_BUILD_EPILOG))
     build.add_argument("corpus", type=Path, help="a .txt or .jsonl file, or a directory of them")
     build.add_argument("--name", required=True, type=_name, help="what it is called in requests")
     build.add_argument(
@@ -88,7 +88,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def _add_adopt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     adopt = _add(
         actions, "adopt", "Take an index that the package infini-gram built.",
-        **_teaching(_ADOPT_EPILOG),
+        **_help_format(_ADOPT_EPILOG),
     )  # fmt: skip
     adopt.add_argument(
         "directory", type=Path, help="where its files are: tokenized.0, table.0, ..."
@@ -135,7 +135,7 @@ def _add(
     return parser
 
 
-def _teaching(epilog: str) -> dict[str, Any]:
+def _help_format(epilog: str) -> dict[str, Any]:
     return {"epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
 

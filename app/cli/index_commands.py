@@ -87,7 +87,7 @@ def _build(options: argparse.Namespace) -> int:
                 open_files=options.ulimit,
                 replace=options.replace,
             ),
-            line.tell,
+            line.report,
         )
     remember_verified(directory, manifest)  # its checksums were made just now
     inside = directory / "tokenizer.json"
@@ -110,7 +110,7 @@ def _adopt(options: argparse.Namespace) -> int:
     place = tokenizer if tokenizer == BYTES else str(Path(tokenizer).absolute())
     declaration = Declaration(options.name, directory, place, options.description)
     with _Line() as line:
-        manifest = adopt(declaration, options.end_id, line.tell)
+        manifest = adopt(declaration, options.end_id, line.report)
     sys.stdout.write(f"{_summary(manifest)}, {directory}\n")
     return _declare(file, declaration, None)
 
@@ -163,7 +163,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         with _Line() as line:
             manifest = verify(
-                found.path, tell=lambda done, of: line.tell("checksums", done / max(1, of), "")
+                found.path, report=lambda done, of: line.report("checksums", done / max(1, of), "")
             )
         Engine(found)
     except (ManifestError, TokenizerError) as error:
@@ -233,7 +233,7 @@ class _Line:
     def __init__(self) -> None:
         self._moves = sys.stderr.isatty()
         self._step = ""
-        self._begun = self._told = time.monotonic()
+        self._begun = self._reported_at = time.monotonic()
 
     def __enter__(self) -> "_Line":
         return self
@@ -242,14 +242,14 @@ class _Line:
         if self._moves:
             sys.stderr.write("\r\x1b[K")
 
-    def tell(self, step: str, share: float, detail: str) -> None:
+    def report(self, step: str, share: float, detail: str) -> None:
         """Show a step's progress: its share, its likely remaining time, a detail."""
         now = time.monotonic()
         if step != self._step:
             self._step, self._begun = step, now
-        if now - self._told < (_REDRAW_SECONDS if self._moves else _REPEAT_SECONDS):
+        if now - self._reported_at < (_REDRAW_SECONDS if self._moves else _REPEAT_SECONDS):
             return
-        self._told = now
+        self._reported_at = now
         passed = now - self._begun
         # A step that writes its output at its end has no share before.
         parts = [f"{step} {share:.0%}" if share > 0 else f"{step}, {passed:.0f} s so far"]

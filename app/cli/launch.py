@@ -81,8 +81,8 @@ def _create(options: argparse.Namespace) -> int:
         request = validate(TypeAdapter(LaunchCreate), _request(options))
         spec = to_spec(request, profiles, read_catalogue(settings.catalogue_file))
     except ServiceError as error:
-        told = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]
-        sys.stderr.write("\n".join(told) + "\n")
+        problems = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]
+        sys.stderr.write("\n".join(problems) + "\n")
         return 2
     profile = profiles[spec.profile]
     if options.dry_run:

@@ -27,7 +27,9 @@ from app.provisioning.profiles import ProfileError, read_profiles
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 3.0  # time-out of the check of the database's schema, before a start
+_SCHEMA_CHECK_TIMEOUT_SECONDS = (
+    3.0  # time-out of the check of the database's schema, before a start
+)
 _ROOT = Path(__file__).resolve().parents[2]
 _DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
 _EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
@@ -231,7 +233,10 @@ def _schema_fits(settings: Settings) -> bool:
     from app.core.database import Database, is_transient
 
     async def look() -> None:
-        async with asyncio.timeout(_LOOK_SECONDS), Database(settings, "llm start") as database:
+        async with (
+            asyncio.timeout(_SCHEMA_CHECK_TIMEOUT_SECONDS),
+            Database(settings, "llm start") as database,
+        ):
             await schema_version.require(database)
 
     try:

@@ -55,7 +55,9 @@ def _list(_options: argparse.Namespace) -> int:
             count = str(running.get(server.name, 0))
             table.append([server.name, server.grpc, slots, state, count])
         write_table(table)
-        _say("In addition: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers.")
+        _report(
+            "In addition: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers."
+        )
 
     return _with_store(work)
 
@@ -69,7 +71,7 @@ def _add(options: argparse.Namespace) -> int:
 
     async def work(store: "ServerStore") -> None:
         await store.add(address)
-        _say(f"{address.name} is registered; GET /servers returns its health.")
+        _report(f"{address.name} is registered; GET /servers returns its health.")
 
     return _with_store(work)
 
@@ -77,7 +79,7 @@ def _add(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=True)
-        _say(f"{options.name} is given nothing more; what runs on it runs to its end.")
+        _report(f"{options.name} is given nothing more; what runs on it runs to its end.")
 
     return _with_store(work)
 
@@ -85,7 +87,7 @@ def _drain(options: argparse.Namespace) -> int:
 def _resume(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=False)
-        _say(f"{options.name} is given results again.")
+        _report(f"{options.name} is given results again.")
 
     return _with_store(work)
 
@@ -93,12 +95,12 @@ def _resume(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.remove(options.name)
-        _say(f"{options.name} is forgotten; what runs on it runs to its end.")
+        _report(f"{options.name} is forgotten; what runs on it runs to its end.")
 
     return _with_store(work)
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

@@ -96,7 +96,10 @@ def _list(_options: argparse.Namespace) -> int:
         write_table(table)
         if own := await retention.stored():
             sys.stdout.write("\n")
-            kept = [(team, _told(results), _told(prompts)) for team, results, prompts in own]
+            kept = [
+                (team, _duration_text(results), _duration_text(prompts))
+                for team, results, prompts in own
+            ]
             write_table([["team", "results kept", "prompts kept"], *map(list, kept)])
         return 0
 
@@ -109,7 +112,7 @@ def _list(_options: argparse.Namespace) -> int:
     return _with_database(open_both)
 
 
-def _told(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return "forever" if seconds == 0 else f"{seconds:.0f}s"

@@ -15,7 +15,7 @@ from app.auth.jwt_claims import MaxPriority, Team, TokenId
 from app.auth.principal import SCOPES, Scope
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_MOST_DAYS = 36_500
+_MAX_DAYS = 36_500
 
 _EPILOG = """examples:
   python -m app token create --team red --name laptop --expires 90d
@@ -42,7 +42,7 @@ examples:
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "Make, list and revoke API keys and JWTs."
-    parser = commands.add_parser("token", help=text, description=text, **_teaching(_EPILOG))
+    parser = commands.add_parser("token", help=text, description=text, **_help_format(_EPILOG))
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     create = _add(actions, "create", "Make an API key; it is shown once.")
@@ -72,7 +72,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _add_jwt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "Make JWTs signed with a secret (HS256), and read JWTs."
-    parser = actions.add_parser("jwt", help=text, description=text, **_teaching(_JWT_EPILOG))
+    parser = actions.add_parser("jwt", help=text, description=text, **_help_format(_JWT_EPILOG))
     parser.add_argument("--secret", help="where JWT_SECRET is not set")
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     encode = _add(actions, "encode", "Make a token of claims.")
@@ -97,7 +97,7 @@ def _add(
     return parser
 
 
-def _teaching(epilog: str) -> dict[str, Any]:
+def _help_format(epilog: str) -> dict[str, Any]:
     return {"epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
 
@@ -127,7 +127,7 @@ def _scopes(text: str) -> list[Scope]:
 def _duration(text: str) -> timedelta:
     match = re.fullmatch(r"([1-9]\d{0,8})([smhdw])", text)
     found = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
-    if found is None or found.days > _MOST_DAYS:
+    if found is None or found.days > _MAX_DAYS:
         raise argparse.ArgumentTypeError("a number and s, m, h, d or w: 90d; at most 100 years")
     return found
 

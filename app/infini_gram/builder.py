@@ -45,14 +45,14 @@ _BATCH_CHARACTERS = 1_000_000
 _BATCH_DOCUMENTS = 1_000
 # Bytes of memory for each byte of tokens: the indexer's own figures, by which it divides the work.
 _MEMORY_FACTOR = {"u8": 12, "u16": 8}
-_MEMORY_BESIDE = 300_000_000  # Python, numpy, a batch of texts
-_DISK_BESIDE = 20_000_000
-_BYTES_A_TOKEN = 3  # of text: a lower bound for common tokenizers
-_SMALL = 2_000_000  # bytes of tokens that one processor indexes in a moment
+_BASE_MEMORY = 300_000_000  # Python, numpy, a batch of texts
+_BASE_DISK = 20_000_000
+_MIN_BYTES_PER_TOKEN = 3  # of text: a lower bound for common tokenizers
+_SINGLE_CPU_BYTES = 2_000_000  # bytes of tokens that one processor indexes in a moment
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 # Called from time to time with the step, its progress (0 to 1) and a detail.
-Tell = Callable[[str, float, str], None]
+Report = Callable[[str, float, str], None]
 
 
 class BuildError(Exception):
@@ -78,7 +78,7 @@ class BuildOptions:
     replace: bool = False
 
 
-def build(options: BuildOptions, tell: Tell = lambda *_: None) -> Manifest:
+def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
     """Build an index. Raises BuildError, CorpusError, TokenizerError or OSError, and leaves no files."""
     if find_spec("infini_gram") is None:
         raise BuildError(MISSING_PACKAGE)
@@ -92,16 +92,16 @@ def build(options: BuildOptions, tell: Tell = lambda *_: None) -> Manifest:
         new = hidden / "new"
         new.mkdir()
         _check_before(options, corpus, tokenizer)
-        written = _write_tokens(new, corpus, tokenizer, tell)
+        written = _write_tokens(new, corpus, tokenizer, report)
         _check_room(options, new, tokenizer, written.tokens)
-        _make_suffix_array(options, new, tokenizer, written.tokens, tell)
-        manifest = _seal(options, new, tokenizer, written, tell)
-        _try_out(new, written)
-        _put(new, options.directory, hidden / "replaced")
+        _make_suffix_array(options, new, tokenizer, written.tokens, report)
+        manifest = _write_manifest(options, new, tokenizer, written, report)
+        _verify(new, written)
+        _replace(new, options.directory, hidden / "replaced")
     return manifest
 
 
-def _put(new: Path, directory: Path, aside: Path) -> None:
+def _replace(new: Path, directory: Path, aside: Path) -> None:
     """Rename the new index; an existing one moves aside, and back if the rename fails.
 
     Processes that have the old index open keep it.
@@ -152,7 +152,7 @@ def _is_running(process_id: int) -> bool:
 def _check_before(options: BuildOptions, corpus: Corpus, tokenizer: Tokenizer) -> None:
     """Check an estimate first: a refusal now is better than after an hour."""
     text = corpus.likely_text_bytes
-    tokens = text if tokenizer.dtype == "u8" else text // _BYTES_A_TOKEN
+    tokens = text if tokenizer.dtype == "u8" else text // _MIN_BYTES_PER_TOKEN
     _check_room(options, options.directory.parent, tokenizer, tokens, is_estimate=True)
 
 
@@ -167,8 +167,8 @@ def _check_room(
     """Check memory and disk for the suffix array of so many tokens (and for the tokens themselves)."""
     size = tokens * WIDTH[tokenizer.dtype]
     # At its peak the array exists twice: in parts and merged, or merged and whole.
-    disk = 2 * tokens * _pointer_width(size) + (size if is_estimate else 0) + _DISK_BESIDE
-    memory = min(options.memory, size * _MEMORY_FACTOR[tokenizer.dtype]) + _MEMORY_BESIDE
+    disk = 2 * tokens * _pointer_width(size) + (size if is_estimate else 0) + _BASE_DISK
+    memory = min(options.memory, size * _MEMORY_FACTOR[tokenizer.dtype]) + _BASE_MEMORY
     about = "about " if is_estimate else ""
     free = shutil.disk_usage(directory).free
     if free < disk:
@@ -273,12 +273,14 @@ class _Files:
         (self._directory / "unigram.0").write_text("".join(lines))
 
 
-def _write_tokens(directory: Path, corpus: Corpus, tokenizer: Tokenizer, tell: Tell) -> _Written:
+def _write_tokens(
+    directory: Path, corpus: Corpus, tokenizer: Tokenizer, report: Report
+) -> _Written:
     with _Files(directory, tokenizer) as files:
         for batch in _batches(corpus):
             files.add(batch, tokenizer.encode_for_disk([document.text for document in batch]))
             written = files.written
-            tell(
+            report(
                 "tokens",
                 corpus.read_bytes / max(1, corpus.size),
                 f"{written.documents:,} documents, {written.tokens:,} tokens",
@@ -309,7 +311,7 @@ _STEPS = (("make-part", "parts-0"), ("merge", "merged-0"), ("concat", "table.0")
 
 
 def _make_suffix_array(
-    options: BuildOptions, directory: Path, tokenizer: Tokenizer, tokens: int, tell: Tell
+    options: BuildOptions, directory: Path, tokenizer: Tokenizer, tokens: int, report: Report
 ) -> None:
     """Run the package's indexer over the written tokens."""
     size = tokens * WIDTH[tokenizer.dtype]
@@ -321,9 +323,9 @@ def _make_suffix_array(
         command = [sys.executable, "-I", "-u", "-m", "infini_gram.indexing"]
         command += ["--data_dir", str(link), "--save_dir", str(link), "--temp_dir", str(link)]
         command += ["--token_dtype", tokenizer.dtype]
-        command += ["--cpus", str(1 if size < _SMALL else options.cpus)]
+        command += ["--cpus", str(1 if size < _SINGLE_CPU_BYTES else options.cpus)]
         command += ["--mem", str(max(1, options.memory // GIB))]
-        command += ["--ulimit", str(options.open_files or _most_open_files())]
+        command += ["--ulimit", str(options.open_files or _max_open_files())]
         with log_file.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 # our own arguments
                 command,
@@ -335,7 +337,7 @@ def _make_suffix_array(
             )
         try:
             while process.poll() is None:
-                _tell_step(directory, log_file, tokens * _pointer_width(size), tell)
+                _report_step(directory, log_file, tokens * _pointer_width(size), report)
                 time.sleep(0.05)
         finally:
             _end(process)
@@ -347,12 +349,12 @@ def _make_suffix_array(
     log_file.unlink()
 
 
-def _tell_step(directory: Path, log_file: Path, expected: int, tell: Tell) -> None:
+def _report_step(directory: Path, log_file: Path, expected: int, report: Report) -> None:
     text = _log_text(log_file)
     begun = [(name, output) for name, output in _STEPS if f"({name})" in text]
     if begun:
         name, output = begun[-1]
-        tell(f"suffix array, {name}", min(1.0, _size(directory / output) / expected), "")
+        report(f"suffix array, {name}", min(1.0, _size(directory / output) / expected), "")
 
 
 def _size(path: Path) -> int:
@@ -374,7 +376,7 @@ def _plain_directory() -> str:
     return chosen if re.fullmatch(r"[A-Za-z0-9/._-]+", chosen) else "/tmp"  # noqa: S108
 
 
-def _most_open_files() -> int:
+def _max_open_files() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
 
@@ -390,15 +392,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 # --- The end -----------------------------------------------------------------------------------------
 
 
-def _seal(
-    options: BuildOptions, directory: Path, tokenizer: Tokenizer, written: _Written, tell: Tell
+def _write_manifest(
+    options: BuildOptions, directory: Path, tokenizer: Tokenizer, written: _Written, report: Report
 ) -> Manifest:
     """Add the tokenizer and the manifest to the files."""
     if options.tokenizer != BYTES:
         shutil.copyfile(options.tokenizer, directory / "tokenizer.json")
     files = {}
     for number, kind in enumerate(KINDS):
-        tell("checksums", number / len(KINDS), "")
+        report("checksums", number / len(KINDS), "")
         files[f"{kind}.0"] = entry_of(directory / f"{kind}.0")
     try:
         manifest = Manifest(
@@ -419,7 +421,7 @@ def _seal(
     return manifest
 
 
-def _try_out(directory: Path, written: _Written) -> None:
+def _verify(directory: Path, written: _Written) -> None:
     """Open the index and find its first and last tokens: the indexer has failed silently before."""
     inside = directory / "tokenizer.json"
     tokenizer = str(inside) if inside.exists() else BYTES

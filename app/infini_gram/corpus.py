@@ -19,7 +19,7 @@ import orjson
 Split = Literal["file", "blocks", "lines"]
 
 # A document is encoded in one piece, which takes some twenty times its size.
-MOST_DOCUMENT_BYTES = 100_000_000
+MAX_DOCUMENT_BYTES = 100_000_000
 _LINES = (".jsonl", ".ndjson")
 _TEXTS = (".txt",)
 # Each with the likely ratio of its text's size to the file's.
@@ -130,9 +130,9 @@ class Corpus:
                     continue
             block.append(line)
             size += len(line)
-            if size > MOST_DOCUMENT_BYTES:
+            if size > MAX_DOCUMENT_BYTES:
                 raise CorpusError(
-                    f"{file} is one document of more than {MOST_DOCUMENT_BYTES} bytes: take its "
+                    f"{file} is one document of more than {MAX_DOCUMENT_BYTES} bytes: take its "
                     "blocks between blank lines, or its lines (--split blocks, --split lines)"
                 )
         yield _text(file, path, begun, block, is_part=self._split != "file")
@@ -154,9 +154,9 @@ def _text(
 
 def _bounded_lines(file: Path, stream: IO[bytes]) -> Iterator[bytes]:
     is_first = True
-    while line := stream.readline(MOST_DOCUMENT_BYTES + 1):
-        if len(line) > MOST_DOCUMENT_BYTES:
-            raise CorpusError(f"{file} has a line of more than {MOST_DOCUMENT_BYTES} bytes")
+    while line := stream.readline(MAX_DOCUMENT_BYTES + 1):
+        if len(line) > MAX_DOCUMENT_BYTES:
+            raise CorpusError(f"{file} has a line of more than {MAX_DOCUMENT_BYTES} bytes")
         yield line.removeprefix(_MARK) if is_first else line
         is_first = False
 

@@ -30,10 +30,10 @@ Cnf = Sequence[Sequence[Ids]]  # all of: any of: consecutive tokens
 
 # Bounds that keep the engine's 64-bit sums from overflowing, and a response in memory. A dialect
 # has its own, far below.
-_MOST_TOKENS = 10_000_000
+MAX_TOKENS = 10_000_000
 # Threads that one attribution starts in the engine at a time.
 _ATTRIBUTION_BLOCK = 64
-_VERSION = 4  # of the index's layout: suffix arrays over the tokens in reading order
+_LAYOUT_VERSION = 4  # of the index's layout: suffix arrays over the tokens in reading order
 
 MISSING_PACKAGE = (
     "the package infini-gram is not installed; it is supported on Linux on x86-64 alone"
@@ -180,7 +180,7 @@ class Engine:
                 index_dir=f"/proc/self/fd/{self._directory}",
                 eos_token_id=self.end_id,
                 vocab_size=self.vocab_size,
-                version=_VERSION,
+                version=_LAYOUT_VERSION,
                 token_dtype=self.manifest.token_dtype,
                 bow_ids_path=word_starts.name,
                 attribution_block_size=_ATTRIBUTION_BLOCK,
@@ -204,45 +204,49 @@ class Engine:
     # --- Counting ---------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Found:
-        answer = _good(self._package.find(self._ids(ids)))
+        answer = _checked(self._package.find(self._ids(ids)))
         return Found(answer["cnt"], [tuple(one) for one in answer["segment_by_shard"]])
 
     def find_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> FoundCnf:
         """Places with one sequence of each clause, at most `max_diff_tokens` apart."""
-        answer = _good(self._package.find_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens)))
+        answer = _checked(
+            self._package.find_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens))
+        )
         return FoundCnf(answer["cnt"], answer["approx"], answer["ptrs_by_shard"])
 
     def count(self, ids: Ids) -> Count:
-        answer = _good(self._package.count(self._ids(ids)))
+        answer = _checked(self._package.count(self._ids(ids)))
         return Count(answer["count"], answer["approx"])
 
     def count_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> Count:
-        answer = _good(self._package.count_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens)))
+        answer = _checked(
+            self._package.count_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens))
+        )
         return Count(answer["count"], answer["approx"])
 
     # --- Next tokens ------------------------------------------------------------------------------
 
     def prob(self, ids: Ids) -> Prob:
         """Probability of the last token after those before it."""
-        answer = _good(self._package.prob(*self._continued(ids)))
+        answer = _checked(self._package.prob(*self._continued(ids)))
         return Prob(answer["prompt_cnt"], answer["cont_cnt"], answer["prob"])
 
     def ntd(self, ids: Ids, max_support: int) -> Distribution:
         """Next tokens, from a sample of about `max_support` places (`approx` if there are more)."""
         bound = _bounded("max_support", max_support, 1)
-        answer = _good(self._package.ntd(self._ids(ids), max_support=bound))
+        answer = _checked(self._package.ntd(self._ids(ids), max_support=bound))
         return Distribution(answer["prompt_cnt"], _by_token(answer), answer["approx"])
 
     def infgram_prob(self, ids: Ids) -> InfgramProb:
         """Probability of the last token after the longest suffix of the others that occurs."""
-        answer = _good(self._package.infgram_prob(*self._continued(ids)))
+        answer = _checked(self._package.infgram_prob(*self._continued(ids)))
         counts = (answer["prompt_cnt"], answer["cont_cnt"])
         return InfgramProb(*counts, answer["prob"], answer["suffix_len"])
 
     def infgram_ntd(self, ids: Ids, max_support: int) -> InfgramDistribution:
         """Next tokens after the longest suffix of the tokens that occurs."""
         bound = _bounded("max_support", max_support, 1)
-        answer = _good(self._package.infgram_ntd(self._ids(ids), max_support=bound))
+        answer = _checked(self._package.infgram_ntd(self._ids(ids), max_support=bound))
         return InfgramDistribution(
             answer["prompt_cnt"], _by_token(answer), answer["approx"], answer["suffix_len"]
         )
@@ -314,8 +318,8 @@ class Engine:
 
     def _ids(self, ids: Ids) -> list[int]:
         """The ids as a list of plain integers, each a token of this index."""
-        if len(ids) > _MOST_TOKENS:
-            raise EngineInputError(f"A query has at most {_MOST_TOKENS} tokens.")
+        if len(ids) > MAX_TOKENS:
+            raise EngineInputError(f"A query has at most {MAX_TOKENS} tokens.")
         for one in ids:
             if type(one) is not int or not 0 <= one < self.vocab_size:
                 raise EngineInputError(
@@ -366,14 +370,14 @@ class _Shard:
         return os.pread(self._tokenized, self._width, pointer)
 
 
-def _good(answer: Any) -> Any:
+def _checked(answer: Any) -> Any:
     """Raise EngineError if the package returned an error."""
     if isinstance(answer, dict) and "error" in answer:
         raise EngineError(f"infini-gram: {answer['error']}")
     return answer
 
 
-def _bounded(name: str, value: int, low: int, high: int = _MOST_TOKENS) -> int:
+def _bounded(name: str, value: int, low: int, high: int = MAX_TOKENS) -> int:
     if type(value) is not int or not low <= value <= high:
         raise EngineInputError(f"{name} must be an integer from {low} to {high}, not {value!r}.")
     return value

@@ -33,10 +33,10 @@ _NICENESS = 19
 
 def main(file: Path, name: str, parent: int) -> None:
     """Serve the index of this name that the file declares, until stdin ends."""
-    _die_with(parent)
+    _end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the group: the worker finishes its work
-    _give_way()
+    _lower_priority()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the engine must not mix with the responses
     try:
@@ -85,7 +85,7 @@ def _answer(answers: IO[bytes], kind: str, body: bytes, tokens: int = 0, version
     answers.flush()
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Leave one processor of several to other processes, and take low priority on the rest.
 
     The other processes of the host serve waiting clients. Niceness counts within a session only, and
@@ -101,7 +101,7 @@ def _give_way() -> None:
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
 
 
-def _die_with(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the worker dies: another worker repeats its work."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before that

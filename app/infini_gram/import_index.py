@@ -30,10 +30,10 @@ _COMPARED_BYTES = 64
 
 _FILE = re.compile(rf"({'|'.join(KINDS)})\.\d+")
 
-Tell = Callable[[str, float, str], None]
+Report = Callable[[str, float, str], None]
 
 
-def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
+def adopt(declaration: Declaration, end_id: int | None, report: Report) -> Manifest:
     """Write the manifest of the declared index. Raises ManifestError, TokenizerError or OSError."""
     directory = declaration.path
     if (directory / MANIFEST).exists():
@@ -43,7 +43,7 @@ def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
     shards = sum(name.startswith("tokenized.") for name in files)
     entries: dict[str, FileEntry] = {}
     for number, name in enumerate(files):
-        tell("reading", number / len(files), name)
+        report("reading", number / len(files), name)
         entries[name] = entry_of(directory / name)
     width = WIDTH[tokenizer.dtype]
     try:
@@ -67,8 +67,8 @@ def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
             f"{directory} is no index of {tokenizer.dtype} tokens: {problem}"
         ) from None
     for shard in range(shards):
-        tell("looking at", shard / shards, f"shard {shard}")
-        _look_at(directory, manifest, shard, tokenizer)
+        report("looking at", shard / shards, f"shard {shard}")
+        _check_shard(directory, manifest, shard, tokenizer)
     manifest.write(directory)
     try:
         Engine(declaration)
@@ -88,7 +88,7 @@ def _files(directory: Path) -> list[str]:
     return found
 
 
-def _look_at(directory: Path, manifest: Manifest, shard: int, tokenizer: Tokenizer) -> None:
+def _check_shard(directory: Path, manifest: Manifest, shard: int, tokenizer: Tokenizer) -> None:
     tokenized, table = directory / f"tokenized.{shard}", directory / f"table.{shard}"
     width = WIDTH[manifest.token_dtype]
     separator = 256**width - 1

@@ -157,11 +157,11 @@ class Indexes:
         return is_later
 
     def _check(self, declaration: Declaration, manifest: Manifest, names: list[str]) -> None:
-        def tell(_done: int, _total: int) -> None:
+        def report(_done: int, _total: int) -> None:
             if self._stopping.is_set():
                 raise _StoppedError
 
-        manifests.check_contents(declaration.path, manifest, names, tell)
+        manifests.check_contents(declaration.path, manifest, names, report)
         manifests.remember_verified(declaration.path, manifest)
 
     def _check_later(self, declarations: list[Declaration]) -> None:
@@ -177,13 +177,13 @@ class Indexes:
                 self._fail(declaration, error)
 
     def _fail(self, declaration: Declaration, error: Exception) -> None:
-        self._failures[declaration.name] = _without_places(str(error), declaration).rstrip(".")
+        self._failures[declaration.name] = _without_paths(str(error), declaration).rstrip(".")
         logger.error(
             "index %s is not open: %s", declaration.name, error, extra={"action": "index_failed"}
         )
 
 
-def _without_places(reason: str, declaration: Declaration) -> str:
+def _without_paths(reason: str, declaration: Declaration) -> str:
     """The reason for clients: with names of files, but without their directories."""
     reason = reason.replace(f"{declaration.path}/", "").replace(str(declaration.path), "its folder")
     return reason.replace(declaration.tokenizer, Path(declaration.tokenizer).name)

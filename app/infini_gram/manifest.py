@@ -28,7 +28,7 @@ _OFFSET_BYTES = 8
 _BLOCK = 1 << 20
 
 # Called with the checked bytes and the total; any exception that it raises ends the check.
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 
 
 class ManifestError(Exception):
@@ -141,7 +141,7 @@ def read(directory: Path) -> Manifest:
         raise ManifestError(f"{file}: {place + ': ' if place else ''}{first['msg']}") from error
 
 
-def verify(directory: Path, *, checksums: bool = True, tell: Tell | None = None) -> Manifest:
+def verify(directory: Path, *, checksums: bool = True, report: Report | None = None) -> Manifest:
     """Read the manifest of an index, and check its files against it. Raises ManifestError.
 
     Sizes are always checked. `checksums` reads all files: seconds for each gigabyte.
@@ -149,7 +149,7 @@ def verify(directory: Path, *, checksums: bool = True, tell: Tell | None = None)
     manifest = read(directory)
     check_sizes(directory, manifest)
     if checksums:
-        check_contents(directory, manifest, list(manifest.files), tell)
+        check_contents(directory, manifest, list(manifest.files), report)
     return manifest
 
 
@@ -173,7 +173,7 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
 
 
 def check_contents(
-    directory: Path, manifest: Manifest, names: list[str], tell: Tell | None = None
+    directory: Path, manifest: Manifest, names: list[str], report: Report | None = None
 ) -> None:
     """Compare the checksums of these files with those of the build."""
     total = sum(manifest.files[name].size for name in names)
@@ -185,8 +185,8 @@ def check_contents(
             for block in _blocks(file):
                 digest.update(block)
                 done += len(block)
-                if tell:
-                    tell(done, total)
+                if report:
+                    report(done, total)
         except OSError as error:
             raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
         if digest.hexdigest() != manifest.files[name].sha256:

@@ -63,12 +63,12 @@ class EngineProcess:
             # No variables of the service: a process that hostile input crashes must have no password.
             env={key: value for key, value in os.environ.items() if not _OURS.match(key)},
             cwd=_ROOT,
-            start_new_session=True,  # as `engine_main._give_way` needs
+            start_new_session=True,  # as `engine_main._lower_priority` needs
         )  # fmt: skip
         engine = cls(process)
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
-                await engine._hear()
+                await engine._read_response()
         except BaseException:
             await engine.end()
             raise
@@ -92,9 +92,9 @@ class EngineProcess:
             await self._process.stdin.drain()
         except ConnectionError:
             raise await self._death() from None
-        return await self._hear()
+        return await self._read_response()
 
-    async def _hear(self) -> Attributed:
+    async def _read_response(self) -> Attributed:
         assert self._process.stdout is not None
         try:
             head = orjson.loads(await self._process.stdout.readline() or b"null")

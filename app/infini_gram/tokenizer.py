@@ -19,7 +19,7 @@ from app.core.errors import InvalidRequestError
 from app.infini_gram.declarations import BYTES, TokenDtype
 
 # 65535 separates documents in an index of two bytes a token.
-MOST_IDS = 65_535
+MAX_IDS = 65_535
 # The byte 0xff separates documents; UTF-8 uses neither it nor 0xfe.
 _BYTE_IDS = 255
 _BYTE_END = 254
@@ -108,10 +108,10 @@ class FileTokenizer(Tokenizer):
         if not vocabulary:
             raise TokenizerError(f"{file} has an empty vocabulary")
         self.vocab_size = max(vocabulary.values()) + 1
-        if self.vocab_size > MOST_IDS:
+        if self.vocab_size > MAX_IDS:
             raise TokenizerError(
                 f"{file} has token ids up to {self.vocab_size - 1}: an index holds ids up to "
-                f"{MOST_IDS - 1} (two bytes a token); take a tokenizer with fewer tokens, or bytes"
+                f"{MAX_IDS - 1} (two bytes a token); take a tokenizer with fewer tokens, or bytes"
             )
         self.end_id = _end_id(file, vocabulary) if end_id is None else end_id
         if not 0 <= self.end_id < self.vocab_size:

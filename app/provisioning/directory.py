@@ -16,13 +16,13 @@ from app.provisioning.profiles import Profile
 from app.provisioning.spec import LaunchSpec, is_below_a_root
 
 LOG_BYTES = 32_768
-_SMALL = 4096
+_MAX_FILE_BYTES = 4096
 _ADDRESS = re.compile(r"(\S{1,253}) (\d{1,5}) (\d{1,5}) (\d{1,5})\n")
 _EXIT = re.compile(r"(\d{1,3}) (\d{1,12})\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedAddress:
     """Address of the job's server: gRPC, HTTP and metrics ports on a node."""
 
     node: str
@@ -44,7 +44,7 @@ class Directory:
         script = render_script(self._launch, spec, self._profile, place)
         made = await self._run("mkdir", "-p", "-m", "700", "--", self.path)
         if made.status != 0:
-            raise RefusedError(f"The directory could not be made: {made.complaint}")
+            raise RefusedError(f"The directory could not be made: {made.error_line}")
         content = pack_directory(script, spec, place)
         packed = await self._hosts.run(
             self._profile,
@@ -52,9 +52,9 @@ class Directory:
             content=content,
         )
         if packed.status != 0:
-            raise RefusedError(f"The directory could not be filled: {packed.complaint}")
+            raise RefusedError(f"The directory could not be filled: {packed.error_line}")
 
-    async def published(self) -> Published | None:
+    async def published(self) -> PublishedAddress | None:
         """The server's address, once the job has written it. Raises RefusedError for an invalid one."""
         text = await self._read("address")
         if text is None:
@@ -63,7 +63,7 @@ class Directory:
         ports = tuple(int(port) for port in found.groups()[1:]) if found else ()
         if not found or not patterns.fits(patterns.HOST, found[1]) or max(ports) > 65_535:
             raise RefusedError("The job's file `address` holds no address.")
-        return Published(found[1], ports)
+        return PublishedAddress(found[1], ports)
 
     async def exit_status(self) -> tuple[int, int] | None:
         """The job's exit status and its run time in seconds, once it has ended by itself."""
@@ -79,7 +79,7 @@ class Directory:
         """Remove it: a job that begins after this ends at once. Raises HostError."""
         answer = await self._run("rm", "-rf", "--", self.path)
         if answer.status != 0:
-            raise HostError(f"The launch's directory cannot be removed: {answer.complaint}")
+            raise HostError(f"The launch's directory cannot be removed: {answer.error_line}")
 
     async def _find_model(self, spec: LaunchSpec) -> ModelPlace:
         if not spec.model.startswith("/"):
@@ -88,7 +88,7 @@ class Directory:
         answer = await self._run("realpath", "-m", "--", spec.model, *roots)
         path, *resolved = answer.output.splitlines() or [""]
         if answer.status != 0 or len(resolved) != len(roots):
-            raise RefusedError(f"The model's path cannot be resolved: {answer.complaint}")
+            raise RefusedError(f"The model's path cannot be resolved: {answer.error_line}")
         if not patterns.is_plain_path(path) or not is_below_a_root(path, tuple(resolved)):
             raise RefusedError(
                 "The model's path leads out of the profile's model roots: its symbolic links must "
@@ -109,7 +109,7 @@ class Directory:
         return ModelPlace(path)
 
     async def _read(self, name: str) -> str | None:
-        answer = await self._run("head", "-c", str(_SMALL), "--", f"{self.path}/{name}")
+        answer = await self._run("head", "-c", str(_MAX_FILE_BYTES), "--", f"{self.path}/{name}")
         return answer.output if answer.status == 0 else None
 
     async def _run(self, *words: str) -> CommandOutput:

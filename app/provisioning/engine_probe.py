@@ -14,7 +14,7 @@ from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import GenerationError, RefusedError
 
-_LONGEST_REASON = 200  # characters
+_MAX_REASON_CHARACTERS = 200  # characters
 _DEAD_SINCE = re.compile(r"engine dead since (\S+): ")
 
 
@@ -27,7 +27,7 @@ class Finding:
     error: str = ""
 
 
-async def look(address: str, model: str, known: int, probe_seconds: float | None) -> Finding:
+async def check(address: str, model: str, known: int, probe_seconds: float | None) -> Finding:
     """Find out whether a model is ready and, after use, whether it generates a token.
 
     `known`: the count of requests that the last check returned. None for `probe_seconds` disables the
@@ -65,7 +65,9 @@ async def reload(address: str, model: str, seconds: float) -> None:
 def dead_reason(error: str, now: datetime, previous: str) -> str:
     """Reason of a launch whose engine is dead; keeps the time that a previous reason named."""
     since = dead_since(previous) or now
-    return f"engine dead since {since.isoformat(timespec='seconds')}: {error[:_LONGEST_REASON]}"
+    return (
+        f"engine dead since {since.isoformat(timespec='seconds')}: {error[:_MAX_REASON_CHARACTERS]}"
+    )
 
 
 def dead_since(reason: str) -> datetime | None:

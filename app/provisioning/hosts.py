@@ -26,7 +26,7 @@ _INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|KRB5\w+|"
     r"SLURM_\w+|OMP_NUM_THREADS"
 )
-_AT_ONCE = 8  # commands that run at the same time
+_MAX_CONCURRENT_COMMANDS = 8  # commands that run at the same time
 _MAX_OUTPUT = 1 << 20
 _SSH_FAILED = 255  # ssh's own exit status when it did not reach the other side
 
@@ -44,7 +44,7 @@ class CommandOutput:
     error: str
 
     @property
-    def complaint(self) -> str:
+    def error_line(self) -> str:
         """The end of standard error, in one line."""
         return " ".join(self.error.split())[-400:]
 
@@ -56,7 +56,7 @@ class Hosts:
         self._sockets: Path | None = None
         # Not the event loop's own way to start processes: uvloop's fails on a process that ends before it
         # has read its input, and leaks the pipes to background processes.
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="launches")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_COMMANDS, thread_name_prefix="launches")
 
     async def __aenter__(self) -> "Hosts":
         return self
@@ -88,7 +88,7 @@ class Hosts:
         command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
         answer = await self._run([*command, "--", profile.host, shlex.join(words)], content)
         if answer.status == _SSH_FAILED:
-            raise HostError(f"{profile.host} cannot be reached by ssh: {answer.complaint}")
+            raise HostError(f"{profile.host} cannot be reached by ssh: {answer.error_line}")
         return answer
 
     async def _run(

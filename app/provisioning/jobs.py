@@ -46,7 +46,7 @@ class Provider(Protocol):
     async def submit(self, profile: Profile, launch: UUID, directory: str, /) -> str:
         """Start the job whose script is in the directory; return its id. Raises HostError, RefusedError."""
 
-    async def look(self, profile: Profile, launch: UUID, /) -> Job:
+    async def find(self, profile: Profile, launch: UUID, /) -> Job:
         """The launch's job, found by the launch's id alone. Raises HostError."""
 
     async def cancel(self, profile: Profile, launch: UUID, /) -> None:

@@ -28,7 +28,7 @@ class Local:
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
-        self._ending: dict[UUID, _Ending] = {}
+        self._ending: dict[UUID, _Termination] = {}
 
     async def submit(self, profile: Profile, launch: UUID, directory: str, /) -> str:
         # Daemonized: it survives the end of its worker.
@@ -38,10 +38,10 @@ class Local:
             environment={LAUNCH_VARIABLE: str(launch)},
         )
         if answer.status != 0:
-            raise RefusedError(f"The job could not be started: {answer.complaint}")
+            raise RefusedError(f"The job could not be started: {answer.error_line}")
         return str(min(await asyncio.to_thread(processes_of, launch), default=""))
 
-    async def look(self, _profile: Profile, launch: UUID, /) -> Job:
+    async def find(self, _profile: Profile, launch: UUID, /) -> Job:
         family = await asyncio.to_thread(processes_of, launch)
         if not family:
             self._ending.pop(launch, None)
@@ -50,7 +50,7 @@ class Local:
 
     async def cancel(self, _profile: Profile, launch: UUID, /) -> None:
         family = await asyncio.to_thread(processes_of, launch)
-        ending = self._ending.setdefault(launch, _Ending(time.monotonic()))
+        ending = self._ending.setdefault(launch, _Termination(time.monotonic()))
         if time.monotonic() > ending.since + GRACE_SECONDS:
             _signal(set(family), signal.SIGKILL)
             return
@@ -62,7 +62,7 @@ class Local:
 
 
 @dataclass(slots=True)
-class _Ending:
+class _Termination:
     """Start of a launch's termination, by the monotonic clock, and the signalled processes."""
 
     since: float

@@ -29,7 +29,7 @@ from app.core.settings import Settings
 from app.core.waiting import is_set_within
 from app.inference.server_store import ServerAddress, ServerStore
 from app.provisioning import engine_probe
-from app.provisioning.directory import Directory, Published
+from app.provisioning.directory import Directory, PublishedAddress
 from app.provisioning.hosts import HostError, Hosts
 from app.provisioning.jobs import End, Job, Phase, Provider, RefusedError
 from app.provisioning.local import Local
@@ -40,23 +40,23 @@ from app.provisioning.tunnels import TunnelError, Tunnels
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 8  # launches that one process checks at the same time
-_SHORT = 1.0  # seconds, at least, between checks of a launch that is about to change
-_SOON = 0.2  # seconds to a check that has work to do
-_DATABASE_PAUSE = 1.0
-_SHORTEST_PAUSE = 0.05
+_MAX_CONCURRENT_CHECKS = 8  # launches that one process checks at the same time
+_MIN_CHECK_SECONDS = 1.0  # seconds, at least, between checks of a launch that is about to change
+_RECHECK_SECONDS = 0.2  # seconds to a check that has work to do
+_DATABASE_RETRY_SECONDS = 1.0
+_MIN_PAUSE_SECONDS = 0.05
 # The follower of a tunnel is replaced when it is so many checks late.
-_LATE_LOOKS = 4
+_TAKEOVER_CHECKS = 4
 _END_STATES: dict[End, EndState] = {
     End.COMPLETED: "stopped",
     End.CANCELLED: "stopped",
     End.TIMEOUT: "timeout",
     End.FAILED: "failed",
 }
-_NO_COUNT = -1  # of requests: differs from each
+_UNKNOWN_COUNT = -1  # of requests: differs from each
 _TERMINATED = 128 + 15  # a shell's exit status of SIGTERM
 _LAST_LINES, _LAST_CHARACTERS = 4, 600
-_ERROR, _TRACE, _LONGEST_TRACE = "error: ", "At:", 100
+_ERROR, _TRACE, _MAX_TRACE_LINES = "error: ", "At:", 100
 _PROTOCOLS = ("grpc", "http", "metrics")
 
 
@@ -87,7 +87,7 @@ class Reconciler:
             "local": Local(self._hosts),
         }
         self._wake = asyncio.Event()
-        self._looks: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[None]] = set()
         listener.subscribe(LAUNCHES, lambda _: self._wake.set())
 
     async def run(self) -> None:
@@ -98,15 +98,15 @@ class Reconciler:
                     self._wake.clear()
                     await is_set_within(self._wake, await self._start_due())
             finally:
-                for look in self._looks:
-                    look.cancel()
-                await asyncio.gather(*self._looks, return_exceptions=True)
+                for check in self._checks:
+                    check.cancel()
+                await asyncio.gather(*self._checks, return_exceptions=True)
 
     async def _start_due(self) -> float:
         """Check the due launches, as far as slots are free; return the seconds until the next check."""
-        names, late = list(self._profiles), self._poll * _LATE_LOOKS
+        names, late = list(self._profiles), self._poll * _TAKEOVER_CHECKS
         try:
-            free = _AT_ONCE - len(self._looks)
+            free = _MAX_CONCURRENT_CHECKS - len(self._checks)
             if not free:
                 return self._poll
             claimed = await self._store.claim(
@@ -114,27 +114,27 @@ class Reconciler:
                 takeover_seconds=late, count=free, lease_seconds=self._lease,
             )  # fmt: skip
             for launch in claimed:
-                task = asyncio.create_task(self._look(launch), name=f"launch {launch.id}")
-                self._looks.add(task)
+                task = asyncio.create_task(self._check(launch), name=f"launch {launch.id}")
+                self._checks.add(task)
                 task.add_done_callback(self._on_end)
             seconds = await self._store.seconds_until_due(names, self._machine, self._id, late)
         except Exception as error:
             if not is_transient(error) and not isinstance(error, DatabaseUnavailableError):
                 raise
             logger.info("launches wait: %s", error, extra={"action": "launches_wait"})
-            return _DATABASE_PAUSE
-        return self._poll if seconds is None else min(max(seconds, _SHORTEST_PAUSE), self._poll)
+            return _DATABASE_RETRY_SECONDS
+        return self._poll if seconds is None else min(max(seconds, _MIN_PAUSE_SECONDS), self._poll)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        self._looks.discard(task)
+        self._checks.discard(task)
         self._wake.set()
 
-    async def _look(self, launch: Launch) -> None:
+    async def _check(self, launch: Launch) -> None:
         """Make one step, within two thirds of the lease."""
         extra = {"action": "launch", "launch_id": str(launch.id)}
         # After an error the lease stays: the launch is due again at its end.
         try:
-            step = await self._step_or_note(launch)
+            step = await self._step_or_retry(launch)
             await self._store.advance(launch, step)
         except TimeoutError:
             # A command may still be running, and be a submission.
@@ -149,7 +149,7 @@ class Reconciler:
         if step.state != launch.state:
             logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
 
-    async def _step_or_note(self, launch: Launch) -> Step:
+    async def _step_or_retry(self, launch: Launch) -> Step:
         """Make the step; after an error, repeat it later with a note for the user."""
         try:
             async with asyncio.timeout(self._lease * 2 / 3):
@@ -179,17 +179,17 @@ class Reconciler:
             reason = f"Slurm: {job.reason}" if job.reason else ""
             return Step("pending", self._pause(launch, launch.submitted_at), reason, job_id=job.id)
         try:
-            return await self._follow(launch, profile, directory, job)
+            return await self._check_server(launch, profile, directory, job)
         except RefusedError as error:
-            return Step("stopping", _SOON, str(error), "failed", job_id=job.id)
+            return Step("stopping", _RECHECK_SECONDS, str(error), "failed", job_id=job.id)
 
     async def _job(self, launch: Launch, profile: Profile, directory: Directory) -> Job:
         """The job; if its provider has forgotten it, its state by its last file."""
-        job = await self._providers[launch.provider].look(profile, launch.id)
+        job = await self._providers[launch.provider].find(profile, launch.id)
         if job.phase is not Phase.ABSENT:
             return job
         status = await directory.exit_status()
-        return job if status is None else job_by_its_file(launch, *status)
+        return job if status is None else job_from_exit_file(launch, *status)
 
     async def _submit(self, launch: Launch, profile: Profile, directory: Directory) -> Step:
         if launch.provider == "local" and launch.machine is None:
@@ -202,7 +202,7 @@ class Reconciler:
             )
         except RefusedError as error:
             return Step("stopping", 0, str(error), "failed")
-        return Step("pending", _SOON, job_id=job_id)
+        return Step("pending", _RECHECK_SECONDS, job_id=job_id)
 
     async def _end(self, launch: Launch, directory: Directory, job: Job) -> Step:
         """Store the job's end before its traces are removed."""
@@ -222,7 +222,7 @@ class Reconciler:
             exit_code=job.exit_code,
         )  # fmt: skip
 
-    async def _follow(
+    async def _check_server(
         self, launch: Launch, profile: Profile, directory: Directory, job: Job
     ) -> Step:
         """Check the server of a running job."""
@@ -237,30 +237,30 @@ class Reconciler:
         published = await self._published(launch, directory)
         if published is None:
             return self._not_ready(launch, found, "")
-        address = await self._reach(launch, profile, published)
+        address = await self._reachable_address(launch, profile, published)
         found = replace(found, node=published.node, ports=published.ports, address=address)
         if address != launch.address:
             # Stored before it is registered, so that the worker that ends the launch finds the entry.
             state = "starting" if launch.healthy_at is None else launch.state
             return replace(found, state=state, pause=0)
-        return await self._judge(launch, profile, found)
+        return await self._check_model(launch, profile, found)
 
-    async def _judge(self, launch: Launch, profile: Profile, found: Step) -> Step:
+    async def _check_model(self, launch: Launch, profile: Profile, found: Step) -> Step:
         """Check the model of a reachable server, and reload one whose engine is dead."""
         assert found.address is not None
         grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
         is_doubtful = (
             launch.healthy_at is None or engine_probe.dead_since(launch.reason) is not None
         )
-        finding = await engine_probe.look(
-            grpc, model, _NO_COUNT if is_doubtful else launch.requests,
+        finding = await engine_probe.check(
+            grpc, model, _UNKNOWN_COUNT if is_doubtful else launch.requests,
             None if profile.is_supervised and not is_doubtful else seconds,
         )  # fmt: skip
         if finding.requests is None:
             return self._not_ready(launch, found, "the server does not answer")
         found = replace(found, requests=finding.requests)
         if not finding.error:
-            return await self._healthy(launch, profile, found, is_used=finding.is_used)
+            return await self._serve(launch, profile, found, is_used=finding.is_used)
         reason = engine_probe.dead_reason(finding.error, launch.now, launch.reason)
         step = self._dead(launch, found, reason)
         if step.state == "unhealthy" and not profile.is_supervised:
@@ -293,9 +293,7 @@ class Reconciler:
             reason = f"{reason}. The job's last words: {last}"
         return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
-    async def _healthy(
-        self, launch: Launch, profile: Profile, found: Step, *, is_used: bool
-    ) -> Step:
+    async def _serve(self, launch: Launch, profile: Profile, found: Step, *, is_used: bool) -> Step:
         """Register the server of a ready model, and stop it after a time without use."""
         assert found.address is not None
         try:
@@ -322,7 +320,9 @@ class Reconciler:
             if not await self._is_drained(launch):
                 return again
             await self._providers[launch.provider].cancel(profile, launch.id)
-            return replace(again, pause=min(self._poll, _SOON), log=await directory.log())
+            return replace(
+                again, pause=min(self._poll, _RECHECK_SECONDS), log=await directory.log()
+            )
         log = await directory.log()
         if launch.address is not None:
             await self._unregister(launch)
@@ -346,12 +346,14 @@ class Reconciler:
             return True
         return since >= self._settling and not (await self._servers.running()).get(launch.name)
 
-    async def _published(self, launch: Launch, directory: Directory) -> Published | None:
+    async def _published(self, launch: Launch, directory: Directory) -> PublishedAddress | None:
         if launch.node is not None and launch.ports is not None:
-            return Published(launch.node, launch.ports)
+            return PublishedAddress(launch.node, launch.ports)
         return await directory.published()
 
-    async def _reach(self, launch: Launch, profile: Profile, server: Published) -> dict[str, str]:
+    async def _reachable_address(
+        self, launch: Launch, profile: Profile, server: PublishedAddress
+    ) -> dict[str, str]:
         """Addresses of the server for the workers, through a tunnel if one is needed."""
         host, ports = server.node, server.ports
         if profile.host is not None:
@@ -386,14 +388,14 @@ class Reconciler:
     def _pause(self, launch: Launch, since: datetime | None) -> float:
         """Seconds to the next check of a launch about to change, growing with the time it takes."""
         elapsed = (launch.now - since).total_seconds() if since else 0.0
-        return min(self._poll, max(_SHORT, elapsed / 5))
+        return min(self._poll, max(_MIN_CHECK_SECONDS, elapsed / 5))
 
     def _follower_of(self, launch: Launch) -> UUID | None:
         """This process, if the launch needs a tunnel: a tunnel belongs to a process."""
         return None if self._profiles[launch.profile].host is None else self._id
 
 
-def job_by_its_file(launch: Launch, status: int, seconds: int) -> Job:
+def job_from_exit_file(launch: Launch, status: int, seconds: int) -> Job:
     """The end of a job by its own exit file."""
     limit = launch.spec.time_limit_minutes * 60
     if status == 0:
@@ -411,9 +413,9 @@ def _last_words(log: str) -> str:
     """Triton's last error, without the trace that it ends with; else the last lines."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
-    if errors and len(lines) - errors[-1] <= _LONGEST_TRACE:
-        told = takewhile(lambda line: line != _TRACE, lines[errors[-1] :])
-        return " | ".join(islice(told, _LAST_LINES))[:_LAST_CHARACTERS]
+    if errors and len(lines) - errors[-1] <= _MAX_TRACE_LINES:
+        lines_of_error = takewhile(lambda line: line != _TRACE, lines[errors[-1] :])
+        return " | ".join(islice(lines_of_error, _LAST_LINES))[:_LAST_CHARACTERS]
     return " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 

@@ -51,18 +51,18 @@ class Slurm:
             profile, ["sbatch", "--parsable", "--", f"{directory}/job.sh"]
         )
         if answer.status != 0:
-            _raise_if_passing(answer, "sbatch")
-            raise RefusedError(f"Slurm refused the job: {answer.complaint}")
+            _raise_if_transient(answer, "sbatch")
+            raise RefusedError(f"Slurm refused the job: {answer.error_line}")
         return answer.output.strip().split(";")[0]
 
-    async def look(self, profile: Profile, launch: UUID, /) -> Job:
+    async def find(self, profile: Profile, launch: UUID, /) -> Job:
         answer = await self._hosts.run(
             profile,
             ["squeue", "--noheader", "--states=all", f"--name={job_name(launch)}",
              f"--format={_FIELDS}"],
         )  # fmt: skip
         if answer.status != 0:
-            raise HostError(f"squeue: {answer.complaint}")
+            raise HostError(f"squeue: {answer.error_line}")
         jobs = [line.split("|", 3) for line in answer.output.splitlines() if line.count("|") >= 3]
         if not jobs:
             return Job(Phase.ABSENT)
@@ -78,7 +78,7 @@ class Slurm:
     async def cancel(self, profile: Profile, launch: UUID, /) -> None:
         answer = await self._hosts.run(profile, ["scancel", f"--name={job_name(launch)}"])
         if answer.status != 0:
-            raise HostError(f"scancel: {answer.complaint}")
+            raise HostError(f"scancel: {answer.error_line}")
 
     async def _ended(
         self, profile: Profile, identifier: str, state: str, node: str, reason: str
@@ -125,6 +125,6 @@ def _rank(state: str) -> int:
     return 2 if state in _WAITING else int(state != "COMPLETED")
 
 
-def _raise_if_passing(answer: CommandOutput, command: str) -> None:
+def _raise_if_transient(answer: CommandOutput, command: str) -> None:
     if _PASSING.search(answer.error):
-        raise HostError(f"{command}: {answer.complaint}")
+        raise HostError(f"{command}: {answer.error_line}")

@@ -21,13 +21,13 @@ LOAD_TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 # An idle connection is closed before the API closes it (uvicorn: after 5 s), so that no request meets
 # its end.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=50, keepalive_expiry=2.0)
-_KNOWN_SECONDS = 5.0
-_MAX_KNOWN = 1000
+_CACHE_TTL_SECONDS = 5.0
+_MAX_CACHED = 1000
 
 Params = Mapping[str, str | int | float | bool | None]
 
 
-class Asked(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """Arguments of a request, in addition to its method and path."""
 
     params: Params | None
@@ -86,15 +86,15 @@ class Client:
     async def close(self) -> None:
         await self.http.aclose()
 
-    def recall(self, key: tuple[str, bytes]) -> Any:
+    def find_cached(self, key: tuple[str, bytes]) -> Any:
         """Return a cached value that is some seconds old at most."""
         found = self._known.get(key)
         return found[1] if found and found[0] > asyncio.get_running_loop().time() else None
 
-    def remember(self, key: tuple[str, bytes], value: Any) -> None:
-        if len(self._known) >= _MAX_KNOWN:
+    def cache(self, key: tuple[str, bytes], value: Any) -> None:
+        if len(self._known) >= _MAX_CACHED:
             self._known.clear()
-        self._known[key] = (asyncio.get_running_loop().time() + _KNOWN_SECONDS, value)
+        self._known[key] = (asyncio.get_running_loop().time() + _CACHE_TTL_SECONDS, value)
 
 
 class Api:
@@ -110,44 +110,44 @@ class Api:
 
     async def me(self) -> Me:
         """The visitor, cached for a few seconds."""
-        told = await self.get_known("/me")
+        problem = await self.get_cached("/me")
         return Me(
-            told["team_id"],
-            frozenset(told["scopes"]),
-            told["max_priority"],
-            told["is_authenticated"],
+            problem["team_id"],
+            frozenset(problem["scopes"]),
+            problem["max_priority"],
+            problem["is_authenticated"],
         )
 
     async def get(self, path: str, params: Params | None = None) -> Any:
-        return self._told(await self.send("GET", path, params=params))
+        return self._json(await self.send("GET", path, params=params))
 
-    async def get_known(self, path: str) -> Any:
+    async def get_cached(self, path: str) -> Any:
         """`get` for data that seldom changes: cached for some seconds."""
         key = (path, self._owner)
-        value = self._client.recall(key)
+        value = self._client.find_cached(key)
         if value is None:
             value = await self.get(path)
-            self._client.remember(key, value)
+            self._client.cache(key, value)
         return value
 
-    async def get_open(self, path: str) -> Any:
-        """`get_known` for data that is the same for all visitors and needs no token."""
-        return await Api(self._client, None).get_known(path)
+    async def get_public(self, path: str) -> Any:
+        """`get_cached` for data that is the same for all visitors and needs no token."""
+        return await Api(self._client, None).get_cached(path)
 
     async def post(self, path: str, json: Any = None, params: Params | None = None) -> Any:
-        return self._told(await self.send("POST", path, json=json, params=params))
+        return self._json(await self.send("POST", path, json=json, params=params))
 
     async def delete(self, path: str, params: Params | None = None) -> None:
         await self.send("DELETE", path, params=params)
 
-    def _told(self, response: httpx.Response) -> Any:
+    def _json(self, response: httpx.Response) -> Any:
         try:
             return response.json()
         except ValueError as error:
             message = f"The server at {self._client.url} is not the API (LLM_UI_API_URL)."
             raise ApiError(502, "unknown", message) from error
 
-    async def send(self, method: str, path: str, **asked: Unpack[Asked]) -> httpx.Response:
+    async def send(self, method: str, path: str, **asked: Unpack[RequestOptions]) -> httpx.Response:
         """Send one request, and read the whole response."""
         async with self.stream(method, path, **asked) as response:
             await response.aread()
@@ -155,7 +155,7 @@ class Api:
 
     @asynccontextmanager
     async def stream(
-        self, method: str, path: str, **asked: Unpack[Asked]
+        self, method: str, path: str, **asked: Unpack[RequestOptions]
     ) -> AsyncIterator[httpx.Response]:
         """Send one request; the caller reads the response's body."""
         params = asked.get("params") or {}
@@ -244,18 +244,18 @@ async def _error(response: httpx.Response) -> ApiError:
     retry_after = response.headers.get("retry-after")
     try:
         await response.aread()
-        told = response.json()
-        if isinstance(told.get("error"), dict):  # OpenAI's shape
-            code, message = told["error"].get("code"), told["error"]["message"]
+        problem = response.json()
+        if isinstance(problem.get("error"), dict):  # OpenAI's shape
+            code, message = problem["error"].get("code"), problem["error"]["message"]
             return ApiError(response.status_code, str(code), message, retry_after=retry_after)
-        fields = tuple((e["field"], _plain(e["message"])) for e in told.get("errors", ()))
+        fields = tuple((e["field"], _plain(e["message"])) for e in problem.get("errors", ()))
         # The API's sentence names the body's members: here people filled in a form.
         words = (
             "Some of what you entered cannot be sent."
-            if "`errors` names" in told["detail"]
-            else told["detail"]
+            if "`errors` names" in problem["detail"]
+            else problem["detail"]
         )
-        return ApiError(response.status_code, told["code"], words, fields, retry_after)
+        return ApiError(response.status_code, problem["code"], words, fields, retry_after)
     except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError):
         message = f"The API answered with status {response.status_code}."
         return ApiError(response.status_code, "unknown", message, (), retry_after)

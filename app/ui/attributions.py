@@ -89,10 +89,10 @@ def _document(span: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str,
 def _title(metadata: Mapping[str, Any]) -> str:
     """The source of a document: a usual member of corpora, else the name of its file."""
     own = metadata.get("metadata")
-    told = own if isinstance(own, dict) else {}
+    members = own if isinstance(own, dict) else {}
     for name in ("title", "url", "source", "path", "file", "name", "id"):
-        if isinstance(told.get(name), str) and told[name]:
-            return str(told[name])[:200]
+        if isinstance(members.get(name), str) and members[name]:
+            return str(members[name])[:200]
     if isinstance(metadata.get("path"), str):
         line = metadata.get("linenum")
         return f"{metadata['path'][:200]}" + (f", line {line + 1}" if isinstance(line, int) else "")

@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from app.ui.api import Api, ApiError
-from app.ui.handed_on import ProxiedResponse, parts_of
+from app.ui.proxied_response import ProxiedResponse, parts_of
 from app.ui.render import size
 
 # JSON takes about ten times its size in memory as objects, for a moment.
 MAX_BYTES = 16_000_000
-_LARGE = 200_000  # JSON of this size and above is not parsed on the event loop
+_MIN_THREADED_BYTES = 200_000  # JSON of this size and above is not parsed on the event loop
 
 
 async def get_bounded(api: Api, path: str) -> Any:
@@ -22,7 +22,7 @@ async def get_bounded(api: Api, path: str) -> Any:
             body += part
             if len(body) > MAX_BYTES:
                 return None
-    if len(body) < _LARGE:
+    if len(body) < _MIN_THREADED_BYTES:
         return json.loads(body)
     return await asyncio.to_thread(json.loads, body)
 
@@ -47,7 +47,7 @@ class LargeResultError(ApiError):
         self.result_id = result_id
 
 
-async def hand_on(api: Api, path: str, file_name: str) -> ProxiedResponse:
+async def proxy(api: Api, path: str, file_name: str) -> ProxiedResponse:
     """A response as a file to download."""
     stack = AsyncExitStack()
     try:

@@ -83,12 +83,12 @@ def stacked_bar(title: str, parts: Sequence[tuple[str, float]], unit: str) -> Ma
             place, _short(left), _short(width), _HEIGHT, f"{name}: {format_value(value)} {unit}"
         )
         left += width
-    told = [f"{name}: {format_value(value)} {unit}" for name, value in parts]
+    labels = [f"{name}: {format_value(value)} {unit}" for name, value in parts]
     return Markup(
         '<figure class="chart bar"><figcaption>{} <small>{} {}</small></figcaption><svg role="img" '
         'viewBox="0 0 {} {}" preserveAspectRatio="none"><title>{}</title><desc>{}</desc>{}</svg>{}</figure>'
     ).format(
-        title, format_value(total), unit, _WIDTH, _HEIGHT, title, "; ".join(told), boxes, _legend(told)
+        title, format_value(total), unit, _WIDTH, _HEIGHT, title, "; ".join(labels), boxes, _legend(labels)
     )  # fmt: skip
 
 

@@ -12,13 +12,13 @@ Row = Mapping[str, Any]
 
 
 # Steps that fit into a plot.
-_MOST_STEPS = 120
+_MAX_STEPS = 120
 
 
 def steps(now: datetime, minutes: int, rows: Sequence[Row] = ()) -> list[datetime]:
     """The beginnings of the steps of the last minutes, as wide as those of the rows."""
-    told = rows[0]["minutes"] if rows else 1
-    width = 60 * told * -(-minutes // (told * _MOST_STEPS))
+    row_minutes = rows[0]["minutes"] if rows else 1
+    width = 60 * row_minutes * -(-minutes // (row_minutes * _MAX_STEPS))
     last = floor(now, width)
     count = max(60 * minutes // width, 2)
     return [last - timedelta(seconds=place * width) for place in reversed(range(count))]

@@ -212,7 +212,7 @@ def to_plan(values: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in request.items() if value is not None}
 
 
-def picked(
+def with_plan_row(
     row: Mapping[str, Any],
     model: Mapping[str, Any],
     values: Mapping[str, str],
@@ -241,7 +241,7 @@ def takes(size: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
     return most is None or model["disk_bytes"] / 1e9 <= most
 
 
-def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
+def from_spec(spec: Mapping[str, Any]) -> dict[str, str]:
     inner = {"resources": spec, "engine": spec["engine"]}
     values = {}
     for field in FIELDS:

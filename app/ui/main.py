@@ -37,7 +37,7 @@ from app.ui.settings import UiSettings
 logger = logging.getLogger(__name__)
 
 _MAX_FORM_BYTES = 10_000_000
-_AWAY = (502, 503, 504)
+_UNAVAILABLE = (502, 503, 504)
 _PAGES = (
     playground,
     compare,
@@ -91,7 +91,7 @@ def create_ui(settings: UiSettings) -> Starlette:
     )
     app.state.settings = settings
     app.state.sessions = sessions
-    app.state.bulk_room = bulk.Room(settings.max_upload_bytes)
+    app.state.bulk_space = bulk.SpaceBudget(settings.max_upload_bytes)
     return app
 
 
@@ -119,14 +119,16 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     """Handle the errors that no page handles: an error page, or the way to sign in."""
     assert isinstance(error, ApiError)
     if error.status == 401:
-        return await sign_in.ask(request)
+        return await sign_in.require_sign_in(request)
     status = error.status or 502
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
     title = titles.get(error.status, "Refused" if 400 <= status < 500 else "Not available now")
     fields = await kept_fields(request)
     # While the API starts, the page reloads by itself.
-    is_away = request.method == "GET" and status in _AWAY
-    response = await error_page(request, status, title, error.message, fields, is_away=is_away)
+    is_unavailable = request.method == "GET" and status in _UNAVAILABLE
+    response = await error_page(
+        request, status, title, error.message, fields, is_unavailable=is_unavailable
+    )
     if error.retry_after:
         response.headers["retry-after"] = error.retry_after
     return response
@@ -159,13 +161,18 @@ async def error_page(
     message: str,
     fields: Sequence[tuple[str, str]] = (),
     *,
-    is_away: bool = False,
+    is_unavailable: bool = False,
 ) -> Response:
     """A page with the error and its remedy; `fields` are of a form to be sent again.
 
-    `is_away`: it reloads itself until the API answers.
+    `is_unavailable`: it reloads itself until the API answers.
     """
-    context = {"title": title, "message": message, "fields": fields, "is_away": is_away}
+    context = {
+        "title": title,
+        "message": message,
+        "fields": fields,
+        "is_unavailable": is_unavailable,
+    }
     try:
         return await page(request, "error.html", status, **context)
     except ApiError:  # the API does not accept the visitor's token any more

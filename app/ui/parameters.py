@@ -17,7 +17,7 @@ Kind = Literal["integer", "number", "boolean", "lines", "integers", "object", "s
 
 # A line of advice for each, and its group.
 _GROUPS = ("Length", "Randomness", "Repetition", "Stopping", "Structure", "More")
-_TRADES: Mapping[str, tuple[str, str]] = {
+_ADVICE: Mapping[str, tuple[str, str]] = {
     "max_tokens": ("Length", "More allows longer answers; each token takes time."),
     "min_tokens": ("Length", "Forces longer answers, at the price of padding."),
     "ignore_eos": ("Length", "Always runs to max_tokens; for measuring speed, not for good text."),
@@ -101,12 +101,12 @@ class FormError(ValueError):
 
 async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
     """The controls by group, by the API's document at present."""
-    document = await api.get_open("/openapi.json")
+    document = await api.get_public("/openapi.json")
     properties = document["components"]["schemas"]["SamplingParameters"]["properties"]
     parameters = [
         _parameter(name, schema) for name, schema in properties.items() if name not in _HIDDEN
     ]
-    order = list(_TRADES)
+    order = list(_ADVICE)
     parameters.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
     return [
         (group, found)
@@ -194,7 +194,7 @@ def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
 
 def _parameter(name: str, schema: Mapping[str, Any]) -> Parameter:
     kind, found = _kind(name, schema)
-    group, trade = _TRADES.get(name, ("More", ""))
+    group, trade = _ADVICE.get(name, ("More", ""))
     above = found.get("exclusiveMinimum")
     below = found.get("exclusiveMaximum")
     return Parameter(

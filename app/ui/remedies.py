@@ -5,7 +5,7 @@ The catalogue of codes is docs/errors.md; an unknown code is shown with the API'
 
 from collections.abc import Mapping
 
-WORDS: Mapping[str, tuple[str, str]] = {
+REMEDIES: Mapping[str, tuple[str, str]] = {
     "cancelled": (
         "The request was stopped.",
         "Its text so far is kept. Send it again for a complete answer.",
@@ -55,4 +55,4 @@ WORDS: Mapping[str, tuple[str, str]] = {
 
 def explain(code: str, message: str) -> tuple[str, str]:
     """Tuple (problem, remedy)."""
-    return WORDS.get(code, (message, "See the list of error codes in the documentation."))
+    return REMEDIES.get(code, (message, "See the list of error codes in the documentation."))

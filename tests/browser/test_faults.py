@@ -115,14 +115,14 @@ def test_hostile_addresses_are_answered_calmly(stack: Stack, path: str) -> None:
     )
 
 
-WORDS = [
+REMEDIES = [
     "/playground/export", "/playground?from=export", "/compare?ids=export", "/results/export/answer",
     "/results/export/events", "/playground?from={id}/attempts", "/playground?from={id}/stream",
     "/launches/profiles",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", WORDS)
+@pytest.mark.parametrize("path", REMEDIES)
 def test_what_is_no_id_is_not_asked_for(stack: Stack, path: str) -> None:
     # The API would send all results, or a stream: the page's process would take them into memory.
     sent = stack.api.post("/results/", json={"model": "scripted", "content": "{{chunks=2}}"}).json()

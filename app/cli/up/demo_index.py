@@ -35,7 +35,7 @@ async def prepare(data: Path, progress: Progress) -> Path | None:
     if not await asyncio.to_thread(_is_good, file):
         try:
             async with progress.step("Demo index", done="is built") as step:
-                await _build(data, file, step.tell)
+                await _build(data, file, step.report)
         except StartError as error:
             progress.line(f"  Demo index is not built: {error}")
     return file if file.exists() else None
@@ -51,12 +51,12 @@ def _is_good(file: Path) -> bool:
     return manifest is not None and manifest.tokenizer_sha256 == expected
 
 
-async def _build(data: Path, file: Path, tell: Callable[[str], None]) -> None:
+async def _build(data: Path, file: Path, report: Callable[[str], None]) -> None:
     """Raises StartError with the last lines of the failed program."""
     log_file = data / "logs" / "demo_index.log"
     corpus = data / "demo.jsonl"
     try:
-        await _run([_MODEL / "corpus.py", corpus], log_file, tell)
+        await _run([_MODEL / "corpus.py", corpus], log_file, report)
         command: list[str | Path] = ["-m", "app", "index", "build", corpus, "--name", NAME]
         command += [
             "--replace",
@@ -67,13 +67,13 @@ async def _build(data: Path, file: Path, tell: Callable[[str], None]) -> None:
             "--tokenizer",
             _TOKENIZER,
         ]
-        await _run([*command, "--description", _DESCRIPTION], log_file, tell)
+        await _run([*command, "--description", _DESCRIPTION], log_file, report)
     finally:
         corpus.unlink(missing_ok=True)
 
 
 async def _run(
-    arguments: Sequence[str | Path], log_file: Path, tell: Callable[[str], None]
+    arguments: Sequence[str | Path], log_file: Path, report: Callable[[str], None]
 ) -> None:
     log_start = processes.begin_log(log_file)
     process = processes.spawn(
@@ -82,7 +82,7 @@ async def _run(
     waiting = asyncio.create_task(processes.wait_exit(process))
     try:
         while not waiting.done():
-            tell(processes.last_lines(log_file, log_start, 1))
+            report(processes.last_lines(log_file, log_start, 1))
             await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
     finally:
         if not waiting.done():

@@ -16,7 +16,7 @@ _COMPLETE = ".complete"
 
 
 async def fetch(
-    source: ModelSource, weights: Path, log_file: Path, tell: Callable[[str], None]
+    source: ModelSource, weights: Path, log_file: Path, report: Callable[[str], None]
 ) -> None:
     """Download the files of a Hugging Face model into `weights`, if they are not there.
 
@@ -46,7 +46,7 @@ async def fetch(
     waiting = asyncio.create_task(processes.wait_exit(process))
     try:
         while not waiting.done():
-            tell(f"downloading, {_megabytes(weights)} MB so far")
+            report(f"downloading, {_megabytes(weights)} MB so far")
             await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
     finally:
         if not waiting.done():

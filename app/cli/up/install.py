@@ -81,7 +81,7 @@ def main() -> int:
     try:
         install(TARGETS[options.target], options.venv, options.python)
     except InstallError as error:
-        say(f"Cannot install: {error}")
+        write_line(f"Cannot install: {error}")
         return 1
     return 0
 
@@ -96,12 +96,12 @@ def install(target: Target, venv: Path, python: str) -> None:
     if not venv.exists():
         check_space(venv.absolute().parent, target.space_mib)
         program = find_python(target, python)
-        say(f"Making {venv} with {program}")
+        write_line(f"Making {venv} with {program}")
         venv.mkdir()
         unfinished.touch()
         make_environment(target, program, venv)
     unfinished.touch()
-    say(f"Installing {target.title}")
+    write_line(f"Installing {target.title}")
     if not target.is_triton:
         pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
         pinned = ["--no-deps", "--require-hashes", "-r", str(ROOT / "requirements-uv.txt")]
@@ -114,7 +114,7 @@ def install(target: Target, venv: Path, python: str) -> None:
         if not uv.try_install(torch):
             uv.install([*torch, "--default-index", TORCH_INDEX])
     unfinished.unlink()
-    say(f"Installed in {time.monotonic() - started:.0f} s")
+    write_line(f"Installed in {time.monotonic() - started:.0f} s")
 
 
 class Uv:
@@ -270,7 +270,7 @@ def heartbeat() -> Iterator[None]:
 
     def beat() -> None:
         while not done.wait(REPEAT_SECONDS):
-            say(f"  still installing, {time.monotonic() - started:.0f} s")
+            write_line(f"  still installing, {time.monotonic() - started:.0f} s")
 
     thread = threading.Thread(target=beat)
     if not sys.stderr.isatty():
@@ -283,7 +283,7 @@ def heartbeat() -> Iterator[None]:
             thread.join()
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -60,20 +60,20 @@ class EmbeddedPostgres:
             "LLM_DATABASE_DB": DATABASE,
         }
 
-    async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
+    async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
         """Create the cluster if there is none, and start the server; raises `StartError`."""
         binaries = _binaries()
         if not self._cluster.exists():
-            tell("making the cluster")
+            report("making the cluster")
             await self._initialise(binaries)
         self.password = (self.directory / "password").read_text()
-        tell("waiting for the server of an earlier run to end")
+        report("waiting for the server of an earlier run to end")
         await self._await_predecessor()
-        tell("starting")
+        report("starting")
         self.port = self.port or processes.free_port()
         log_start = processes.begin_log(self.log_file)
         self._process = self._spawn([binaries / "postgres", *self._options()])
-        await self._await_ready(self._process, log_start, tell)
+        await self._await_ready(self._process, log_start, report)
 
     async def wait(self) -> str:
         """Return the reason when the server has ended."""
@@ -149,7 +149,7 @@ class EmbeddedPostgres:
         pid_file.unlink(missing_ok=True)
 
     async def _await_ready(
-        self, process: subprocess.Popen[bytes], log_start: int, tell: Callable[[str], None]
+        self, process: subprocess.Popen[bytes], log_start: int, report: Callable[[str], None]
     ) -> None:
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while asyncio.get_running_loop().time() < deadline:
@@ -160,7 +160,7 @@ class EmbeddedPostgres:
                 await self._ensure_database()
             except asyncpg.CannotConnectNowError:
                 if "recovery in progress" in processes.log_text(self.log_file, log_start):
-                    tell("recovering from a crash")
+                    report("recovering from a crash")
             except (OSError, asyncpg.PostgresConnectionError):
                 pass
             else:

@@ -20,13 +20,13 @@ class Step:
         self.name = name
         self.detail = ""
         self.started = time.monotonic()
-        self.told = self.started + QUIET_SECONDS - REPEAT_SECONDS
+        self.reported_at = self.started + QUIET_SECONDS - REPEAT_SECONDS
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def tell(self, detail: str) -> None:
+    def report(self, detail: str) -> None:
         """Change the detail."""
         self.detail = detail
 
@@ -96,8 +96,8 @@ class Progress:
     def _repeat(self) -> None:
         now = time.monotonic()
         for step in self._steps:
-            if now - step.told >= REPEAT_SECONDS:
-                step.told = now
+            if now - step.reported_at >= REPEAT_SECONDS:
+                step.reported_at = now
                 self._stream.write(f"  {step}\n")
                 self._stream.flush()
 

@@ -67,7 +67,7 @@ async def obtain(source: ModelSource, data: Path, progress: Progress) -> Path:
         return source.directory
     weights = data / "weights" / source.repository_id.replace("/", "--")
     async with progress.step(source.repository_id, done="is downloaded") as step:
-        await fetch(source, weights, data / "logs" / "download.log", step.tell)
+        await fetch(source, weights, data / "logs" / "download.log", step.report)
     return weights
 
 

@@ -41,9 +41,9 @@ class ServicePart:
         self._grace = grace
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
+    async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
         """Start the process and wait until it is ready; raises `StartError`."""
-        tell("starting")
+        report("starting")
         log_start = processes.begin_log(self.log_file)
         self._process = process = run(self._command, self._environment, self.log_file)
         try:

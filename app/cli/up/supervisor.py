@@ -25,7 +25,7 @@ class Part(Protocol):
     def name(self) -> str:
         """The name in messages."""
 
-    async def start(self, tell: Callable[[str], None]) -> None:
+    async def start(self, report: Callable[[str], None]) -> None:
         """Start it from any state; raises `StartError`."""
 
     async def wait(self) -> str:
@@ -48,7 +48,7 @@ class Supervisor:
             self._tasks.append(asyncio.create_task(self._reap(), name="reap orphans"))
         self._parts.append(part)
         async with self._progress.step(part.name) as step:
-            await part.start(step.tell)
+            await part.start(step.report)
         self._tasks.append(asyncio.create_task(self._keep(part), name=f"keep {part.name}"))
 
     async def wait(self) -> None:
@@ -62,7 +62,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for part in reversed(self._parts):
             async with self._progress.step(part.name, done="stopped") as step:
-                step.tell("stopping")
+                step.report("stopping")
                 await part.stop()
         processes.reap_orphans(grace=0, launches=True)
 
@@ -80,7 +80,7 @@ class Supervisor:
                 processes.reap_orphans(grace=0)
                 try:
                     async with self._progress.step(part.name, done="is back") as step:
-                        await part.start(step.tell)
+                        await part.start(step.report)
                     break
                 except StartError as error:
                     self._progress.line(f"{error}. Next try in {delay:.0f} s")

@@ -147,7 +147,7 @@ async def _start(
             grace=grace,
         )
         names = _declared(environment)
-        await _together(
+        await _gather(
             supervisor.start(api),
             supervisor.start(worker),
             supervisor.start(_web_page(options, ports.ui, logs)),
@@ -161,7 +161,7 @@ async def _start(
         return names
 
     # The API accepts work before the model is loaded.
-    _, indexes = await _together(supervisor.start(triton), start_service())
+    _, indexes = await _gather(supervisor.start(triton), start_service())
     return list(served), indexes
 
 
@@ -248,7 +248,7 @@ async def _start_if_possible(supervisor: Supervisor, part: ServicePart, progress
         progress.line(f"  {error}")
 
 
-async def _together(*starts: Coroutine[Any, Any, Any]) -> list[Any]:
+async def _gather(*starts: Coroutine[Any, Any, Any]) -> list[Any]:
     """Run them in parallel; the first error cancels the others and is raised unchanged."""
     try:
         async with asyncio.TaskGroup() as group:

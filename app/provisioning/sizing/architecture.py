@@ -39,7 +39,7 @@ _DTYPES = {
 def read_facts(document: object) -> ModelFacts:
     """Return the facts of a parsed config.json. Raises PlanError."""
     outer = Members(document)
-    _refuse_what_is_not_counted(outer)
+    _refuse_uncounted(outer)
     config, notes = _language_model(outer)
     is_whole = config is outer
     model_type = config.text("model_type", default="unknown")
@@ -69,7 +69,7 @@ def read_facts(document: object) -> ModelFacts:
     )
 
 
-def _refuse_what_is_not_counted(outer: Members) -> None:
+def _refuse_uncounted(outer: Members) -> None:
     """Models that are not decoders have other members, or the same with another meaning."""
     model_type = outer.text("model_type")
     if model_type in NOT_COUNTED or outer.get("is_encoder_decoder") is True:

@@ -94,7 +94,7 @@ def _with_stored_weights(facts: ModelFacts, directory: Path) -> ModelFacts:
         files = [single]
     if not files:
         return facts
-    if missing := _missing(files):
+    if missing := _shortage(files):
         return _noted(facts, f"{missing}: the formula is taken for the weights.")
     sizes: dict[str, int] = {}
     for file in files:
@@ -108,7 +108,7 @@ def _with_stored_weights(facts: ModelFacts, directory: Path) -> ModelFacts:
     return _stored(facts, total, stored, "the headers of *.safetensors")
 
 
-def _missing(files: list[Path]) -> str:
+def _shortage(files: list[Path]) -> str:
     """The missing files of a numbered checkpoint; "" if it is complete."""
     numbered = Counter(found[1] for file in files if (found := _NUMBERED.search(file.name)))
     for count, there in numbered.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from app.provisioning.sizing.cache import CacheShape
 from app.provisioning.sizing.facts import DTYPE_BYTES, GIB, ModelFacts, PlanError
 from app.provisioning.sizing.gpus import GPUS, Gpu
-from app.provisioning.sizing.resources import Resources, ask_for
+from app.provisioning.sizing.resources import Resources, resources_for
 from app.provisioning.sizing.weights import disk_bytes, weight_bytes, with_quantization
 
 # The default of the longest sequence, as of `python -m app up --model`.
@@ -30,7 +30,7 @@ SHARED_OVERHEAD = 1 * GIB
 # Sampling holds a request's logits about four times, in 32 bits.
 LOGIT_BYTES = 16
 # The possible error of the overhead: a model with less to spare is reported to fit tightly.
-TIGHT = 1 * GIB
+TIGHT_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def plan(
     `context` None: the model's longest sequence, but at most DEFAULT_CONTEXT. Raises PlanError for
     requests that no GPU could satisfy: a context beyond the model's, a second quantization, a number below 1.
     """
-    asked = _asked(facts, context, concurrency, engine or Engine(), serve_minutes)
+    asked = _validated_request(facts, context, concurrency, engine or Engine(), serve_minutes)
     return [_smallest(asked, gpu) for gpu in gpus]
 
 
@@ -103,7 +103,7 @@ def plan_on(
     serve_minutes: int = 60,
 ) -> Plan:
     """The same for a given number of GPUs."""
-    asked = _asked(facts, context, concurrency, engine or Engine(), serve_minutes)
+    asked = _validated_request(facts, context, concurrency, engine or Engine(), serve_minutes)
     _check("gpus", gpus, MAX_GPUS)
     return _on(asked, gpu, gpus)
 
@@ -144,7 +144,7 @@ def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
     shape = cache_shape(facts, gpus, dtype, engine)
     requests = shape.requests(cache, asked.context)
     missing = refusal or _undivided(facts, gpus)
-    missing = missing or _missing(asked, shape, cache, requests, overhead > weights)
+    missing = missing or _shortage(asked, shape, cache, requests, overhead > weights)
     return Plan(
         gpu=gpu,
         gpus=gpus,
@@ -158,15 +158,15 @@ def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
         tokens=shape.tokens(cache, asked.context),
         requests=requests,
         fits=not missing,
-        verdict=missing or _praise(asked, gpu, dtype, cache, shape),
-        resources=None if missing else ask_for(disk_bytes(facts), gpus, asked.serve_minutes),
+        verdict=missing or _fit_verdict(asked, gpu, dtype, cache, shape),
+        resources=None if missing else resources_for(disk_bytes(facts), gpus, asked.serve_minutes),
     )
 
 
 # --- Request --------------------------------------------------------------------------------------
 
 
-def _asked(
+def _validated_request(
     facts: ModelFacts, context: int | None, concurrency: int, engine: Engine, serve_minutes: int
 ) -> _Request:
     """Validate the request. Raises PlanError."""
@@ -245,7 +245,7 @@ def _overhead(facts: ModelFacts, gpus: int, element: int, engine: Engine) -> int
     return activations + logits + FIXED_OVERHEAD + (SHARED_OVERHEAD if gpus > 1 else 0)
 
 
-def _missing(
+def _shortage(
     asked: _Request, shape: CacheShape, cache: int, requests: float, is_mostly_overhead: bool
 ) -> str:
     """The reason why it does not fit, for people; "" if it fits."""
@@ -267,9 +267,9 @@ def _missing(
     return what
 
 
-def _praise(asked: _Request, gpu: Gpu, dtype: str, cache: int, shape: CacheShape) -> str:
+def _fit_verdict(asked: _Request, gpu: Gpu, dtype: str, cache: int, shape: CacheShape) -> str:
     spare = cache - asked.concurrency * shape.request_bytes(asked.context)
-    fits = "fits tightly" if spare < TIGHT else "fits"
+    fits = "fits tightly" if spare < TIGHT_BYTES else "fits"
     return fits if gpu.has_bfloat16 else f"{fits}, in {dtype}"
 
 

@@ -15,7 +15,7 @@ class Resources:
     minutes: int
 
 
-def ask_for(disk_bytes: int, gpus: int, serve_minutes: int) -> Resources:
+def resources_for(disk_bytes: int, gpus: int, serve_minutes: int) -> Resources:
     """Resources of a server that reads these weights (bytes on disk) and serves for so long.
 
     Cores: two for each of vLLM's processes (one a GPU, the engine's, the server's). Memory: 8 GB, 4

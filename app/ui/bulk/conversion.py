@@ -15,7 +15,7 @@ import orjson
 from app.ui.bulk.mapping import RowError
 from app.ui.bulk.table import Row, Table, add_columns
 
-MAX_TOLD = 100  # errors that are shown; all are counted
+MAX_SHOWN_ERRORS = 100  # errors that are shown; all are counted
 
 ToLine = Callable[[Row], tuple[str, bytes]]
 
@@ -80,7 +80,7 @@ def convert(
                 line = _checked(row, to_line, seen, bounds.line_size)
             except RowError as error:
                 done.left_out += 1
-                if len(done.errors) < MAX_TOLD:
+                if len(done.errors) < MAX_SHOWN_ERRORS:
                     done.errors.append(LineError(row.line, str(error)))
                 parts.leave_out(row, str(error))
                 continue
@@ -90,14 +90,14 @@ def convert(
     return done
 
 
-def survey(file: BinaryIO, table: Table) -> Conversion:
+def check_rows(file: BinaryIO, table: Table) -> Conversion:
     """Read all rows, and write no requests. Raises SourceError. Blocks."""
     found = Conversion(columns=list(table.columns))
     for row in table.rows(file):
         found.rows += 1
         if row.error:
             found.left_out += 1
-            if len(found.errors) < MAX_TOLD:
+            if len(found.errors) < MAX_SHOWN_ERRORS:
                 found.errors.append(LineError(row.line, row.error))
         elif table.kind == "jsonl":
             add_columns(found.columns, row)

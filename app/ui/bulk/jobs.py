@@ -13,9 +13,9 @@ from typing import Any
 from uuid import UUID
 
 MAX_PARTS = 100
-_IDS_OF_A_VALUE = 15  # a value of metadata has 512 characters, an id 32
+_IDS_PER_VALUE = 15  # a value of metadata has 512 characters, an id 32
 _ID = re.compile("[0-9a-f]{32}")
-_OVER = frozenset({"completed", "failed", "expired", "cancelled"})
+_TERMINAL_STATES = frozenset({"completed", "failed", "expired", "cancelled"})
 # The first of these that is the state of any part is the job's.
 _ORDER = (
     ("cancelling", "stopping"),
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def is_over(self) -> bool:
-        return self.state in _OVER
+        return self.state in _TERMINAL_STATES
 
     @property
     def job(self) -> str:
@@ -199,9 +199,9 @@ def metadata_of(
     if model:
         metadata["bulk_model"] = model[:256]
     ids = [UUID(one.removeprefix("batch_")).hex for one in earlier_ids]
-    for place in range(0, len(ids), _IDS_OF_A_VALUE):
-        key = f"bulk_parts_{place // _IDS_OF_A_VALUE + 1}"
-        metadata[key] = " ".join(ids[place : place + _IDS_OF_A_VALUE])
+    for place in range(0, len(ids), _IDS_PER_VALUE):
+        key = f"bulk_parts_{place // _IDS_PER_VALUE + 1}"
+        metadata[key] = " ".join(ids[place : place + _IDS_PER_VALUE])
     return metadata
 
 

@@ -61,7 +61,7 @@ class PartAnswers:
     lines: int
     output: AsyncIterator[bytes] | None = None
     errors: AsyncIterator[bytes] | None = None
-    otherwise: Answer = Answer()  # of a line that neither file has
+    default: Answer = Answer()  # of a line that neither file has
 
 
 class LineTooLongError(ValueError):
@@ -175,7 +175,7 @@ async def _answers(parts: Sequence[PartAnswers]) -> AsyncIterator[Answer]:
     for part in parts:
         output, errors = _Cursor(part.output), _Cursor(part.errors)
         for number in range(1, part.lines + 1):
-            yield await output.take(number) or await errors.take(number) or part.otherwise
+            yield await output.take(number) or await errors.take(number) or part.default
 
 
 async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, None]:
@@ -213,7 +213,7 @@ async def to_csv(
     writer = csv.writer(buffer)  # RFC 4180: commas, CRLF
     names = [_free_name("line", columns), *columns]
     names += [_free_name(name, columns) for name in _ANSWER_COLUMNS]
-    writer.writerow([harmless(name) for name in names])
+    writer.writerow([escape_formula(name) for name in names])
     yield BYTE_ORDER_MARK
     async for row in rows:
         answer = row.answer
@@ -229,14 +229,14 @@ async def to_csv(
             answer.completion_tokens,
             answer.result_id,
         ]
-        writer.writerow([row.line, *(harmless(text_of(cell)) for cell in cells)])
+        writer.writerow([row.line, *(escape_formula(text_of(cell)) for cell in cells)])
         if buffer.tell() >= _CHUNK:
             yield _taken(buffer)
     if buffer.tell():
         yield _taken(buffer)
 
 
-def harmless(text: str) -> str:
+def escape_formula(text: str) -> str:
     """The text of a cell that no spreadsheet program takes for a formula: `'` is put before it.
 
     A number with a sign is a number, and stays.

@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
-from app.ui.bulk.conversion import Bounds, Conversion, convert, survey
+from app.ui.bulk.conversion import Bounds, Conversion, check_rows, convert
 from app.ui.bulk.jobs import MAX_PARTS, Job, Part, to_jobs
 from app.ui.bulk.mapping import (
     CHAT,
@@ -45,8 +45,9 @@ from app.ui.render import page
 UPLOADS = "/bulk/files"  # takes larger bodies than other forms
 FORM_BYTES = 65_536  # of an upload beside its file
 
-_KEPT_DAYS = 7  # retention of an uploaded file, for sending it again with another mapping
-_LISTED = 100
+# An uploaded file is kept for sending it again with another mapping.
+_UPLOAD_RETENTION_DAYS = 7
+_PAGE_SIZE = 100
 _FORM_FIELDS = (
     "endpoint", "prompt", "template", "system", "id", "model", "model_column", "skip",
     *PARAMETERS, *(f"{name}_column" for name in PARAMETERS),
@@ -106,7 +107,7 @@ async def upload(request: Request) -> Response:
         return await _not_uploaded(request, body, error)
     except BodyTooLargeError:
         return await _not_uploaded(request, body, too_large)
-    return _gone_to(request, f"{UPLOADS}/{segment(response.json()['id'])}")
+    return _redirect(request, f"{UPLOADS}/{segment(response.json()['id'])}")
 
 
 async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: ApiError) -> Response:
@@ -121,7 +122,7 @@ async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: Api
     return await _index(request, error.status or 502, problem=error.message)
 
 
-def _gone_to(request: Request, path: str) -> Response:
+def _redirect(request: Request, path: str) -> Response:
     """Redirect to another page; a script, which requests a part, goes there by itself."""
     if "x-part" in request.headers:
         return Response(status_code=201, headers={"Location": path})
@@ -133,7 +134,7 @@ async def _index(
 ) -> Response:
     api = api_of(request)
     after = request.query_params.get("after")
-    listed = await api.get("/v1/batches", {"limit": _LISTED, "after": after})
+    listed = await api.get("/v1/batches", {"limit": _PAGE_SIZE, "after": after})
     jobs = to_jobs(listed["data"], request.query_params.get("job", ""))
     if "sent" in request.query_params:
         note = "This form was sent before; its job is the first of the list."
@@ -148,7 +149,7 @@ async def _index(
         is_first=after is None,
         next_page=_next_page(listed),
         max_bytes=request.app.state.settings.max_upload_bytes,
-        kept_days=_KEPT_DAYS,
+        kept_days=_UPLOAD_RETENTION_DAYS,
     )
 
 
@@ -217,8 +218,8 @@ async def _send(request: Request, source: Source, entered: dict[str, str], key: 
             source.file,
             lambda: convert(source.file, source.table, to_request, Path(directory), bounds),
         )
-        if problem := _objection(done, is_skipping="skip" in entered, bounds=bounds):
-            return await _preview(request, source, entered, 422, problem=problem, told=done)
+        if problem := _refusal_reason(done, is_skipping="skip" in entered, bounds=bounds):
+            return await _preview(request, source, entered, 422, problem=problem, checked=done)
         model = entered.get("model", "").strip()
         try:
             job_id = await Sending(api_of(request), key, source.name, endpoint, model).send(done)
@@ -229,7 +230,7 @@ async def _send(request: Request, source: Source, entered: dict[str, str], key: 
                 raise
             problem = f"Nothing was sent. The file makes {len(done.parts)} batches: {error}"
             status = error.status or 502
-            return await _preview(request, source, entered, status, problem=problem, told=done)
+            return await _preview(request, source, entered, status, problem=problem, checked=done)
     return RedirectResponse(f"/bulk/jobs/{segment(job_id)}", 303)
 
 
@@ -247,7 +248,7 @@ def _reader(
     return lambda row: to_line(row, mapping), mapping.endpoint
 
 
-def _objection(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
+def _refusal_reason(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
     """Reason to refuse a converted file."""
     if not done.requests:
         return "No line can be sent: correct the mapping, or the file. Nothing was sent."
@@ -281,9 +282,9 @@ async def _preview(
     /,
     problem: str | None = None,
     wrong: Mapping[str, str] | None = None,
-    told: Conversion | None = None,
+    checked: Conversion | None = None,
 ) -> Response:
-    """`wrong`: errors of controls, by their names; `told`: the conversion whose lines' errors are shown."""
+    """`wrong`: errors by the names of controls; `checked`: the conversion with the lines' errors."""
     models = [] if source.table.is_batch else await api_of(request).get("/models/")
     return await page(
         request,
@@ -302,9 +303,9 @@ async def _preview(
         problem=problem,
         fields=(),
         wrong=wrong or {},
-        told=told or source.found,
-        can_skip=bool((told or source.found).left_out) or "skip" in form,
-        kept_days=_KEPT_DAYS,
+        checked=checked or source.found,
+        can_skip=bool((checked or source.found).left_out) or "skip" in form,
+        kept_days=_UPLOAD_RETENTION_DAYS,
     )
 
 
@@ -315,7 +316,7 @@ def _shown(value: Any) -> str:
         return f"({error})"
 
 
-class Room:
+class SpaceBudget:
     """Budget of the temporary directory, in bytes, for the files of current requests.
 
     Together they may have the size of one largest file: further ones are refused.
@@ -346,12 +347,12 @@ class Room:
 async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
     """The uploaded file, read once. Raises ApiError with a message for people."""
     api, file_id = api_of(request), request.path_params["file_id"]
-    told = await api.get(f"/v1/files/{segment(file_id)}")
+    checked = await api.get(f"/v1/files/{segment(file_id)}")
     most = request.app.state.settings.max_upload_bytes
-    if told["bytes"] > most:  # a program's upload, which the API accepts
-        raise UnreadableError(told["filename"], f"It is larger than {most:,} bytes. Split it.")
-    room: Room = request.app.state.bulk_room
-    with room.held(told["bytes"]), tempfile.TemporaryFile(prefix="bulk-") as file:
+    if checked["bytes"] > most:  # a program's upload, which the API accepts
+        raise UnreadableError(checked["filename"], f"It is larger than {most:,} bytes. Split it.")
+    space: SpaceBudget = request.app.state.bulk_space
+    with space.held(checked["bytes"]), tempfile.TemporaryFile(prefix="bulk-") as file:
         async with api.stream(
             "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
         ) as response:
@@ -359,15 +360,15 @@ async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
                 file.write(piece)
 
         def read() -> tuple[Table, Conversion]:
-            table = read_table(file, told["filename"], delimiter)
+            table = read_table(file, checked["filename"], delimiter)
             file.seek(0)
-            return table, survey(file, table)
+            return table, check_rows(file, table)
 
         try:
             table, found = await _in_thread(file, read)
         except SourceError as error:
-            raise UnreadableError(told["filename"], str(error)) from error
-        yield Source(file_id, told["filename"], told["bytes"], file, table, found)
+            raise UnreadableError(checked["filename"], str(error)) from error
+        yield Source(file_id, checked["filename"], checked["bytes"], file, table, found)
 
 
 class UnreadableError(Exception):

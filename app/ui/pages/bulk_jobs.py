@@ -29,10 +29,10 @@ from app.ui.bulk.results import (
     without_rows,
 )
 from app.ui.bulk.sending import delete_all
-from app.ui.handed_on import ProxiedResponse
+from app.ui.proxied_response import ProxiedResponse
 from app.ui.render import fragment, page
 
-_TOLD_FAILURES = 100
+_MAX_SHOWN_FAILURES = 100
 
 _Lines = AsyncGenerator[bytes, None]
 
@@ -149,7 +149,7 @@ async def _failures(api: Api, found: Job) -> list[Answer]:
             async with aclosing(_file_lines(api, file_id)) as lines:
                 async for line in lines:
                     failures.append(read_answer(line)[1])
-                    if len(failures) == _TOLD_FAILURES:
+                    if len(failures) == _MAX_SHOWN_FAILURES:
                         return failures
     return failures
 
@@ -189,7 +189,7 @@ async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
                 part.lines,
                 lines_of(part.batch["output_file_id"]),
                 lines_of(part.batch["error_file_id"]),
-                _otherwise(part),
+                _default_answer(part),
             )
             kept = await _kept_rows(lines_of(part.rows_file_id))
             rows = without_rows([answers]) if kept is None else join(kept, [answers])
@@ -206,7 +206,7 @@ async def _kept_rows(lines: _Lines | None) -> _Lines | None:
     return None
 
 
-def _otherwise(part: Part) -> Answer:
+def _default_answer(part: Part) -> Answer:
     """The answer of a line that is in no file of its batch."""
     if not part.is_over:
         return Answer()

@@ -70,14 +70,14 @@ async def _all_or_none(
     api: Api, bodies: Mapping[int, Mapping[str, Any]], answers: Iterable[Mapping[str, Any]]
 ) -> list[str]:
     """The ids of the results. Raises FormError if one was refused, after stopping the others."""
-    told = list(zip(bodies.items(), answers, strict=True))
+    outcomes = list(zip(bodies.items(), answers, strict=True))
     wrong = [
         (f"Answer {place} ({body['model']}){name}", message)
-        for (place, body), answer in told
+        for (place, body), answer in outcomes
         if "id" not in answer
         for name, message in _refusals(answer)
     ]
-    ids = [str(answer["id"]) for _, answer in told if "id" in answer]
+    ids = [str(answer["id"]) for _, answer in outcomes if "id" in answer]
     if wrong:
         for one in ids:
             await api.post(f"/results/{identifier(one)}/cancel")

@@ -100,7 +100,7 @@ async def _fleet(api: Api) -> dict[str, Any]:
     models, servers, history = await asyncio.gather(
         api.get("/models/"),
         api.get("/servers") if me.is_operator else _nothing(),
-        api.get_known("/history?minutes=60"),
+        api.get_cached("/history?minutes=60"),
     )
     lines = _lines(history)
     for model in models:

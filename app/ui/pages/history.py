@@ -10,7 +10,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of
-from app.ui.handed_on import ProxiedResponse, parts_of
 from app.ui.history_filters import (
     address,
     newer,
@@ -21,12 +20,13 @@ from app.ui.history_filters import (
     to_params,
 )
 from app.ui.parameters import FormError
-from app.ui.remedies import WORDS
+from app.ui.proxied_response import ProxiedResponse, parts_of
+from app.ui.remedies import REMEDIES
 from app.ui.render import page
 from app.ui.results import one_line, outcome, state_of, timings
 from app.ui.sending import read_form
 
-_ROWS = 50
+_PAGE_SIZE = 50
 _MAX_MODELS = 500
 _CANCELLABLE = ("model_name", "context_id")
 # An export of rare words may search for a while between two pieces.
@@ -84,7 +84,7 @@ async def _page(
     has_more = False
     if problem is None:
         try:
-            params = {**to_params(filters), "after": after, "limit": _ROWS, "prompts": True}
+            params = {**to_params(filters), "after": after, "limit": _PAGE_SIZE, "prompts": True}
             response = await api_of(request).send("GET", "/results/", params=params)
             rows, has_more = response.json(), "next" in response.links
         except FormError as error:
@@ -107,7 +107,7 @@ async def _page(
         older=older(filters, trail, after, rows[-1]["id"]) if has_more else None,
         export=address(filters, "/history/export"),
         models=await _model_names(request),
-        error_codes=sorted({*WORDS, filters.get("error_code", "cancelled")}),
+        error_codes=sorted({*REMEDIES, filters.get("error_code", "cancelled")}),
         notice=_notice(query),
     )
 
@@ -116,8 +116,8 @@ async def _model_names(request: Request) -> list[str]:
     """Suggestions of models; the names of removed models can be typed."""
     try:
         api = api_of(request)
-        models = [one["name"] for one in await api.get_known("/models/")]
-        indexes = [f"infini-gram/{name}" for name in await api.get_known("/indexes")]
+        models = [one["name"] for one in await api.get_cached("/models/")]
+        indexes = [f"infini-gram/{name}" for name in await api.get_cached("/indexes")]
     except ApiError:
         return []
     return [*sorted(models), *indexes][:_MAX_MODELS]

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from app.ui.api import Api, ApiError, api_of, segment
 from app.ui.attributions import to_attribution
-from app.ui.bounded import MAX_BYTES, get_bounded, hand_on
+from app.ui.bounded import MAX_BYTES, get_bounded, proxy
 from app.ui.charts import stacked_bar
 from app.ui.parameters import FormError
 from app.ui.remedies import explain
@@ -25,9 +25,9 @@ _MAX_TURNS = 200
 _MAX_ATTEMPTS = 50
 _MAX_VALUE = 2_000  # characters of a parameter
 _MAX_INDEXES = 20
-_LISTED = 100
+_PAGE_SIZE = 100
 # Parameters of an attribution, by the names of the form's controls.
-_WISHES: Mapping[str, type[int] | type[float]] = {
+_ATTRIBUTION_PARAMETERS: Mapping[str, type[int] | type[float]] = {
     "maximumFrequency": int,
     "minimumSpanLength": int,
     "maximumSpanDensity": float,
@@ -50,7 +50,9 @@ async def show_part(request: Request) -> Response:
         return fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
     if result["kind"] == "attribution":
         found = await _attribution(request, api, result)
-        response = fragment(request, "_attribution.html", result=await _slim(result), found=found)
+        response = fragment(
+            request, "_attribution.html", result=await _without_answer(result), found=found
+        )
     else:
         response = fragment(request, "_details.html", **await _details(api, result))
     if result["state"] != "pending":
@@ -80,7 +82,7 @@ async def show_prompt(request: Request) -> Response:
 async def show_json(request: Request) -> Response:
     """The API's result as a file."""
     result_id = _id_of(request)
-    return await hand_on(api_of(request), f"/results/{result_id}", f"{result_id}.json")
+    return await proxy(api_of(request), f"/results/{result_id}", f"{result_id}.json")
 
 
 async def retry(request: Request) -> Response:
@@ -93,7 +95,7 @@ async def retry(request: Request) -> Response:
         response = await api_of(request).send("POST", path, headers={"Idempotency-Key": key})
         return RedirectResponse(f"/history/{segment(response.json()['id'])}", 303)
 
-    return await _try(request, send())
+    return await _run_action(request, send())
 
 
 async def delete(request: Request) -> Response:
@@ -103,7 +105,7 @@ async def delete(request: Request) -> Response:
         await api_of(request).delete(f"/results/{_id_of(request)}")
         return RedirectResponse("/history?deleted=1", 303)
 
-    return await _try(request, remove())
+    return await _run_action(request, remove())
 
 
 async def attribute(request: Request) -> Response:
@@ -113,13 +115,13 @@ async def attribute(request: Request) -> Response:
     async def ask() -> Response:
         path = f"/results/{_id_of(request)}/attribution"
         params = {"index": texts.get("index")}
-        answer = await api_of(request).post(path, _wishes(texts), params)
+        answer = await api_of(request).post(path, _attribution_parameters(texts), params)
         return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
 
-    return await _try(request, ask(), texts)
+    return await _run_action(request, ask(), texts)
 
 
-async def _try(
+async def _run_action(
     request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
 ) -> Response:
     """Run an action; the result's page shows a refusal."""
@@ -139,18 +141,18 @@ async def _page(
     problem: ApiError | FormError | None = None,
 ) -> Response:
     api, result_id = api_of(request), _id_of(request)
-    told = {
+    shown = {
         "problem": str(problem) if problem else None,
         "fields": problem.fields if problem else (),
     }
     result = await get_bounded(api, f"/results/{result_id}")
     if result is None:
         return await page(
-            request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **told
+            request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **shown
         )
     context = await _context(api, result)
     common = {
-        **told,
+        **shown,
         "prompt": _prompt(context),
         "parameters": _table(result["parameters"]),
         "metadata": _pretty(result["metadata"]),
@@ -160,7 +162,7 @@ async def _page(
             request,
             "history_attribution.html",
             status,
-            result=await _slim(result),
+            result=await _without_answer(result),
             found=await _attribution(request, api, result, context),
             key=uuid4().hex,
             **common,
@@ -171,7 +173,7 @@ async def _page(
         "history_result.html",
         status,
         attributions=await _attributions(api, result),
-        form={"index": "", **dict.fromkeys(_WISHES, ""), **(texts or {})},
+        form={"index": "", **dict.fromkeys(_ATTRIBUTION_PARAMETERS, ""), **(texts or {})},
         **{**await _details(api, result), "result": await to_view(result, view)},
         **common,
     )
@@ -254,7 +256,7 @@ def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _attributions(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
     """The available indexes, and the existing attributions, as lists return them."""
-    indexes = await api.get_known("/indexes")
+    indexes = await api.get_cached("/indexes")
     found: list[dict[str, Any]] = []
     if result["state"] != "pending":
         # An attribution has its source's context. Lists omit its answer, which may be large.
@@ -265,7 +267,7 @@ async def _attributions(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
                     {
                         "context_id": result["context_id"],
                         "model_name": f"infini-gram/{name}",
-                        "limit": _LISTED,
+                        "limit": _PAGE_SIZE,
                     },
                 )
                 for name in indexes[:_MAX_INDEXES]
@@ -312,20 +314,20 @@ async def _attributed_text(
                 raise
             return None
         return source["result"] if source and isinstance(source["result"], str) else None
-    told = context or await _context(api, result)
-    return told["content"] if isinstance(told["content"], str) else None
+    shown = context or await _context(api, result)
+    return shown["content"] if isinstance(shown["content"], str) else None
 
 
-async def _slim(result: Mapping[str, Any]) -> dict[str, Any]:
+async def _without_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     """An attribution without its answer, as templates show results: it generates no tokens."""
     return await to_view({**result, "result": None, "usage": None, "finish_reason": None})
 
 
-def _wishes(texts: Mapping[str, str]) -> dict[str, int | float]:
+def _attribution_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
     """The parameters of an attribution. Raises FormError."""
     wishes: dict[str, int | float] = {}
     wrong = []
-    for name, kind in _WISHES.items():
+    for name, kind in _ATTRIBUTION_PARAMETERS.items():
         if text := texts.get(name, "").strip():
             try:
                 wishes[name] = kind(text)

@@ -16,7 +16,7 @@ from app.ui.api import Api, ApiError, api_of, identifier, segment
 from app.ui.render import fragment, page, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
-_PAGE = 50
+_PAGE_SIZE = 50
 _ENDED = frozenset({"stopped", "timeout", "failed"})
 _BADGES = {
     "healthy": "good", "starting": "running", "submitted": "queued", "pending": "queued",
@@ -61,8 +61,8 @@ async def _list(request: Request) -> dict[str, Any]:
     api, query = api_of(request), request.query_params
     state, after = query.get("state", ""), query.get("after", "")
     rows, profiles, me = await asyncio.gather(
-        api.get("/launches", {"state": state, "after": after, "limit": _PAGE}),
-        api.get_known("/launches/profiles"),
+        api.get("/launches", {"state": state, "after": after, "limit": _PAGE_SIZE}),
+        api.get_cached("/launches/profiles"),
         api.me(),
     )
     return {
@@ -72,7 +72,7 @@ async def _list(request: Request) -> dict[str, Any]:
         "state": state,
         "states": list(_MEANINGS),
         "after": after,
-        "next_after": rows[-1]["id"] if len(rows) == _PAGE else None,
+        "next_after": rows[-1]["id"] if len(rows) == _PAGE_SIZE else None,
         "badges": _BADGES,
         "meanings": _MEANINGS,
     }
@@ -88,7 +88,7 @@ class _Form:
     values: dict[str, str]
     plan: dict[str, Any] | None = None
     dry_run: dict[str, Any] | None = None
-    told: str = ""
+    notice: str = ""
     problem: str = ""
     fields: Sequence[tuple[str, str]] = ()
     status: int = 200
@@ -131,17 +131,19 @@ async def submit(request: Request) -> Response:
     return await _new_page(request, shown)
 
 
-async def _plan(api: Api, shown: _Form, picked: str | None) -> None:
+async def _plan(api: Api, shown: _Form, with_plan_row: str | None) -> None:
     """Request a plan; fill the form with the picked row."""
     shown.plan = await api.post("/launches/plan", launch_form.to_plan(shown.values))
     assert shown.plan is not None
     shown.plan["plans"].sort(key=lambda row: not row["fits"])
     for row in shown.plan["plans"]:
-        if row["gpu"] == picked and row["resources"]:
-            profiles = await api.get_known("/launches/profiles")
+        if row["gpu"] == with_plan_row and row["resources"]:
+            profiles = await api.get_cached("/launches/profiles")
             profile = _profile(profiles, shown.values["profile"])
-            shown.values = launch_form.picked(row, shown.plan["model"], shown.values, profile)
-            shown.told = (
+            shown.values = launch_form.with_plan_row(
+                row, shown.plan["model"], shown.values, profile
+            )
+            shown.notice = (
                 f"Filled in for {row['gpus']} {row['title']}. The cluster chooses the kind of "
                 "GPU: if it has several, name one as Slurm's gres or as a constraint."
             )
@@ -150,7 +152,7 @@ async def _plan(api: Api, shown: _Form, picked: str | None) -> None:
 async def _new_page(request: Request, shown: _Form) -> Response:
     api = api_of(request)
     profiles, catalogue, me = await asyncio.gather(
-        api.get_known("/launches/profiles"), _catalogue(api), api.me()
+        api.get_cached("/launches/profiles"), _catalogue(api), api.me()
     )
     profile = _profile(profiles, shown.values["profile"])
     return await page(
@@ -175,7 +177,7 @@ async def _new_page(request: Request, shown: _Form) -> Response:
 
 async def _catalogue(api: Api) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = await api.get_known("/launches/catalogue")
+        found: list[dict[str, Any]] = await api.get_cached("/launches/catalogue")
     except ApiError as error:
         if error.status != 409:  # the operator's file is wrong: a launch reports it
             raise
@@ -253,7 +255,7 @@ async def _one(request: Request) -> dict[str, Any]:
         "launch": launch,
         "log": log,
         "steps": _steps(launch),
-        "again": launch_form.of_spec(launch["spec"]),
+        "again": launch_form.from_spec(launch["spec"]),
         "is_ended": launch["state"] in _ENDED,
         "is_operator": me.is_operator,
         "badges": _BADGES,

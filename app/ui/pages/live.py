@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of, identifier, segment
 from app.ui.bounded import MAX_BYTES, get_bounded
-from app.ui.handed_on import ProxiedResponse
+from app.ui.proxied_response import ProxiedResponse
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
 from app.ui.sending import read_form

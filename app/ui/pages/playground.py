@@ -108,7 +108,7 @@ async def _page(
         form={**form, "key": uuid4().hex},
         models=models,
         chosen=_chosen(models, form.get("model", "")),
-        indexes=await api.get_known("/indexes"),
+        indexes=await api.get_cached("/indexes"),
         parameters=await read_parameters(api),
         pending=[
             one for one in pending if not shown["result"] or one["id"] != shown["result"]["id"]

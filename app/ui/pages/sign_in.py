@@ -62,14 +62,14 @@ async def submit(request: Request) -> Response:
     return response
 
 
-async def leave(request: Request) -> Response:
+async def sign_out(request: Request) -> Response:
     """Sign out."""
     response = RedirectResponse("/sign-in", 303)
     request.app.state.sessions.end(response)
     return response
 
 
-async def ask(request: Request) -> Response:
+async def require_sign_in(request: Request) -> Response:
     """The sign-in page of a visitor without a valid token; keeps the fields of a sent form."""
     is_over = request.state.token is not None
     problem = "Your sign-in has ended." if is_over else None
@@ -124,5 +124,5 @@ def _form(
 routes = [
     Route(PATH, show),
     Route(PATH, submit, methods=["POST"]),
-    Route("/sign-out", leave, methods=["POST"]),
+    Route("/sign-out", sign_out, methods=["POST"]),
 ]

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from app.core.errors import InvalidRequestError
 from app.infini_gram.declarations import BYTES
-from app.infini_gram.tokenizer import MOST_IDS, TokenizerError, open_tokenizer
+from app.infini_gram.tokenizer import MAX_IDS, TokenizerError, open_tokenizer
 from tests.indexes import DEMO_TOKENIZER, TOKENIZERS
 
 TEXTS = ["", "def foo(self):\n    return 1", "Grüße, 東京 🙂", " leading", "\ta\r\n", "a\x00b"]
@@ -80,9 +80,9 @@ def test_word_pieces(tmp_path: Path) -> None:
 
 
 def test_ids_that_two_bytes_cannot_hold(tmp_path: Path) -> None:
-    vocabulary = {"[UNK]": 0, "[SEP]": 1} | {f"w{n}": n for n in range(2, MOST_IDS)}
-    assert open_tokenizer(_save(tmp_path, vocabulary)).vocab_size == MOST_IDS
-    vocabulary["one more"] = MOST_IDS
+    vocabulary = {"[UNK]": 0, "[SEP]": 1} | {f"w{n}": n for n in range(2, MAX_IDS)}
+    assert open_tokenizer(_save(tmp_path, vocabulary)).vocab_size == MAX_IDS
+    vocabulary["one more"] = MAX_IDS
     with pytest.raises(TokenizerError, match="ids up to 65535: an index holds ids up to 65534"):
         open_tokenizer(_save(tmp_path, vocabulary))
 
