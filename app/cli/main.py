@@ -27,7 +27,9 @@ from app.provisioning.profiles import ProfileError, read_profiles
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 3.0  # at the database, before anything is started
+_SCHEMA_CHECK_TIMEOUT_SECONDS = (
+    3.0  # time-out of the check of the database's schema, before a start
+)
 _ROOT = Path(__file__).resolve().parents[2]
 _DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
 _EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
@@ -37,7 +39,7 @@ where Triton is not on 127.0.0.1:8001."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command; return its exit status."""
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"])
-            # Without a name it is about several, and names them itself.
+            # A message without a location is about several settings, and names them itself.
             place = f"setting {name}" if name else "settings"
             sys.stderr.write(f"{place}: {problem['msg']} (see docs/settings.md)\n")
         return 2
@@ -221,9 +223,9 @@ def _worker(options: argparse.Namespace) -> int:
 
 
 def _schema_fits(settings: Settings) -> bool:
-    """Whether the database's schema is this version's; if not, why not is on stderr.
+    """Check that the database's schema is this version's; if it is not, report it on stderr.
 
-    While the database is away nobody knows: the process starts, and looks again (`services`).
+    If the database is unavailable, the process starts, and checks again later (`container`).
     """
     import asyncpg
 
@@ -231,7 +233,10 @@ def _schema_fits(settings: Settings) -> bool:
     from app.core.database import Database, is_transient
 
     async def look() -> None:
-        async with asyncio.timeout(_LOOK_SECONDS), Database(settings, "llm start") as database:
+        async with (
+            asyncio.timeout(_SCHEMA_CHECK_TIMEOUT_SECONDS),
+            Database(settings, "llm start") as database,
+        ):
             await schema_version.require(database)
 
     try:
@@ -249,7 +254,7 @@ def _schema_fits(settings: Settings) -> bool:
 
 
 def _settings() -> Settings:
-    """The settings, with what they name looked at: better told now than in the middle of a start."""
+    """The settings, with the files that they name: an error now is better than in the middle of a start."""
     settings = Settings()
     read_declarations(settings.indexes_file)
     read_profiles(settings.profiles_file)
@@ -257,7 +262,6 @@ def _settings() -> Settings:
 
 
 async def _run_worker(settings: Settings) -> None:
-    """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
     from app.api.container import background, open_services
     from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor
