@@ -57,16 +57,16 @@ def _list(options: argparse.Namespace) -> int:
         head = ["ID", "PREFIX", "TEAM", "NAME", "SCOPES", "MAX PRIORITY", "CREATED", "EXPIRES",
                 "LAST USED", "REVOKED"]  # fmt: skip
         rows = [
-            [str(row["id"]), row["prefix"], row["team_id"], row["name"], ",".join(row["scopes"]),
-             str(row["max_priority"]), _time(row["created_at"]), _time(row["expires_at"]),
-             _time(row["last_used_at"]), _time(row["revoked_at"])]
-            for row in await store.list(options.team)
+            [str(key.id), key.prefix, key.team_id, key.name, ",".join(key.scopes),
+             str(key.max_priority), _time(key.created_at), _time(key.expires_at),
+             _time(key.last_used_at), _time(key.revoked_at)]
+            for key in await store.list(options.team)
         ]  # fmt: skip
         write_table([head, *rows])
         revoked = await store.list_revoked(options.team)
         if revoked:
             sys.stdout.write("\n")
-            ended = [[row["team_id"], row["token_id"], _time(row["revoked_at"])] for row in revoked]
+            ended = [[one.team_id, one.token_id, _time(one.revoked_at)] for one in revoked]
             write_table([["TEAM", "TOKEN ID", "REVOKED"], *ended])
 
     return _with_store(work)
@@ -82,10 +82,10 @@ def _revoke(options: argparse.Namespace) -> int:
             _report(f"The JWTs {options.token_id} of team {options.team} are revoked.")
             return
         is_id = isinstance(options.key, UUID)
-        row = await store.revoke(
+        key = await store.revoke(
             options.key if is_id else None, prefix=None if is_id else options.key
         )
-        _report(f"The key {row['prefix']} of team {row['team_id']} is revoked.")
+        _report(f"The key {key.prefix} of team {key.team_id} is revoked.")
 
     return _with_store(work)
 
