@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's API has them, on the wire.
+"""Wire schemas of OpenAI's files and batches.
 
 https://platform.openai.com/docs/api-reference/files, .../batch, and guides/batch for the lines.
 """
@@ -20,7 +20,7 @@ from app.queue.idempotency import NewKey
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 
 WINDOWS = {"24h": 86_400.0}  # seconds
-MAX_ERRORS = 100  # of a file that are told
+MAX_ERRORS = 100  # reported per file
 MAX_CUSTOM_ID = 512
 _MAX_FILENAME = 255
 _MIN_EXPIRY, _MAX_EXPIRY = 3_600, 2_592_000  # seconds
@@ -32,7 +32,7 @@ OpenAIMetadata = Annotated[
 
 
 class ExpiresAfter(BaseModel):
-    """When a file goes, counted from its making."""
+    """Expiry of a file, counted from its creation."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -41,7 +41,7 @@ class ExpiresAfter(BaseModel):
 
 
 class BatchCreate(BaseModel):
-    """The requests of a file, all for one endpoint."""
+    """A batch of the requests of a file, all for one endpoint."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -53,8 +53,6 @@ class BatchCreate(BaseModel):
 
 
 class FileRead(BaseModel):
-    """A file."""
-
     id: str
     object: Literal["file"]
     bytes: int
@@ -66,16 +64,12 @@ class FileRead(BaseModel):
 
 
 class DeletedRead(BaseModel):
-    """What was deleted."""
-
     id: str
     object: str
     deleted: bool
 
 
 class FileListRead(BaseModel):
-    """A page of files."""
-
     object: Literal["list"]
     data: list[FileRead]
     first_id: str | None
@@ -84,7 +78,7 @@ class FileListRead(BaseModel):
 
 
 class BatchErrorRead(BaseModel):
-    """What is wrong with a line of the input file."""
+    """An error in a line of the input file."""
 
     code: str
     message: str
@@ -93,23 +87,19 @@ class BatchErrorRead(BaseModel):
 
 
 class BatchErrorsRead(BaseModel):
-    """What is wrong with the input file; the first hundred."""
+    """The first hundred errors of the input file."""
 
     object: Literal["list"]
     data: list[BatchErrorRead]
 
 
 class RequestCountsRead(BaseModel):
-    """How many requests a batch has, and how many of them are done."""
-
     total: int
     completed: int
     failed: int
 
 
 class BatchRead(BaseModel):
-    """A batch."""
-
     id: str
     object: Literal["batch"]
     endpoint: Endpoint
@@ -136,8 +126,6 @@ class BatchRead(BaseModel):
 
 
 class BatchListRead(BaseModel):
-    """A page of batches."""
-
     object: Literal["list"]
     data: list[BatchRead]
     first_id: str | None
@@ -159,12 +147,11 @@ _EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)])
 
 
 def to_wire_id(prefix: str, identifier: UUID) -> str:
-    """An id as this dialect writes it."""
     return f"{prefix}{identifier}"
 
 
 def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
-    """The id in `file-...`, `batch_...`. Raises NotFoundError: what is no id names nothing."""
+    """The id in `file-...`, `batch_...`. Raises NotFoundError for an invalid one."""
     try:
         if text.startswith(prefix):
             return UUID(text.removeprefix(prefix))
@@ -174,11 +161,11 @@ def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
 
 
 def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails:
-    """What a form says of its file. Raises InvalidRequestError."""
+    """Read a form's fields. Raises InvalidRequestError."""
     if filename is None:
         raise invalid("file", "the form has no file of this name")
     if fields.get("purpose") != "batch":
-        raise invalid("purpose", "must be `batch`: there is no other use for a file here")
+        raise invalid("purpose", "must be `batch`: files have no other use here")
     expires = None
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise invalid("expires_after.anchor", "must be `created_at`")
@@ -193,7 +180,6 @@ def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails
 
 
 def file_to_wire(file: File) -> dict[str, Any]:
-    """A file as JSON members."""
     wire: dict[str, Any] = {
         "id": to_wire_id("file-", file.id),
         "object": "file",
@@ -211,7 +197,6 @@ def file_to_wire(file: File) -> dict[str, Any]:
 def to_new_batch(
     team_id: str, create: BatchCreate, input_file_id: UUID, key: NewKey | None
 ) -> NewBatch:
-    """The row of a new batch."""
     expires = create.output_expires_after
     return NewBatch(
         id=new_id(),
@@ -227,7 +212,6 @@ def to_new_batch(
 
 
 def batch_to_wire(batch: Batch) -> dict[str, Any]:
-    """A batch as JSON members."""
     ended = {batch.state: _seconds(batch.ended_at)}
     errors = orjson.loads(batch.errors)
     return {
@@ -259,7 +243,7 @@ def batch_to_wire(batch: Batch) -> dict[str, Any]:
 
 
 def page_to_wire(items: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """A page; one row more than the limit was read to know whether there is another."""
+    """A page of `items`, which holds one row more than the limit if there is a next page."""
     data = list(items[:limit])
     return {
         "object": "list",
@@ -271,7 +255,7 @@ def page_to_wire(items: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
 
 
 class LineReader:
-    """Reads the lines of a batch's file as they come; collects what is wrong with them."""
+    """Reads the lines of a batch's file as they arrive, and collects their errors."""
 
     def __init__(self, endpoint: str, max_lines: int) -> None:
         self.errors: list[dict[str, object]] = []
@@ -282,11 +266,10 @@ class LineReader:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are errors enough: no more of the file is worth reading."""
         return len(self.errors) >= MAX_ERRORS
 
     def read(self, number: int, content: bytes) -> NewLine | None:
-        """One line; None for an empty or a wrong one."""
+        """Read a line; None for an empty or invalid one."""
         if not content.strip():
             return None
         self.total += 1
@@ -312,14 +295,13 @@ class LineReader:
     def refuse(
         self, code: str, message: str, line: int | None = None, param: str | None = None
     ) -> None:
-        """Note an error."""
         if not self.is_full:
             self.errors.append({"code": code, "message": message, "line": line, "param": param})
 
     def _check(self, number: int, request: _LineRequest) -> NewLine | None:
         try:
             body = orjson.dumps(request.body).decode()
-        except (TypeError, ValueError):  # it reads deeper nesting than it writes
+        except (TypeError, ValueError):  # orjson parses deeper nesting than it serializes
             self.refuse("invalid_json_line", "The body is nested too deep.", number, "body")
             return None
         if request.custom_id in self._custom_ids:
@@ -351,7 +333,6 @@ def _wrong(error: ValidationError) -> Iterable[FieldError]:
 def line_to_wire(
     batch_id: UUID, line: int, custom_id: str, *, response: object = None, error: object = None
 ) -> str:
-    """A line of an output or error file."""
     return orjson.dumps(
         {
             "id": f"batch_req_{batch_id}_{line}",
@@ -367,5 +348,5 @@ def invalid(field: str, message: str) -> InvalidRequestError:
 
 
 def _seconds(moment: Any) -> Any:
-    """Unix time in whole seconds, as this dialect tells times."""
+    """Unix time in whole seconds."""
     return None if moment is None else int(moment.timestamp())
