@@ -22,6 +22,7 @@ from app.core.settings import Settings
 from app.core.settings.fields import DEFAULT_TEAM
 from app.queue.job_queue import NewResult
 from app.results.requests import SendOptions
+from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire, result_to_wire
 
 _CONNECTIONS = 16
@@ -94,7 +95,7 @@ async def select(request: Request) -> Response:
     async with _pool(request).acquire() as connection:
         row = await connection.fetchrow("SELECT * FROM results WHERE id = $1", result_id)
     assert row is not None
-    return _json(result_to_wire(row, model_ready=True))
+    return _json(result_to_wire(ResultRow.of(row), model_ready=True))
 
 
 def _to_result(body: bytes, context_id: str) -> NewResult:

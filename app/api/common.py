@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
-import asyncpg
 from fastapi import Depends, Query
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
@@ -23,6 +22,7 @@ from app.auth.principal import Principal
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
 from app.queue.job_queue import OnDisconnect
 from app.results.requests import Key
+from app.results.rows import ResultRow
 from app.results.serialization import result_to_wire
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -207,8 +207,8 @@ def to_id(text: str, noun: str) -> UUID:
         raise NotFoundError(f"There is no {noun} {text[:64]!r}.") from None
 
 
-def result_wire(services: Services, row: asyncpg.Record) -> dict[str, Any]:
-    return result_to_wire(row, model_ready=services.registry.is_ready(row["model_name"]))
+def result_wire(services: Services, row: ResultRow) -> dict[str, Any]:
+    return result_to_wire(row, model_ready=services.registry.is_ready(row.model_name))
 
 
 def page_response(request: Request, items: Sequence[dict[str, Any]], limit: int) -> Response:

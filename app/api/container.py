@@ -34,6 +34,9 @@ from app.queue.team_limits import TeamLimits
 from app.results.contexts import ContextStore
 from app.results.export import ResultExport
 from app.results.indexer import ResultIndexer
+from app.results.multi_result import ResultGroups
+from app.results.preparation import Preparation
+from app.results.replays import Replays
 from app.results.retention.erasure import Erasure
 from app.results.retention.policy import RetentionPolicy
 from app.results.retention.retention import Retention
@@ -42,6 +45,7 @@ from app.results.stats.system import SystemStore
 from app.results.store import ResultStore
 from app.results.streams.hub import StreamHub
 from app.results.streams.tickets import StreamTicketStore
+from app.results.submission import Submissions
 from app.webhooks.delivery import WebhookDeliverer
 from app.webhooks.outbox import WebhookOutbox
 from app.webhooks.sender import Sender
@@ -58,6 +62,8 @@ class Services:
     keys: IdempotencyKeys
     contexts: ContextStore
     results: ResultStore
+    submissions: Submissions
+    groups: ResultGroups
     export: ResultExport
     registry: ModelRegistry
     depth: QueueDepth
@@ -104,36 +110,49 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         fleet.subscribe(listener)
         tokens = TokenStore(database, settings)
         registry = ModelRegistry(database, fleet, settings)
+        keys = IdempotencyKeys(database, settings)
+        contexts = ContextStore(database, queue, settings)
+        admission = Admission(database, depth, limits, settings)
+        retention = RetentionPolicy(database, settings)
+        hub = StreamHub(database, results, settings)
+        indexes = Indexes(
+            read_declarations(settings.indexes_file),
+            threads=settings.index_threads,
+            queue=settings.index_queue,
+        )
+        preparation = Preparation(
+            settings, registry, indexes, contexts, results, retention, admission
+        )
         yield Services(
             settings=settings,
             database=database,
             fleet=fleet,
             queue=queue,
-            keys=IdempotencyKeys(database, settings),
-            contexts=ContextStore(database, queue, settings),
+            keys=keys,
+            contexts=contexts,
             results=results,
+            submissions=Submissions(
+                preparation, contexts, results, keys, Replays(keys, results), admission, queue
+            ),
+            groups=ResultGroups(settings, queue, results, hub),
             export=ResultExport(database),
             registry=registry,
             depth=depth,
             limits=limits,
-            admission=Admission(database, depth, limits, settings),
+            admission=admission,
             positions=QueuePositions(database),
             listener=listener,
-            hub=StreamHub(database, results, settings),
+            hub=hub,
             tickets=StreamTicketStore(database, settings),
             outbox=WebhookOutbox(database, settings),
             files=FileStore(database, settings.team_max_file_bytes),
             batches=BatchStore(database, settings.team_max_batches),
             batch_work=BatchWork(database),
             erasure=Erasure(database),
-            retention=RetentionPolicy(database, settings),
+            retention=retention,
             tokens=tokens,
             authenticator=Authenticator(tokens, settings),
-            indexes=Indexes(
-                read_declarations(settings.indexes_file),
-                threads=settings.index_threads,
-                queue=settings.index_queue,
-            ),
+            indexes=indexes,
             profiles=read_profiles(settings.profiles_file),
             launches=LaunchStore(database),
             history=history,

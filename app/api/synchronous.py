@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-import asyncpg
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,9 +25,11 @@ from app.api.container import Services
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
 from app.core.ids import new_id
-from app.results.multi_result import GroupEvent, cancel_all, follow_all, wait_for_all
-from app.results.preparation import GroupRequest
-from app.results.submission import Replayed, SubmissionOutcome, submit_group
+from app.results.drafts import GroupRequest
+from app.results.multi_result import GroupEvent
+from app.results.replays import Replayed
+from app.results.rows import ResultRow
+from app.results.submission import SubmissionOutcome
 
 RESULT_ID_HEADER = "X-Result-Id"
 _MAX_IDS = 200
@@ -46,7 +47,7 @@ Events = AsyncGenerator[GroupEvent, None]
 async def respond_complete(
     request: Request,
     group: GroupRequest,
-    render: Callable[[Sequence[asyncpg.Record]], Response],
+    render: Callable[[Sequence[ResultRow]], Response],
 ) -> Response:
     """Send a group; respond with `render` of its results when all are completed.
 
@@ -57,18 +58,18 @@ async def respond_complete(
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
         woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
-        answers = await submit_group(services, principal, group, ids)
+        answers = await services.submissions.submit_group(principal, group, ids)
         is_new = not any(isinstance(answer, Replayed) for answer in answers)
         if not is_new:
             ids = ids_of(answers)
             woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
-        has_left = stack.enter_context(watching(request, *woken))
+        is_disconnected = stack.enter_context(watching(request, *woken))
         is_over = False
         try:
-            rows = await wait_for_all(
-                services, principal.team_id, ids, woken, is_new=is_new, has_left=has_left
+            rows = await services.groups.wait(
+                principal.team_id, ids, woken, is_new=is_new, is_disconnected=is_disconnected
             )
-            is_over = not has_left()
+            is_over = not is_disconnected()
         except (ResultFailedError, StoppingError) as error:
             error.headers[RESULT_ID_HEADER] = to_header(ids)
             if not is_new:
@@ -76,7 +77,7 @@ async def respond_complete(
             raise
         finally:
             if not is_over and group.on_disconnect == "cancel":
-                await cancel_all(services, principal.team_id, ids)
+                await services.groups.cancel(principal.team_id, ids)
     if not is_over:
         return Response(status_code=_CLIENT_LEFT)
     response = render(rows)
@@ -109,14 +110,14 @@ async def respond_stream(
     with contextlib.ExitStack() as stack:
         for one in ids:  # reserve the places of the streams
             stack.enter_context(services.hub.reading(one))
-        answers = await submit_group(services, principal, group, ids)
+        answers = await services.submissions.submit_group(principal, group, ids)
     ids = ids_of(answers)
     headers = {RESULT_ID_HEADER: to_header(ids)} | replayed_header(answers)
     is_complete = False
 
     async def events() -> Events:
         nonlocal is_complete
-        followed = follow_all(services, principal.team_id, ids, with_tokens=with_tokens)
+        followed = services.groups.read(principal.team_id, ids, with_tokens=with_tokens)
         marked = _mark_replayed(followed, is_replayed=REPLAYED_HEADER in headers)
         async with contextlib.aclosing(marked) as items:
             async for item in items:
@@ -137,7 +138,7 @@ async def respond_stream(
 
     async def leave() -> None:
         if not is_complete and group.on_disconnect == "cancel":
-            await cancel_all(services, principal.team_id, ids)
+            await services.groups.cancel(principal.team_id, ids)
 
     return response_type(frames(), headers, on_disconnect=leave, media_type=media_type)
 
@@ -162,9 +163,7 @@ async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
 
 def ids_of(answers: Sequence[SubmissionOutcome]) -> list[UUID]:
     """The ids of new and replayed results."""
-    return [
-        answer.row["id"] if isinstance(answer, Replayed) else answer.result.id for answer in answers
-    ]
+    return [answer.result_id for answer in answers]
 
 
 def replayed_header(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
-import asyncpg
 import orjson
 
 from app.api.container import Services
@@ -26,9 +25,9 @@ from app.core.errors import DatabaseUnavailableError, InternalError, NotFoundErr
 from app.core.ids import new_id
 from app.core.listener import BATCHES, ENDED, split_ids
 from app.core.waiting import is_set_within
-from app.results.multi_result import failure_of
-from app.results.preparation import GroupRequest, erased
-from app.results.submission import submit_once
+from app.results.drafts import GroupRequest
+from app.results.row_errors import erased, failure_of
+from app.results.rows import ResultRow
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ _PRIORITY = -1  # a batch has a day: who waits for an answer goes first
 _FULL = (429, 503)  # statuses of refusals that pass
 
 
-Render = Callable[[Sequence[asyncpg.Record]], object]
+Render = Callable[[Sequence[ResultRow]], object]
 
 
 @dataclass(slots=True, frozen=True)
@@ -364,7 +363,9 @@ class _Feed:
         if request is None or ids is None:
             return None
         try:
-            await submit_once(self._services, _principal(batch), request.group, ids)
+            await self._services.submissions.submit_group_once(
+                _principal(batch), request.group, ids
+            )
         except Exception as error:  # noqa: BLE001 # told in the line
             return self._to_refusal(error)
         return None
@@ -455,20 +456,20 @@ class _Feed:
                 await self._services.results.get(batch.team_id, result_id)
                 for result_id in line.result_ids
             ]
-            one.is_stored = all(row["store"] for row in rows)
-            failed = next((row for row in rows if row["state"] == "failed"), None)
+            one.is_stored = all(row.store for row in rows)
+            failed = next((row for row in rows if row.state == "failed"), None)
             if failed is not None and _is_stopped_by(failed, end):
                 return self._not_done(line, end)
             if failed is not None:
                 return self._refusal(line, failure_of(failed))
-            if gone := next((row for row in rows if row["erased_at"] is not None), None):
+            if gone := next((row for row in rows if row.erased_at is not None), None):
                 return self._refusal(line, erased(gone))
             return await self._success(batch, one, rows)
         except NotFoundError as error:
             return self._not_done(line, end) if end != "completed" else self._refusal(line, error)
 
     async def _success(
-        self, batch: Batch, one: _UnderWay, rows: Sequence[asyncpg.Record]
+        self, batch: Batch, one: _UnderWay, rows: Sequence[ResultRow]
     ) -> LineOutcome:
         line = one.line
         render = one.render or await self._render_of(batch, line)
@@ -567,8 +568,8 @@ def _end_of(batch: Batch) -> Literal["completed", "cancelled", "expired"]:
     return "completed" if batch.expiring_at is None else "expired"
 
 
-def _is_stopped_by(row: asyncpg.Record, end: str) -> bool:
-    return end != "completed" and row["error_code"] in ("cancelled", "deadline_exceeded")
+def _is_stopped_by(row: ResultRow, end: str) -> bool:
+    return end != "completed" and row.error_code in ("cancelled", "deadline_exceeded")
 
 
 async def split_lines(parts: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes | None]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-import asyncpg
-
 from app.core.database import Connection, Database
 from app.core.errors import DatabaseUnavailableError
 from app.core.group_commit import Batcher
@@ -83,17 +81,16 @@ class QueuePositions:
             database, self._read, max_items=_MAX_BATCH, retry_seconds=_RETRY_SECONDS
         )
 
-    async def estimate(self, row: asyncpg.Record) -> Estimate:
+    async def estimate(self, result_id: UUID, model: str, *, is_running: bool) -> Estimate:
         """Where a pending result stands; unknown rather than an error."""
-        if row["started_at"] is not None:
+        if is_running:
             return _RUNNING
-        model = row["model_name"]
         if not self._is_fresh(model):
             try:
                 await self._reads.submit(model)
             except DatabaseUnavailableError:
                 return _UNKNOWN
-        return self._heads[model].estimate(row["id"])
+        return self._heads[model].estimate(result_id)
 
     def _is_fresh(self, model: str) -> bool:
         head = self._heads.get(model)

@@ -4,6 +4,7 @@ They wait in the queue of their index, and are run by its attribution workers.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from app.core.queue_names import queue_of
 from app.queue.idempotency import NewKey, hash_request
 from app.queue.job_queue import NewContext, NewResult
 from app.queue.team_limits import Limits
+from app.results.rows import SubmittedRequest
 
 # No client can send it: a key has no control characters.
 _CACHED = "\x01attribution "
@@ -45,31 +47,37 @@ def cache_key(content: Mapping[str, Any], seconds: float) -> NewKey:
     return NewKey(_CACHED + request_hash.hex(), request_hash, seconds)
 
 
-def new_attribution(
-    result_id: UUID,
-    team_id: str,
-    index: str,
-    text: str,
-    parameters: Mapping[str, Any],
-    deadline_seconds: float,
-    limits: Limits,
-    **members: Any,
-) -> NewResult:
-    """The attribution of a text that is stored with it; of a result's, `members` name context and
-    source.
-    """
-    if "context_id" not in members:
-        context = NewContext(new_id(), team_id, text, None, "{}")
-        members |= {"context_id": context.id, "new_context": context}
-    else:
-        members["prompt"] = text
-    return NewResult(
-        id=result_id,
-        team_id=team_id,
-        kind="attribution",
-        model_name=queue_of(index),
-        parameters=orjson.dumps(parameters).decode(),
-        deadline_seconds=deadline_seconds,
-        limits=limits,
-        **members,
-    )
+@dataclass(slots=True, frozen=True)
+class AttributionDraft:
+    """A text to attribute to the corpus of an index; `source` is the result that has the text."""
+
+    id: UUID
+    index: str
+    text: str
+    parameters: Mapping[str, Any]
+    deadline_seconds: float | None = None
+    source: SubmittedRequest | None = None
+
+    def to_result(self, team_id: str, default_deadline: float, limits: Limits) -> NewResult:
+        """The result to store, in its source's context or a new one."""
+        result = NewResult(
+            id=self.id,
+            team_id=team_id,
+            context_id=new_id(),
+            kind="attribution",
+            model_name=queue_of(self.index),
+            parameters=orjson.dumps(self.parameters).decode(),
+            deadline_seconds=self.deadline_seconds or default_deadline,
+            limits=limits,
+        )
+        if self.source is None:
+            context = NewContext(result.context_id, team_id, self.text, None, "{}")
+            return replace(result, new_context=context)
+        return replace(
+            result,
+            prompt=self.text,
+            source_id=self.source.id,
+            context_id=self.source.context_id,
+            webhook_url=self.source.webhook_url,
+            store=self.source.store,
+        )

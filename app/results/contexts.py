@@ -10,10 +10,12 @@ import asyncpg
 import orjson
 
 from app.core.database import Connection, Database, await_standby
-from app.core.errors import ConflictError, NotFoundError
+from app.core.errors import ConflictError, ErasedError, NotFoundError
 from app.core.group_commit import Batcher
+from app.core.ids import new_id
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue, NewContext
+from app.results.requests import ContextCreate, Message
 
 _MAX_BATCH = 1000
 
@@ -118,6 +120,28 @@ class ContextStore:
             return ids
 
         await self._queue.tell_stopped(await self._database.run(work))
+
+
+def to_new_context(team_id: str, create: ContextCreate) -> NewContext:
+    """The row of a context that a client saves."""
+    messages = None
+    if create.messages is not None:
+        messages = orjson.dumps(plain_messages(create.messages)).decode()
+    metadata = orjson.dumps(create.metadata).decode()
+    return NewContext(new_id(), team_id, create.content, messages, metadata)
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def erased_context(context: Context) -> ErasedError:
+    """The error of a request that needs the text of an erased context."""
+    assert context.erased_at is not None
+    return ErasedError(
+        f"The text of context {context.id} was erased at {context.erased_at:%Y-%m-%dT%H:%M:%SZ}: it "
+        "was sent with `store` false, or prompts are not kept for longer."
+    )
 
 
 def context_not_found(context_id: UUID) -> NotFoundError:

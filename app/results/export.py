@@ -12,6 +12,7 @@ import asyncpg
 
 from app.core.database import Database
 from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
+from app.results.rows import ExportedResult, ResultRow
 from app.results.search import ResultSearch
 
 _PAGE = 500  # rows
@@ -31,7 +32,10 @@ FROM ({{page}}) p {_CONTEXT.format(row="p")} ORDER BY p.id DESC
 _SIZED_COLUMNS = "id, context_id, output, logprobs"
 _FOUND = f"SELECT {_SIZED_COLUMNS} FROM results WHERE id = ANY($1::uuid[])"
 
-_COLUMNS = ", ".join(f"r.{column}" for column in LIST_COLUMNS)
+_COLUMNS = ", ".join(
+    f"r.{column}" if expression == column else expression
+    for column, expression in LIST_COLUMNS.items()
+)
 _ROWS = f"""
 SELECT {_COLUMNS}, CASE WHEN c.erased_at IS NULL THEN c.content END AS content,
   CASE WHEN c.erased_at IS NULL THEN c.messages END AS messages
@@ -49,7 +53,7 @@ class ResultExport:
 
     async def read(
         self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int | None
-    ) -> AsyncIterator[Sequence[asyncpg.Record]]:
+    ) -> AsyncIterator[Sequence[ExportedResult]]:
         """Results with the `content` or the `messages` of their contexts, newest first, in pieces.
 
         What is deleted meanwhile is left out. Raises DatabaseUnavailableError, and as
@@ -60,7 +64,11 @@ class ResultExport:
             count = _PAGE if left is None else min(_PAGE, left)
             sizes = await self._sizes(team_id, narrowed, after, count)
             for ids in _pieces((row["id"], row["size"]) for row in sizes):
-                yield await self._database.fetch(_ROWS, ids, team_id)
+                rows = await self._database.fetch(_ROWS, ids, team_id)
+                yield [
+                    ExportedResult(ResultRow.of(row), row["content"], row["messages"])
+                    for row in rows
+                ]
             if len(sizes) < count:
                 return
             after = sizes[-1]["id"]

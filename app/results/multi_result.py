@@ -1,27 +1,27 @@
-"""The results of one synchronous request: awaited together, or followed as one stream.
+"""The results of one synchronous request: awaited together, or read as one stream.
 
-Their clients have no way to take a stream up again. What they were sent is never taken back: an
-attempt that is lost after its first text ends the stream with an error.
+Their clients cannot resume a stream, and text that was sent is never taken back: an attempt that is
+lost after its first text ends the stream with an error.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
-import asyncpg
-
-from app.api.container import Services
 from app.core.errors import (
     AttemptLostError,
     DatabaseUnavailableError,
-    FailureCode,
     NotFoundError,
-    ResultFailedError,
     StoppingError,
 )
-from app.results.preparation import erased
-from app.results.streams.hub import ResultSignal
+from app.core.settings import Settings
+from app.queue.job_queue import JobQueue
+from app.results.row_errors import erased, failure_of
+from app.results.rows import ResultRow
+from app.results.store import ResultStore
+from app.results.streams.hub import ResultSignal, StreamHub
 from app.results.streams.result_reader import (
     AttemptStarted,
     Ended,
@@ -37,104 +37,103 @@ GroupEvent = tuple[int, TextDelta | Ended | KeepAlive]
 _MAX_AHEAD = 8  # events that are read, but not yet taken by a slow client
 
 
-async def wait_for_all(
-    services: Services,
-    team_id: str,
-    ids: Sequence[UUID],
-    woken: Sequence[ResultSignal],
-    *,
-    is_new: bool,
-    has_left: Callable[[], bool],
-) -> list[asyncpg.Record]:
-    """The results once all have completed; those pending when the client has left.
+@dataclass(slots=True, frozen=True)
+class ResultGroups:
+    """Waits for the results of one request, reads and cancels them."""
 
-    `woken` are the hub's events of `ids`. Raises ResultFailedError as soon as one is found to have
-    failed, StoppingError.
-    """
-    rows = []
-    for result_id, event in zip(ids, woken, strict=True):
-        row = await services.hub.wait_terminal(
+    settings: Settings
+    queue: JobQueue
+    results: ResultStore
+    hub: StreamHub
+
+    async def wait(
+        self,
+        team_id: str,
+        ids: Sequence[UUID],
+        signals: Sequence[ResultSignal],
+        *,
+        is_new: bool,
+        is_disconnected: Callable[[], bool],
+    ) -> list[ResultRow]:
+        """The results once all have completed; those pending when the client has disconnected.
+
+        `signals` are the hub's, of `ids`. Raises ResultFailedError for the first failed result,
+        ErasedError, StoppingError.
+        """
+        rows = []
+        for result_id, signal in zip(ids, signals, strict=True):
+            row = await self.hub.wait_terminal(
+                team_id,
+                result_id,
+                self.settings.max_deadline_seconds,
+                signal,
+                is_new=is_new,
+                is_disconnected=is_disconnected,
+            )
+            if row.erased_at is not None:  # delivered to another sending of the same request
+                raise erased(row)
+            if row.state == "failed":
+                raise failure_of(row)
+            if row.state == "pending" and not is_disconnected():
+                raise _stopping(result_id)
+            rows.append(row)
+        return rows
+
+    async def read(
+        self, team_id: str, ids: Sequence[UUID], *, with_tokens: bool = False
+    ) -> AsyncGenerator[GroupEvent, None]:
+        """The events of the results, each with its result's place, until all have completed.
+
+        Raises ResultFailedError, AttemptLostError, StoppingError at the end of the stream.
+        """
+        streams = [self._read_one(team_id, one, with_tokens=with_tokens) for one in ids]
+        if len(streams) == 1:
+            async with contextlib.aclosing(streams[0]) as events:
+                async for event in events:
+                    yield 0, event
+            return
+        async with contextlib.aclosing(_merge(streams)) as merged:
+            async for item in merged:
+                yield item
+
+    async def cancel(self, team_id: str, ids: Sequence[UUID]) -> None:
+        """Cancel the pending ones; while the database is away, nothing."""
+        with contextlib.suppress(DatabaseUnavailableError):
+            await self.queue.cancel_ids(team_id, ids)
+
+    async def _read_one(
+        self, team_id: str, result_id: UUID, *, with_tokens: bool
+    ) -> AsyncGenerator[TextDelta | Ended | KeepAlive, None]:
+        reader = ResultReader(
+            self.hub,
+            self.results,
             team_id,
             result_id,
-            services.settings.max_deadline_seconds,
-            event,
-            is_new=is_new,
-            has_left=has_left,
+            Position(),
+            self.settings.keep_alive_seconds,
+            with_tokens=with_tokens,
         )
-        if row["erased_at"] is not None:  # told to another, who sent the same
-            raise erased(row)
-        if row["state"] == "failed":
-            raise failure_of(row)
-        if row["state"] == "pending" and not has_left():
-            raise _stopping(result_id)
-        rows.append(row)
-    return rows
-
-
-async def follow_all(
-    services: Services, team_id: str, ids: Sequence[UUID], *, with_tokens: bool = False
-) -> AsyncGenerator[GroupEvent, None]:
-    """What happens to each of the results, by its place, until all have completed.
-
-    Raises ResultFailedError, AttemptLostError, StoppingError: the stream is over then.
-    """
-    streams = [_follow(services, team_id, result_id, with_tokens=with_tokens) for result_id in ids]
-    if len(streams) == 1:
-        async with contextlib.aclosing(streams[0]) as events:
+        has_text = False
+        async with contextlib.aclosing(reader.events()) as events:
             async for event in events:
-                yield 0, event
-        return
-    async with contextlib.aclosing(_merge(streams)) as merged:
-        async for item in merged:
-            yield item
-
-
-async def cancel_all(services: Services, team_id: str, ids: Sequence[UUID]) -> None:
-    """Cancel what is still pending; nobody is left to be told if the database is away."""
-    with contextlib.suppress(DatabaseUnavailableError):
-        await services.queue.cancel_ids(team_id, ids)
-
-
-def failure_of(row: asyncpg.Record) -> ResultFailedError:
-    """The error of a failed result, for a client that knows no results."""
-    return ResultFailedError(
-        FailureCode(row["error_code"]), row["error_message"], {"result_id": str(row["id"])}
-    )
-
-
-async def _follow(
-    services: Services, team_id: str, result_id: UUID, *, with_tokens: bool
-) -> AsyncGenerator[TextDelta | Ended | KeepAlive, None]:
-    follower = ResultReader(
-        services.hub,
-        services.results,
-        team_id,
-        result_id,
-        Position(),
-        services.settings.keep_alive_seconds,
-        with_tokens=with_tokens,
-    )
-    has_text = False
-    async with contextlib.aclosing(follower.events()) as events:
-        async for event in events:
-            if isinstance(event, AttemptStarted):
-                if has_text:
-                    raise AttemptLostError(
-                        f"The model was lost in mid-answer. The text so far cannot be continued: "
-                        f"send the request again. Its result is {result_id}."
-                    )
-                continue
-            has_text = has_text or isinstance(event, TextDelta)
-            if isinstance(event, Ended) and event.row["erased_at"] is not None and not has_text:
-                raise erased(event.row)
-            if isinstance(event, Ended) and event.row["state"] == "failed":
-                raise failure_of(event.row)
-            yield event
-            if isinstance(event, Ended):
-                return
-    if services.hub.is_closing:
-        raise _stopping(result_id)
-    raise NotFoundError(f"Result {result_id} was deleted.")
+                if isinstance(event, AttemptStarted):
+                    if has_text:
+                        raise AttemptLostError(
+                            f"The model was lost in mid-answer. The text so far cannot be "
+                            f"continued: send the request again. Its result is {result_id}."
+                        )
+                    continue
+                has_text = has_text or isinstance(event, TextDelta)
+                if isinstance(event, Ended) and event.row.erased_at is not None and not has_text:
+                    raise erased(event.row)
+                if isinstance(event, Ended) and event.row.state == "failed":
+                    raise failure_of(event.row)
+                yield event
+                if isinstance(event, Ended):
+                    return
+        if self.hub.is_closing:
+            raise _stopping(result_id)
+        raise NotFoundError(f"Result {result_id} was deleted.")
 
 
 async def _merge(

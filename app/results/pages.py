@@ -5,18 +5,16 @@ One place for all that walk them: lists, exports and searches narrow results in 
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 from app.core.ids import lowest_id
 from app.queue.sql import READ_COLUMNS
-
-State = Literal["pending", "completed", "failed"]
+from app.results.rows import State
 
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
-# Without the request of a dialect, which may be as large as its prompt.
-LIST_COLUMNS = [column for column in READ_COLUMNS if column != "request"]
+# Columns of a row on a page: all but a dialect's request, which may be as large as its prompt.
+LIST_COLUMNS = {column: column for column in READ_COLUMNS} | {"request": "NULL AS request"}
 
 
 @dataclass(slots=True, frozen=True)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import asyncpg
 import orjson
 
 from app.core.ids import created_at
 from app.core.queue_names import index_of
 from app.queue.job_queue import NewResult
 from app.results.contexts import Context
+from app.results.rows import AttemptsRow, ResultRow
 
 
 def context_to_wire(context: Context) -> dict[str, Any]:
@@ -27,66 +27,61 @@ def context_to_wire(context: Context) -> dict[str, Any]:
     return wire
 
 
-def result_to_wire(row: asyncpg.Record, *, model_ready: bool) -> dict[str, Any]:
+def result_to_wire(row: ResultRow, *, model_ready: bool) -> dict[str, Any]:
     """A result as JSON members; JSON columns are passed through as they are stored."""
-    created = created_at(row["id"])
-    started, cancelled, finished = (
-        row["started_at"],
-        row["cancel_requested_at"],
-        row["finished_at"],
-    )
-    retry_of = row["retry_of"]
+    created = created_at(row.id)
+    started, cancelled, finished = row.started_at, row.cancel_requested_at, row.finished_at
     error = None
-    if row["error_code"] is not None:
+    if row.error_code is not None:
         error = {
-            "code": row["error_code"],
-            "message": row["error_message"],
-            "retryable": row["error_retryable"],
+            "code": row.error_code,
+            "message": row.error_message,
+            "retryable": row.error_retryable,
         }
     usage = None
-    if row["completion_tokens"] is not None or row["prompt_tokens"] is not None:
+    if row.completion_tokens is not None or row.prompt_tokens is not None:
         usage = {
-            "prompt_tokens": row["prompt_tokens"],
-            "completion_tokens": row["completion_tokens"],
+            "prompt_tokens": row.prompt_tokens,
+            "completion_tokens": row.completion_tokens,
         }
-    result = row["output"]
-    if row["kind"] == "attribution":
-        result = orjson.Fragment(result) if result else None
+    result: str | orjson.Fragment | None = row.output
+    if row.kind == "attribution":
+        result = orjson.Fragment(row.output) if row.output else None
     wire = {
-        "id": str(row["id"]),
-        "kind": row["kind"],
-        "context_id": str(row["context_id"]),
-        "model_name": row["model_name"],
-        "model_version": row["model_version"],
+        "id": str(row.id),
+        "kind": row.kind,
+        "context_id": str(row.context_id),
+        "model_name": row.model_name,
+        "model_version": row.model_version,
         "model_ready": model_ready,
-        "state": row["state"],
+        "state": row.state,
         "result": result,
         "error": error,
-        "finish_reason": row["finish_reason"],
-        "parameters": orjson.Fragment(row["parameters"]),
+        "finish_reason": row.finish_reason,
+        "parameters": orjson.Fragment(row.parameters),
         "usage": usage,
-        "attempt": row["attempt"],
-        "continued": row["continuations"],
+        "attempt": row.attempt,
+        "continued": row.continuations,
         "cancel_requested_at": cancelled,
         "created_at": created,
         "updated_at": finished or max(filter(None, (created, started, cancelled))),
         "started_at": started,
-        "first_token_at": row["first_token_at"],
+        "first_token_at": row.first_token_at,
         "finished_at": finished,
-        "metadata": orjson.Fragment(row["metadata"]),
-        "retry_of": retry_of and str(retry_of),
+        "metadata": orjson.Fragment(row.metadata),
+        "retry_of": row.retry_of and str(row.retry_of),
         "queue_position": None,
         "estimated_wait_seconds": None,
     }
-    if row["logprobs"] is not None:
-        wire["logprobs"] = orjson.Fragment(row["logprobs"])
-    if row["erased_at"] is not None:
-        wire["erased_at"] = row["erased_at"]
-    if row["source_id"] is not None:
-        wire["source_id"] = str(row["source_id"])
-    if row["attribution"] is not None:
-        is_there = row["state"] == "completed"
-        wire["attribution"] = _following_to_wire(row["attribution"], is_there=is_there)
+    if row.logprobs is not None:
+        wire["logprobs"] = orjson.Fragment(row.logprobs)
+    if row.erased_at is not None:
+        wire["erased_at"] = row.erased_at
+    if row.source_id is not None:
+        wire["source_id"] = str(row.source_id)
+    if row.attribution is not None:
+        is_there = row.state == "completed"
+        wire["attribution"] = _following_to_wire(row.attribution, is_there=is_there)
     return wire
 
 
@@ -132,24 +127,24 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
     return wire
 
 
-def attempts_to_wire(row: asyncpg.Record) -> list[dict[str, Any]]:
+def attempts_to_wire(row: AttemptsRow) -> list[dict[str, Any]]:
     """The history of a result's attempts, with the present or last one at the end."""
     history: list[dict[str, Any]] = [
-        {"continued_from": None} | entry for entry in orjson.loads(row["attempt_history"])
+        {"continued_from": None} | entry for entry in orjson.loads(row.attempt_history)
     ]
-    attempt = row["attempt"]
-    if row["worker_id"] is not None and not any(item["attempt"] == attempt for item in history):
+    attempt = row.attempt
+    if row.worker_id is not None and not any(item["attempt"] == attempt for item in history):
         error = None
-        if row["error_code"] is not None:
-            error = {"code": row["error_code"], "message": row["error_message"]}
+        if row.error_code is not None:
+            error = {"code": row.error_code, "message": row.error_message}
         history.append(
             {
                 "attempt": attempt,
-                "worker_id": str(row["worker_id"]),
-                "started_at": row["started_at"],
-                "ended_at": row["finished_at"],
-                "counted": row["state"] != "pending",
-                "continued_from": row["continued_from"],
+                "worker_id": str(row.worker_id),
+                "started_at": row.started_at,
+                "ended_at": row.finished_at,
+                "counted": row.state != "pending",
+                "continued_from": row.continued_from,
                 "error": error,
             }
         )

@@ -1,7 +1,7 @@
 """Reading results: by id (concurrent readers share a statement), in pages, with their attempts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from uuid import UUID
 
 import asyncpg
@@ -13,6 +13,7 @@ from app.core.settings import Settings
 from app.queue.job_queue import JobQueue
 from app.queue.sql import READ_COLUMNS
 from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
+from app.results.rows import AttemptsRow, ListedResult, ResultRow, SubmittedRequest
 from app.results.search import ResultSearch
 
 _MAX_BATCH = 500
@@ -21,14 +22,14 @@ PROMPT_START_CHARACTERS = 200
 # A longer text is read by itself. The size is that stored (compressed), known without reading.
 _LONG_BYTES = 32_768
 
-_LONG_COLUMNS = ", ".join(LIST_COLUMNS)
+_LONG_COLUMNS = ", ".join(LIST_COLUMNS.values())
 _SHORTENED = {
     # An attribution is no text: half of its JSON is nothing.
     "output": f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS}) END AS output",
     # Many times as long as the text.
     "logprobs": "NULL::jsonb AS logprobs",
 }
-_SHORT_COLUMNS = ", ".join(_SHORTENED.get(column, column) for column in LIST_COLUMNS)
+_SHORT_COLUMNS = ", ".join((LIST_COLUMNS | _SHORTENED).values())
 
 # The beginning of a text is read without the rest; of messages, which are read whole, those that are
 # not long. A chat is known by its last one.
@@ -60,9 +61,8 @@ _FOUND = """
 SELECT {columns} FROM results WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER BY id DESC
 """
 
-_REQUEST = """
-SELECT id, state, context_id, model_name, prompt, parameters, priority, metadata, deadline_seconds,
-       webhook_url, store, erased_at, kind, source_id, attribution, output, retain_seconds, resumable
+_REQUEST = f"""
+SELECT {", ".join(field.name for field in fields(SubmittedRequest))}
 FROM results WHERE id = $1 AND team_id = $2
 """
 
@@ -203,18 +203,19 @@ class ResultStore:
             retry_seconds=settings.database_timeout_seconds,
         )
 
-    async def get(self, team_id: str, result_id: UUID) -> asyncpg.Record:
+    async def get(self, team_id: str, result_id: UUID) -> ResultRow:
         """Read one result. Raises NotFoundError, for another team's as well."""
         row = await self._reads.submit(result_id)
         if row is not None and row["team_id"] == team_id and row["is_long"]:
             row = await self._database.fetchrow(_BY_ID, result_id)
         if row is None or row["team_id"] != team_id:
             raise result_not_found(result_id)
-        return row
+        return ResultRow.of(row)
 
-    async def group(self, team_id: str, group_id: UUID) -> Sequence[asyncpg.Record]:
-        """The results of one request, in their order; a group is called after its first."""
-        return await self._database.fetch(_BY_GROUP, group_id, team_id)
+    async def group(self, team_id: str, group_id: UUID) -> Sequence[ResultRow]:
+        """The results of one request, in their order; a group has the id of its first result."""
+        rows = await self._database.fetch(_BY_GROUP, group_id, team_id)
+        return [ResultRow.of(row) for row in rows]
 
     async def text_since(
         self, result_id: UUID, attempt: int, offset: int, *, continues: bool
@@ -248,7 +249,7 @@ class ResultStore:
         limit: int,
         full: bool,
         prompts: bool = False,
-    ) -> Sequence[asyncpg.Record]:
+    ) -> Sequence[ListedResult]:
         """A page of results, newest first, beginning below the id `after`.
 
         Texts are cut after 1,000 characters unless `full`; with `prompts` a `prompt_start` tells the
@@ -259,32 +260,35 @@ class ResultStore:
             columns += f", {_PROMPT_START}"
         if narrowed.words is not None:
             ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
-            return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
-        page = page_of(team_id, narrowed, after)
-        if page is None:
-            return []
-        query = page.select(columns, limit)
-        return await self._database.fetch(query, *page.arguments)
+            rows = await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
+        else:
+            page = page_of(team_id, narrowed, after)
+            if page is None:
+                return []
+            rows = await self._database.fetch(page.select(columns, limit), *page.arguments)
+        return [
+            ListedResult(ResultRow.of(row), row["prompt_start"] if prompts else None)
+            for row in rows
+        ]
 
-    async def newest_about(
-        self, team_id: str, source_id: UUID, queue: str
-    ) -> asyncpg.Record | None:
+    async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> ResultRow | None:
         """The newest attribution of a result by the index of that queue."""
-        return await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)
+        row = await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)
+        return None if row is None else ResultRow.of(row)
 
-    async def attempts(self, team_id: str, result_id: UUID) -> asyncpg.Record:
+    async def attempts(self, team_id: str, result_id: UUID) -> AttemptsRow:
         """The attempt history and the present attempt. Raises NotFoundError."""
         row = await self._database.fetchrow(_ATTEMPTS, result_id, team_id)
         if row is None:
             raise result_not_found(result_id)
-        return row
+        return AttemptsRow(**row)
 
-    async def request(self, team_id: str, result_id: UUID) -> asyncpg.Record:
-        """What was asked for, and the state. Raises NotFoundError."""
+    async def request(self, team_id: str, result_id: UUID) -> SubmittedRequest:
+        """The request of a result, and its state. Raises NotFoundError."""
         row = await self._database.fetchrow(_REQUEST, result_id, team_id)
         if row is None:
             raise result_not_found(result_id)
-        return row
+        return SubmittedRequest(**row)
 
     async def delete(self, team_id: str, result_id: UUID, *, force: bool) -> None:
         """Delete a result and its attributions. Raises ConflictError while it is pending, unless

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import orjson
 
 from app.core import metrics
@@ -24,6 +23,7 @@ from app.core.errors import DatabaseUnavailableError, NotFoundError
 from app.core.listener import WEBHOOKS, Listener
 from app.core.waiting import is_set_within
 from app.inference.model_registry import ModelRegistry
+from app.results.rows import ResultRow
 from app.results.serialization import result_to_wire
 from app.results.store import ResultStore
 from app.webhooks.outbox import Due, Verdict, WebhookOutbox
@@ -140,7 +140,7 @@ class WebhookDeliverer:
         row = await self._results.get(due.team_id, due.result_id)
         at, started = datetime.now(UTC), time.monotonic()
         try:
-            body = event_body(row, model_ready=self._registry.is_ready(row["model_name"]))
+            body = event_body(row, model_ready=self._registry.is_ready(row.model_name))
             headers = sign(secrets, message_id(due.result_id), body)
             answer = await self._sender.send(due.url, headers, body)
         except Exception:
@@ -187,11 +187,11 @@ def message_id(result_id: UUID) -> str:
     return f"msg_{result_id.hex}"
 
 
-def event_body(row: asyncpg.Record, *, model_ready: bool) -> bytes:
+def event_body(row: ResultRow, *, model_ready: bool) -> bytes:
     """The message about a terminal result; `data` is what `GET /results/{id}` answers."""
     event: dict[str, Any] = {
-        "type": f"result.{row['state']}",
-        "timestamp": row["finished_at"],
+        "type": f"result.{row.state}",
+        "timestamp": row.finished_at,
         "data": result_to_wire(row, model_ready=model_ready),
     }
     return orjson.dumps(event)

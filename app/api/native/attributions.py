@@ -6,12 +6,10 @@ run: clients can poll, stream and cancel it, and a webhook reports its end.
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter, Query
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -40,7 +38,7 @@ from app.api.json_codec import JSON, json_response, parse
 from app.api.native.schemas import ResultRead
 from app.api.native.send import WISHES, send
 from app.api.sse import MEDIA_TYPE
-from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, ids_of
+from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER
 from app.core.errors import (
     ConflictError,
     EngineError,
@@ -56,10 +54,11 @@ from app.core.ids import new_id
 from app.core.queue_names import queue_of
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest
 from app.queue.idempotency import NewKey, hash_request
-from app.results.attributions import cache_key
-from app.results.multi_result import cancel_all, failure_of
-from app.results.preparation import erased, prepare_attribution
-from app.results.submission import Replayed, SubmissionOutcome, submit_attribution
+from app.results.attributions import AttributionDraft, cache_key
+from app.results.replays import Replayed
+from app.results.row_errors import erased, failure_of
+from app.results.rows import ResultRow
+from app.results.submission import SubmissionOutcome
 
 router = APIRouter(tags=["infini-gram"])
 raw = APIRouter(tags=["infini-gram"])
@@ -99,27 +98,27 @@ async def attribute_text(request: Request) -> Response:
     given = idempotency_key(request)
     key = _key(services, given, content, services.settings.attribution_cache_seconds)
     is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
-    row, is_new, has_left = await _wait(
+    row, is_new, is_disconnected = await _wait(
         request, index, wanted.response, parameters, key, None if given else version
     )
-    result_id = row["id"]
+    result_id = row.id
     headers = {RESULT_ID_HEADER: str(result_id)}
-    if row["state"] == "pending":
+    if row.state == "pending":
         if is_new and is_cancelled:
-            await cancel_all(services, row["team_id"], [result_id])
-        if has_left:
+            await services.groups.cancel(row.team_id, [result_id])
+        if is_disconnected:
             return Response(status_code=_CLIENT_LEFT)
         raise _too_long(services, result_id, headers)
     if not is_new:
         headers[REPLAYED_HEADER] = "true"
-    if row["state"] == "failed":
+    if row.state == "failed":
         raise _failure(row, headers)
-    if row["erased_at"] is not None:
+    if row.erased_at is not None:
         raise erased(row)
     if not is_new and given is None:
         seconds = services.settings.attribution_cache_hit_seconds
-        await services.keys.keep(row["team_id"], key.key, seconds)
-    return Response(row["output"], media_type=JSON, headers=headers)
+        await services.keys.keep(row.team_id, key.key, seconds)
+    return Response(row.output, media_type=JSON, headers=headers)
 
 
 async def _wait(
@@ -129,7 +128,7 @@ async def _wait(
     parameters: Mapping[str, Any],
     key: NewKey,
     version: int | None,
-) -> tuple[asyncpg.Record, bool, bool]:
+) -> tuple[ResultRow, bool, bool]:
     """The attribution once it has ended or the time is over, whether it is new, and whether the
     client has left. With a `version` the key is of the cache.
     """
@@ -142,37 +141,23 @@ async def _wait(
     while True:
         result_id = new_id()
         with services.hub.expecting(result_id) as woken:
-            answer = await submit_attribution(
-                services,
-                principal,
-                functools.partial(
-                    prepare_attribution,
-                    services,
-                    principal,
-                    index,
-                    text,
-                    parameters,
-                    result_id,
-                    deadline_seconds=deadline,
-                ),
-                key,
-                version,
-            )
+            draft = AttributionDraft(result_id, index, text, parameters, deadline)
+            answer = await services.submissions.submit_attribution(principal, draft, key, version)
             is_new = not isinstance(answer, Replayed)
-            (found,) = ids_of([answer])
+            found = answer.result_id
             expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
-            with expecting as news, watching(request, news) as has_left:
+            with expecting as news, watching(request, news) as is_disconnected:
                 row = await services.hub.wait_terminal(
                     principal.team_id,
                     found,
                     max(0.0, ends - loop.time()),
                     news,
                     is_new=is_new,
-                    has_left=has_left,
+                    is_disconnected=is_disconnected,
                 )
         # Another client may have cancelled it: try again.
-        if is_new or version is None or row["state"] != "failed":
-            return row, is_new, has_left()
+        if is_new or version is None or row.state != "failed":
+            return row, is_new, is_disconnected()
 
 
 @router.post(
@@ -200,37 +185,25 @@ async def attribute_result(
     name = _named(services, index)
     body = await request.body()
     parameters = _to_stored(parse(_PARAMETERS, body)) if body else {}
-    if source["erased_at"] is not None:
+    if source.erased_at is not None:
         raise erased(source)
-    if source["kind"] != "generation":
+    if source.kind != "generation":
         raise ConflictError("The result is an attribution itself.")
-    if source["state"] == "pending":
+    if source.state == "pending":
         raise ConflictError("The result is pending. Wait for its end, or send with `attribute`.")
-    if not source["output"]:
+    if not source.output:
         raise ConflictError("The result has no text to attribute.")
     version = services.indexes.engine(name).version
-    content = {"index": name, "source": str(source["id"]), **parameters}
+    content = {"index": name, "source": str(source.id), **parameters}
     given = idempotency_key(request)
     key = _key(services, given, content, services.settings.idempotency_seconds)
 
     def submission(new_result_id: UUID) -> Awaitable[SubmissionOutcome]:
-        return submit_attribution(
-            services,
-            principal,
-            lambda: prepare_attribution(
-                services,
-                principal,
-                name,
-                source["output"] or "",
-                parameters,
-                new_result_id,
-                source_id=source["id"],
-                context_id=source["context_id"],
-                webhook_url=source["webhook_url"],
-                store=source["store"],
-            ),
-            key,
-            None if given else version,
+        draft = AttributionDraft(
+            new_result_id, name, source.output or "", parameters, source=source
+        )
+        return services.submissions.submit_attribution(
+            principal, draft, key, None if given else version
         )
 
     return await send(request, services, submission)
@@ -243,9 +216,9 @@ async def read_attribution(
     """The newest attribution of a result by an index."""
     source = await services.results.get(team, to_id(result_id, "result"))
     name = _named(services, index)
-    row = await services.results.newest_about(team, source["id"], queue_of(name))
+    row = await services.results.newest_about(team, source.id, queue_of(name))
     if row is None:
-        raise NotFoundError(f"There is no attribution of result {source['id']} by index {name!r}.")
+        raise NotFoundError(f"There is no attribution of result {source.id} by index {name!r}.")
     return json_response(result_wire(services, row))
 
 
@@ -287,9 +260,9 @@ def _too_long(services: Services, result_id: UUID, headers: dict[str, str]) -> S
     )
 
 
-def _failure(row: asyncpg.Record, headers: dict[str, str]) -> ServiceError:
+def _failure(row: ResultRow, headers: dict[str, str]) -> ServiceError:
     error: ServiceError = failure_of(row)
-    if row["error_code"] == FailureCode.INFINI_GRAM_ERROR:  # under infini-gram API's name
-        error = EngineError(row["error_message"])
+    if row.error_code == FailureCode.INFINI_GRAM_ERROR:  # under infini-gram API's name
+        error = EngineError(error.detail)
     error.headers.update(headers)
     return error

@@ -21,7 +21,7 @@ from app.api.common import (
 )
 from app.api.json_codec import json_response, parse
 from app.api.native.schemas import ContextRead
-from app.results.preparation import to_new_context
+from app.results.contexts import to_new_context
 from app.results.requests import ContextCreate
 from app.results.serialization import context_to_wire
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-import asyncpg
 import orjson
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from app.api.native.results import Narrowed
 from app.api.native.schemas import ExportRead
 from app.api.sse import CutOffError, EventStreamResponse
 from app.core.errors import ServiceError
+from app.results.rows import ExportedResult
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ async def export_results(
     """
     pieces = services.export.read(team, narrowed, after=after, limit=limit)
     # Until the first read succeeds, an error is a problem, not a truncated file.
-    first: Sequence[asyncpg.Record] = await anext(pieces, [])
+    first: Sequence[ExportedResult] = await anext(pieces, [])
     name = f"results-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
@@ -65,8 +65,8 @@ async def export_results(
 
 async def _lines(
     services: Services,
-    first: Sequence[asyncpg.Record],
-    pieces: AsyncIterator[Sequence[asyncpg.Record]],
+    first: Sequence[ExportedResult],
+    pieces: AsyncIterator[Sequence[ExportedResult]],
 ) -> AsyncGenerator[bytes, None]:
     """The lines of each piece; an error cuts the connection before the body's end."""
     try:
@@ -78,15 +78,15 @@ async def _lines(
         raise CutOffError(error.code) from error
 
 
-def _to_lines(services: Services, rows: Sequence[asyncpg.Record]) -> bytes:
+def _to_lines(services: Services, rows: Sequence[ExportedResult]) -> bytes:
     return b"".join(
         orjson.dumps(
-            result_wire(services, row)
+            result_wire(services, one.row)
             | {
-                "content": row["content"],
-                "messages": orjson.Fragment(row["messages"]) if row["messages"] else None,
+                "content": one.content,
+                "messages": orjson.Fragment(one.messages) if one.messages else None,
             },
             option=orjson.OPT_APPEND_NEWLINE,
         )
-        for row in rows
+        for one in rows
     )

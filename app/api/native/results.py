@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,6 +28,7 @@ from app.api.json_codec import json_response
 from app.api.native.schemas import AttemptRead, ResultRead
 from app.core.errors import FieldError, InvalidRequestError
 from app.results.pages import ResultFilter
+from app.results.rows import ResultRow
 from app.results.serialization import attempts_to_wire
 
 router = APIRouter(tags=["results"])
@@ -71,13 +71,16 @@ async def read_result(request: Request) -> Response:
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
     if seconds > 0:
-        with services.hub.expecting(result_id) as woken, watching(request, woken) as has_left:
+        with (
+            services.hub.expecting(result_id) as woken,
+            watching(request, woken) as is_disconnected,
+        ):
             row = await services.hub.wait_terminal(
-                team, result_id, seconds, woken, has_left=has_left
+                team, result_id, seconds, woken, is_disconnected=is_disconnected
             )
     else:
         row = await services.results.get(team, result_id)
-    if query.get("partial", "").lower() in ("true", "1") and row["state"] == "pending":
+    if query.get("partial", "").lower() in ("true", "1") and row.state == "pending":
         partial = await services.results.partial_output(team, result_id)
         wire, headers = await _pending_wire(services, row)
         return json_response(wire | {"result": partial}, 200, headers)
@@ -126,10 +129,10 @@ async def list_results(
     rows = await services.results.list(
         team, narrowed, after=after, limit=limit, full=full, prompts=prompts
     )
-    items = [result_wire(services, row) for row in rows]
+    items = [result_wire(services, one.row) for one in rows]
     if prompts:
-        for item, row in zip(items, rows, strict=True):
-            item["prompt_start"] = row["prompt_start"]
+        for item, one in zip(items, rows, strict=True):
+            item["prompt_start"] = one.prompt_start
     return page_response(request, items, limit)
 
 
@@ -167,7 +170,7 @@ async def cancel_result(result_id: str, services: ServicesOf, team: TeamOf) -> R
     await services.queue.cancel(team, id=identifier)
     seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
     row = await services.hub.wait_terminal(team, identifier, seconds)
-    return json_response(result_wire(services, row), 202 if row["state"] == "pending" else 200)
+    return json_response(result_wire(services, row), 202 if row.state == "pending" else 200)
 
 
 @router.delete("/results/{result_id}", status_code=204)
@@ -179,13 +182,13 @@ async def delete_result(
     return Response(status_code=204)
 
 
-async def _result_response(request: Request, services: Services, row: asyncpg.Record) -> Response:
+async def _result_response(request: Request, services: Services, row: ResultRow) -> Response:
     """A result, with estimates while it is pending; 304 if the client has it."""
     tag = _etag(services, row)
     is_known = any(
         name == b"if-none-match" and tag in value for name, value in request.scope["headers"]
     )
-    if row["state"] != "pending":
+    if row.state != "pending":
         headers = {"ETag": tag.decode()}
         if is_known:
             return Response(None, 304, headers)
@@ -196,24 +199,24 @@ async def _result_response(request: Request, services: Services, row: asyncpg.Re
 
 
 async def _pending_wire(
-    services: Services, row: asyncpg.Record
+    services: Services, row: ResultRow
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A pending result with its place in the queue, and the header for the next poll."""
-    estimate = await services.positions.estimate(row)
+    estimate = await services.positions.estimate(
+        row.id, row.model_name, is_running=row.started_at is not None
+    )
     wire = result_wire(services, row)
     wire["queue_position"] = estimate.position
     wire["estimated_wait_seconds"] = estimate.wait_seconds
     return wire, {"Retry-After": str(estimate.poll_seconds)}
 
 
-def _etag(services: Services, row: asyncpg.Record) -> bytes:
+def _etag(services: Services, row: ResultRow) -> bytes:
     """A weak validator (RFC 9110, 8.8.3): the row's state and its model's, not the estimates."""
-    changed = row["finished_at"] or row["cancel_requested_at"] or row["started_at"]
+    changed = row.finished_at or row.cancel_requested_at or row.started_at
     at = 0 if changed is None else int(changed.timestamp() * 1e6)
-    ready = (
-        "" if row["state"] != "pending" else f"-{services.registry.is_ready(row['model_name']):d}"
-    )
-    return f'W/"{row["state"]}-{row["attempt"]}-{at:x}{ready}"'.encode()
+    ready = "" if row.state != "pending" else f"-{services.registry.is_ready(row.model_name):d}"
+    return f'W/"{row.state}-{row.attempt}-{at:x}{ready}"'.encode()
 
 
 def _to_seconds(text: str, most: float) -> float:

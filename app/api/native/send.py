@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter
 from pydantic import TypeAdapter
 from pydantic_core import from_json
@@ -46,18 +45,15 @@ from app.core.errors import (
 )
 from app.core.ids import new_id
 from app.core.settings import Settings
+from app.results.replays import Replayed
 from app.results.requests import ResultCreate, SendOptions
+from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire
 from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import Position
 from app.results.submission import (
     Accepted,
-    Replayed,
     SubmissionOutcome,
-    retry,
-    submit,
-    submit_all,
-    submit_context,
 )
 
 router = APIRouter(tags=["results"])
@@ -139,8 +135,8 @@ async def send_context(request: Request) -> Response:
     return await send(
         request,
         services,
-        lambda result_id: submit_context(
-            services, principal, path["model_name"], context_id, options, result_id
+        lambda result_id: services.submissions.submit_context(
+            principal, path["model_name"], context_id, options, result_id
         ),
     )
 
@@ -175,11 +171,13 @@ async def create_results(request: Request) -> Response:
     if body.lstrip()[:1] == b"[":
         if idempotency_key(request) is not None:
             raise _one_key_for_many()
-        answers = await submit_all(services, principal, _parse_list(body))
+        answers = await services.submissions.submit_all(principal, _parse_list(body))
         return json_response([_bulk_item(services, answer) for answer in answers], 202)
     create = _with_key(request, parse(_CREATE, body))
     return await send(
-        request, services, lambda result_id: submit(services, principal, create, result_id)
+        request,
+        services,
+        lambda result_id: services.submissions.submit(principal, create, result_id),
     )
 
 
@@ -202,7 +200,7 @@ async def retry_result(
     return await send(
         request,
         services,
-        lambda new_result_id: retry(services, principal, retry_of, key, new_result_id),
+        lambda new_result_id: services.submissions.retry(principal, retry_of, key, new_result_id),
     )
 
 
@@ -231,20 +229,20 @@ async def _wait(
     wish: _ResponsePreference,
     answer: SubmissionOutcome,
     woken: ResultSignal,
-) -> asyncpg.Record | None:
+) -> ResultRow | None:
     """The result after the client's time; None if waiting was not possible."""
-    result_id, seconds = _id_of(answer), wish.wait_seconds or 0.0
+    result_id, seconds = answer.result_id, wish.wait_seconds or 0.0
     team = team_of(request)
     is_new = isinstance(answer, Accepted)
     # The result is committed: an error while waiting must not hide its id.
     with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
         # A replayed result has another id than the one that is expected.
         expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
-        with expecting as news, watching(request, news) as has_left:
+        with expecting as news, watching(request, news) as is_disconnected:
             row = await services.hub.wait_terminal(
-                team, result_id, seconds, news, is_new=is_new, has_left=has_left
+                team, result_id, seconds, news, is_new=is_new, is_disconnected=is_disconnected
             )
-            if has_left() and wish.is_cancelled_on_disconnect:
+            if is_disconnected() and wish.is_cancelled_on_disconnect:
                 await services.queue.cancel(team, id=result_id)
         return row
     return None
@@ -253,7 +251,7 @@ async def _wait(
 def _stream_response(
     services: Services, team: str, wish: _ResponsePreference, answer: SubmissionOutcome
 ) -> Response:
-    result_id = _id_of(answer)
+    result_id = answer.result_id
 
     async def cancel() -> None:
         with contextlib.suppress(DatabaseUnavailableError):  # the client is gone
@@ -269,7 +267,7 @@ def _stream_response(
 def _response(
     services: Services,
     answer: SubmissionOutcome,
-    row: asyncpg.Record | None = None,
+    row: ResultRow | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
     wire = result_wire(services, row) if row else _answer_to_wire(services, answer)
@@ -280,15 +278,10 @@ def _response(
 
 
 def _headers(answer: SubmissionOutcome) -> dict[str, str]:
-    headers = {"Location": f"/results/{_id_of(answer)}"}
+    headers = {"Location": f"/results/{answer.result_id}"}
     if isinstance(answer, Replayed):
         headers[REPLAYED_HEADER] = "true"
     return headers
-
-
-def _id_of(answer: SubmissionOutcome) -> UUID:
-    found: UUID = answer.row["id"] if isinstance(answer, Replayed) else answer.result.id
-    return found
 
 
 def _with_key(request: Request, options: Options) -> Options:

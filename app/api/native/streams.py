@@ -74,10 +74,10 @@ async def stream_result(request: Request) -> Response:
     if ticket is not None:
         team = await services.tickets.redeem(ticket, result_id)
     row = await services.results.get(team, result_id)
-    if position.attempt > row["attempt"]:
-        message = f"there is no attempt {position.attempt} yet; the present one is {row['attempt']}"
+    if position.attempt > row.attempt:
+        message = f"there is no attempt {position.attempt} yet; the present one is {row.attempt}"
         raise InvalidRequestError(f"after: {message}.", [FieldError("after", message)])
-    if row["state"] != "pending" and position == Position.of_end(row):
+    if row.state != "pending" and position == Position.of_end(row):
         return Response(status_code=204)
     services.hub.check_room()
     return EventStreamResponse(event_frames(services, team, result_id, position))
@@ -134,7 +134,7 @@ def _encode(
         if event.continued_from is not None:
             data["continued_from"] = event.continued_from
     else:
-        name, data = event.row["state"], result_wire(services, event.row)
+        name, data = event.row.state, result_wire(services, event.row)
     return encode_event(name, str(event.position), orjson.dumps(data), retry=retry)
 
 

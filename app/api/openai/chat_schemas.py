@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-import asyncpg
 import orjson
 from pydantic import (
     AfterValidator,
@@ -50,6 +49,7 @@ from app.inference.tool_calls import (
     reader_of_forced,
 )
 from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
+from app.results.rows import ResultRow
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
@@ -452,13 +452,13 @@ def _call_of(function: Function, definitions: dict[str, dict[str, JsonValue]]) -
 
 
 def chat_completion(
-    request: ChatRequest, use: ToolUse | None, rows: Sequence[asyncpg.Record]
+    request: ChatRequest, use: ToolUse | None, rows: Sequence[ResultRow]
 ) -> dict[str, Any]:
     """The response to a request, from its results, one for each choice."""
     answer = {
-        "id": f"chatcmpl-{rows[0]['id']}",
+        "id": f"chatcmpl-{rows[0].id}",
         "object": "chat.completion",
-        "created": created(rows[0]["id"]),
+        "created": created(rows[0].id),
         "model": request.model,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": [_choice(request, use, place, row) for place, row in enumerate(rows)],
@@ -468,12 +468,12 @@ def chat_completion(
 
 
 def _choice(
-    request: ChatRequest, use: ToolUse | None, place: int, row: asyncpg.Record
+    request: ChatRequest, use: ToolUse | None, place: int, row: ResultRow
 ) -> dict[str, Any]:
     message, finish_reason = chat_message(use, row)
     logprobs = None
     if request.logprobs:
-        logprobs = _logprobs(orjson.loads(row["logprobs"] or "[]"), request.top_logprobs or 0)
+        logprobs = _logprobs(row.token_logprobs(), request.top_logprobs or 0)
     return {
         "index": place,
         "message": message,
@@ -482,9 +482,9 @@ def _choice(
     }
 
 
-def chat_message(use: ToolUse | None, row: asyncpg.Record) -> tuple[dict[str, Any], str | None]:
+def chat_message(use: ToolUse | None, row: ResultRow) -> tuple[dict[str, Any], str | None]:
     """A completed result as the assistant's message, and its finish reason."""
-    text, reason = row["output"] or "", row["finish_reason"]
+    text, reason = row.text, row.finish_reason
     if use is None:
         return {"role": "assistant", "content": text, "refusal": None}, reason
     words, calls = read_all(use.new_reader(), text)
@@ -492,7 +492,7 @@ def chat_message(use: ToolUse | None, row: asyncpg.Record) -> tuple[dict[str, An
     message: dict[str, Any] = {"role": "assistant", "content": words or None, "refusal": None}
     if calls:
         message["tool_calls"] = [
-            call_to_wire(call_id(use.tool_format, row["id"], number), call)
+            call_to_wire(call_id(use.tool_format, row.id, number), call)
             for number, call in enumerate(calls)
         ]
     elif not words:
@@ -563,16 +563,16 @@ class ChatFrames:
             pieces = [""]
         return self._chunks(place, pieces, logprobs)
 
-    def end(self, place: int, row: asyncpg.Record) -> bytes:
+    def end(self, place: int, row: ResultRow) -> bytes:
         """The last chunk of a choice: its finish reason."""
-        frames, reason = b"", row["finish_reason"]
+        frames, reason = b"", row.finish_reason
         if self._use is not None:
             logprobs = None if self._top is None else _logprobs((), 0)
             frames = self._chunks(place, self._readers[place].finish(), logprobs)
             reason = self._use.finish_reason(reason, self._calls[place])
         return frames + self._chunk(place, {}, None, reason)
 
-    def usage(self, rows: Sequence[asyncpg.Record]) -> bytes:
+    def usage(self, rows: Sequence[ResultRow]) -> bytes:
         """The usage, in a chunk without choices."""
         members = orjson.dumps({"choices": [], "usage": usage_of(rows, len(rows))})
         return self._head + members[1:] + b"\n\n"

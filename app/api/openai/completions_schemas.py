@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 from uuid import UUID
 
-import asyncpg
 import orjson
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -26,6 +25,7 @@ from app.api.openai.schemas import (
 )
 from app.inference.sampling import MAX_TOKENS
 from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
+from app.results.rows import ResultRow
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's own
 TokenIds = list[int]
@@ -113,13 +113,13 @@ class CompletionRequest(OpenAIRequest):
 
 
 def completion(
-    request: CompletionRequest, prompts: Sequence[str], rows: Sequence[asyncpg.Record]
+    request: CompletionRequest, prompts: Sequence[str], rows: Sequence[ResultRow]
 ) -> dict[str, Any]:
     """The response to a request, from the results of its prompts in their order."""
     answer = {
-        "id": f"cmpl-{rows[0]['id']}",
+        "id": f"cmpl-{rows[0].id}",
         "object": "text_completion",
-        "created": created(rows[0]["id"]),
+        "created": created(rows[0].id),
         "model": request.model,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": [
@@ -132,8 +132,8 @@ def completion(
 
 
 def _chosen(
-    request: CompletionRequest, prompts: Sequence[str], rows: Sequence[asyncpg.Record]
-) -> list[tuple[str, asyncpg.Record]]:
+    request: CompletionRequest, prompts: Sequence[str], rows: Sequence[ResultRow]
+) -> list[tuple[str, ResultRow]]:
     """The results to return: the most likely `n` of each prompt."""
     count, n = request.rows_per_prompt, request.n or 1
     chosen = []
@@ -145,23 +145,21 @@ def _chosen(
     return chosen
 
 
-def _likelihood(row: asyncpg.Record) -> float:
-    tokens = orjson.loads(row["logprobs"] or "[]")
+def _likelihood(row: ResultRow) -> float:
+    tokens = row.token_logprobs()
     return float(sum(logprob_of(sampled_of(token)) for token in tokens if token))
 
 
-def _choice(
-    request: CompletionRequest, prompt: str, place: int, row: asyncpg.Record
-) -> dict[str, Any]:
-    text = row["output"] or ""
+def _choice(request: CompletionRequest, prompt: str, place: int, row: ResultRow) -> dict[str, Any]:
+    text = row.text
     logprobs = None
     if request.logprobs is not None:
-        logprobs = _Logprobs(request.logprobs).next(orjson.loads(row["logprobs"] or "[]"))
+        logprobs = _Logprobs(request.logprobs).next(row.token_logprobs())
     return {
         "index": place,
         "text": prompt + text if request.echo else text,
         "logprobs": logprobs,
-        "finish_reason": row["finish_reason"],
+        "finish_reason": row.finish_reason,
     }
 
 
@@ -219,11 +217,11 @@ class CompletionFrames:
             return self._chunk(place, text, self._logprobs[place].next(tokens), None)
         return self._before_text[place] + orjson.dumps(text) + self._behind_text
 
-    def end(self, place: int, row: asyncpg.Record) -> bytes:
+    def end(self, place: int, row: ResultRow) -> bytes:
         """The last chunk of a choice: its finish reason."""
-        return self._chunk(place, "", None, row["finish_reason"])
+        return self._chunk(place, "", None, row.finish_reason)
 
-    def usage(self, rows: Sequence[asyncpg.Record]) -> bytes:
+    def usage(self, rows: Sequence[ResultRow]) -> bytes:
         """The usage, in a chunk without choices."""
         members = orjson.dumps({"choices": [], "usage": usage_of(rows, self._n)})
         return self._head + members[1:] + b"\n\n"

@@ -6,7 +6,6 @@ https://platform.openai.com/docs/api-reference/responses-streaming
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import orjson
 
 from app.api.openai.batches_schemas import to_wire_id
@@ -19,6 +18,7 @@ from app.api.openai.responses_schemas import (
     text_part,
 )
 from app.inference.tool_calls import Reader, ToolCall
+from app.results.rows import ResultRow
 
 # Sequence numbers of an attempt's events. A delta's is the prelude's count plus the offset of its
 # text's end, so that the number states what its reader has, and any process computes the same.
@@ -76,17 +76,17 @@ class ResponseEvents:
                 frames += self._text_delta(piece)
         return frames
 
-    def end(self, row: asyncpg.Record) -> bytes:
+    def end(self, row: ResultRow) -> bytes:
         """Events that close the response."""
         self.is_over = True
-        self._tail = self._base + PRELUDE + len(row["output"] or "")
+        self._tail = self._base + PRELUDE + len(row.text)
         response = response_to_wire(self._stored, row)
         frames = b""
-        if row["state"] == "completed":
+        if row.state == "completed":
             for place, item in enumerate(response["output"]):
                 is_message = item["type"] == "message"
                 frames += self._close_message(item) if is_message else self._call(place, item)
-        name = response["status"] if row["state"] == "completed" else "failed"
+        name = response["status"] if row.state == "completed" else "failed"
         return frames + self._emit(self._next(), f"response.{name}", response=response)
 
     def error(self, code: str, message: str) -> bytes:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter, Query
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -45,7 +44,6 @@ from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.api.synchronous import (
     RESULT_ID_HEADER,
     erase_delivered,
-    ids_of,
     replayed_header,
     respond_complete,
     to_header,
@@ -53,8 +51,8 @@ from app.api.synchronous import (
 )
 from app.core.errors import FieldError, InvalidRequestError
 from app.core.ids import new_id
-from app.results.multi_result import cancel_all
-from app.results.submission import Accepted, SubmissionOutcome, submit_group
+from app.results.rows import ResultRow
+from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["openai"])
 raw = APIRouter(tags=["openai"])
@@ -120,11 +118,11 @@ async def read_response(
     if not stream:
         return json_response(response_to_wire(stored, row))
     after = -1 if starting_after is None else starting_after
-    if after // ATTEMPT_STEP >= max(row["attempt"], 1):
+    if after // ATTEMPT_STEP >= max(row.attempt, 1):
         raise _invalid("starting_after", "no such event exists yet")
     services.hub.check_room()
-    events = ResponseEvents(stored, row["id"], after)
-    return EventStreamResponse(response_frames(services, team, row["id"], events, resumable=True))
+    events = ResponseEvents(stored, row.id, after)
+    return EventStreamResponse(response_frames(services, team, row.id, events, resumable=True))
 
 
 @router.get("/v1/responses/{response_id}/input_items", response_model=InputItemListRead)
@@ -162,16 +160,16 @@ async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) 
     """Delete a response and its conversation up to it; a running one is stopped."""
     row = await services.results.get(team, from_response_id(response_id))
     stored_of(row)
-    await services.contexts.delete(team, row["context_id"], force=True)
+    await services.contexts.delete(team, row.context_id, force=True)
     deleted: dict[str, Any] = {
-        "id": to_response_id(row["id"]),
+        "id": to_response_id(row.id),
         "object": "response",
         "deleted": True,
     }
     return json_response(deleted)
 
 
-def _render(asked: AskedResponse, rows: Sequence[asyncpg.Record]) -> Response:
+def _render(asked: AskedResponse, rows: Sequence[ResultRow]) -> Response:
     return json_response(response_to_wire(asked.stored, rows[0]))
 
 
@@ -210,7 +208,7 @@ async def _respond_stream(request: Request, asked: AskedResponse) -> Response:
 
     async def leave() -> None:
         if is_cancelled and not stored.background and not events.is_over:
-            await cancel_all(services, team, [result_id])
+            await services.groups.cancel(team, [result_id])
 
     headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
     return EventStreamResponse(frames(), headers, on_disconnect=leave)
@@ -225,10 +223,11 @@ async def _submit(
         group = replace(group, on_disconnect="continue")
     result_id = new_id()
     with services.hub.reading(result_id):  # reserves the place of its stream
-        (answer,) = await submit_group(services, principal_of(request), group, [result_id])
-    (result_id,) = ids_of([answer])
-    known = None if isinstance(answer, Accepted) else Stored.of(answer.row["request"])
-    return answer, result_id, known or asked.stored
+        (answer,) = await services.submissions.submit_group(
+            principal_of(request), group, [result_id]
+        )
+    known = None if isinstance(answer, Accepted) else Stored.of(answer.row.request)
+    return answer, answer.result_id, known or asked.stored
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import asyncpg
 import orjson
 from pydantic import (
     AfterValidator,
@@ -35,6 +34,7 @@ from app.core.ids import new_id
 from app.inference.sampling import MAX_TOKENS
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from app.inference.tool_calls import NamedReader, Reader, ToolFormat, reader_of, reader_of_forced
+from app.results.rows import ResultRow
 
 _STRICT = ConfigDict(strict=True, extra="ignore")
 _LOGPROBS = "message.output_text.logprobs"
@@ -409,11 +409,11 @@ def from_response_id(text: str) -> UUID:
     return from_wire_id("resp_", text, "response")
 
 
-def stored_of(row: asyncpg.Record) -> Stored:
+def stored_of(row: ResultRow) -> Stored:
     """The stored request. Raises NotFoundError for other results, and for responses that are not stored."""
-    stored = Stored.of(row["request"])
+    stored = Stored.of(row.request)
     if stored is None or not stored.is_stored:
-        raise NotFoundError(f"There is no response {to_response_id(row['id'])!r}.")
+        raise NotFoundError(f"There is no response {to_response_id(row.id)!r}.")
     return stored
 
 
@@ -450,30 +450,31 @@ class InputItemListRead(BaseModel):
     has_more: bool
 
 
-def status_of(row: asyncpg.Record) -> Status:
-    if row["state"] == "pending":
-        return "in_progress" if row["started_at"] is not None else "queued"
-    if row["state"] == "completed":
-        return "incomplete" if row["finish_reason"] == "length" else "completed"
-    return "cancelled" if row["error_code"] == FailureCode.CANCELLED else "failed"
+def status_of(row: ResultRow) -> Status:
+    if row.state == "pending":
+        return "in_progress" if row.started_at is not None else "queued"
+    if row.state == "completed":
+        return "incomplete" if row.finish_reason == "length" else "completed"
+    return "cancelled" if row.error_code == FailureCode.CANCELLED else "failed"
 
 
-def response_to_wire(stored: Stored, row: asyncpg.Record) -> dict[str, Any]:
+def response_to_wire(stored: Stored, row: ResultRow) -> dict[str, Any]:
     status = status_of(row)
-    wire = bare_response(stored, row["id"], status)
-    if row["state"] == "pending":
+    wire = bare_response(stored, row.id, status)
+    if row.state == "pending":
         return wire
-    wire["completed_at"] = int(row["finished_at"].timestamp())
+    assert row.finished_at is not None
+    wire["completed_at"] = int(row.finished_at.timestamp())
     wire["output"] = output_of(stored, row, status)
     wire["usage"] = _usage(row)
     if status == "incomplete":
         wire["incomplete_details"] = {"reason": "max_output_tokens"}
     elif status == "failed":
-        is_clients = row["error_code"] == FailureCode.INVALID_REQUEST
+        is_clients = row.error_code == FailureCode.INVALID_REQUEST
         wire["error"] = {
             "code": "invalid_prompt" if is_clients else "server_error",
-            "message": row["error_message"],
-            "type": row["error_code"],
+            "message": row.error_message,
+            "type": row.error_code,
         }
     return wire
 
@@ -494,8 +495,8 @@ def bare_response(stored: Stored, result_id: UUID, status: Status) -> dict[str, 
     }
 
 
-def _usage(row: asyncpg.Record) -> dict[str, Any] | None:
-    prompt, completion = row["prompt_tokens"], row["completion_tokens"]
+def _usage(row: ResultRow) -> dict[str, Any] | None:
+    prompt, completion = row.prompt_tokens, row.completion_tokens
     if prompt is None or completion is None:
         return None
     # The dialect requires the details and forbids null in them; the engine returns none.
@@ -508,19 +509,17 @@ def _usage(row: asyncpg.Record) -> dict[str, Any] | None:
     }
 
 
-def output_of(stored: Stored, row: asyncpg.Record, status: Status) -> list[dict[str, Any]]:
+def output_of(stored: Stored, row: ResultRow, status: Status) -> list[dict[str, Any]]:
     """The output of a terminal result, as items."""
     message, _ = chat_message(stored.use, row)
     is_whole = status == "completed"
     items = []
-    if message["content"] or (message["content"] is not None and row["state"] == "completed"):
+    if message["content"] or (message["content"] is not None and row.state == "completed"):
         part = text_part(message["content"])
         if stored.logprobs is not None:
-            part["logprobs"] = token_logprobs(
-                orjson.loads(row["logprobs"] or "[]"), stored.logprobs
-            )
+            part["logprobs"] = token_logprobs(row.token_logprobs(), stored.logprobs)
         state = "completed" if is_whole else "incomplete"
-        items.append(message_item(row["id"], state, [part]))
+        items.append(message_item(row.id, state, [part]))
     calls = message.get("tool_calls", ())
     for place, call in enumerate(calls):
         is_cut = (
@@ -530,7 +529,7 @@ def output_of(stored: Stored, row: asyncpg.Record, status: Status) -> list[dict[
         )
         items.append(
             {
-                "id": f"fc_{row['id'].hex}{place}",
+                "id": f"fc_{row.id.hex}{place}",
                 "type": "function_call",
                 "status": "incomplete" if is_cut else "completed",
                 "call_id": call["id"],
@@ -541,7 +540,7 @@ def output_of(stored: Stored, row: asyncpg.Record, status: Status) -> list[dict[
     return items
 
 
-def answer_message(stored: Stored, row: asyncpg.Record) -> dict[str, Any]:
+def answer_message(stored: Stored, row: ResultRow) -> dict[str, Any]:
     """A completed response as the assistant's message, for chat templates.
 
     Models do not keep to the bounds of requests, and may be cut within a call: invalid arguments become

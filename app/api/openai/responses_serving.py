@@ -24,7 +24,7 @@ from app.api.openai.responses_schemas import (
 from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError
-from app.results.preparation import GroupRequest, Prompt
+from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import MAX_PROMPT_CHARACTERS
 from app.results.streams.result_reader import (
     AttemptStarted,
@@ -79,10 +79,10 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
     try:
         row = await services.results.get(team_id, from_response_id(response_id))
         stored = stored_of(row)
-        context = await services.contexts.get(team_id, row["context_id"])
+        context = await services.contexts.get(team_id, row.context_id)
     except NotFoundError:
         raise _invalid(name, f"there is no response {response_id!r}") from None
-    if row["state"] != "completed":
+    if row.state != "completed":
         raise _invalid(name, f"response {response_id} is not completed, so it cannot be continued")
     messages = context.messages or []
     return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
 from uuid import UUID
 
-import asyncpg
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import PydanticCustomError
@@ -21,6 +20,7 @@ from app.core.ids import created_at
 from app.inference.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTexts, TokenId
 from app.inference.structured_outputs import StructuredOutputs
 from app.results.requests import SendOptions
+from app.results.rows import ResultRow
 
 SYSTEM_FINGERPRINT = f"llm-api-service-{__version__}"
 MAX_CHOICES = 128
@@ -192,11 +192,11 @@ def invalid(field: str, message: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
 
 
-def usage_of(rows: Sequence[asyncpg.Record], n: int) -> dict[str, int] | None:
+def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
     """Tokens of all choices, each prompt's once; None if the engine did not count them."""
-    prompts = [row["prompt_tokens"] for row in rows[::n]]
-    completions = [row["completion_tokens"] for row in rows]
-    if None in prompts or None in completions:
+    prompts = [row.prompt_tokens for row in rows[::n] if row.prompt_tokens is not None]
+    completions = [row.completion_tokens for row in rows if row.completion_tokens is not None]
+    if len(prompts) < len(rows[::n]) or len(completions) < len(rows):
         return None
     prompt, completion = sum(prompts), sum(completions)
     return {
@@ -231,9 +231,9 @@ class Frames(Protocol):
 
     def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes: ...
 
-    def end(self, place: int, row: asyncpg.Record) -> bytes: ...
+    def end(self, place: int, row: ResultRow) -> bytes: ...
 
-    def usage(self, rows: Sequence[asyncpg.Record]) -> bytes: ...
+    def usage(self, rows: Sequence[ResultRow]) -> bytes: ...
 
 
 def frame(content: object) -> bytes:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import asyncpg
-
 from app.api.container import Services
 from app.api.openai.chat_schemas import ChatFrames, ChatRequest, chat_completion, tool_use_of
 from app.api.openai.completions_schemas import (
@@ -23,8 +21,9 @@ from app.api.openai.schemas import DONE, Frames, error_frame, invalid
 from app.api.sse import KEEP_ALIVE
 from app.core.errors import ServiceError
 from app.inference.model_registry import Model
+from app.results.drafts import GroupRequest, Prompt
 from app.results.multi_result import GroupEvent
-from app.results.preparation import GroupRequest, Prompt
+from app.results.rows import ResultRow
 from app.results.streams.result_reader import KeepAlive, TextDelta
 
 
@@ -33,7 +32,7 @@ class PreparedRequest:
     """A request, ready to be sent. `answer` builds its body from the results' rows, in order."""
 
     group: GroupRequest
-    answer: Callable[[Sequence[asyncpg.Record]], dict[str, Any]]
+    answer: Callable[[Sequence[ResultRow]], dict[str, Any]]
     new_frames: Callable[[Sequence[UUID]], Frames]
     streams: bool
     include_usage: bool
@@ -45,7 +44,7 @@ class PreparedRequest:
     ) -> AsyncGenerator[bytes, None]:
         """The stream's frames. An error is one of them, and `[DONE]` always ends them."""
         frames = self.new_frames(ids)
-        rows: dict[int, asyncpg.Record] = {}
+        rows: dict[int, ResultRow] = {}
         has_begun = False
         clock = asyncio.get_running_loop().time
         sent_at = clock()

@@ -25,7 +25,7 @@ from app.api.tenstorrent.schemas import (
 )
 from app.core.errors import ServiceError
 from app.inference.model_registry import Model
-from app.results.preparation import GroupRequest, Prompt
+from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import SendOptions
 from app.results.streams.result_reader import TextDelta
 

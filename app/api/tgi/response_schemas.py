@@ -7,13 +7,13 @@ router/src/lib.rs. Members that are null or absent there are so here.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import asyncpg
 import orjson
 
 from app.api.logprobs import logprob_of
 from app.api.tgi.schemas import MAX_BEST_OF, MAX_STOP_SEQUENCES, UINT64, Generation
 from app.api.tgi.token_texts import TokenTexts
 from app.core.ids import created_at
+from app.results.rows import ResultRow
 
 
 class TokenReader:
@@ -58,7 +58,7 @@ def sampled(position: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str
     return next(iter(position.items()))
 
 
-def best_first(rows: Sequence[asyncpg.Record]) -> list[asyncpg.Record]:
+def best_first(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The generation with the highest cumulative log probability, then the others in their order."""
     if len(rows) == 1:
         return list(rows)
@@ -67,40 +67,40 @@ def best_first(rows: Sequence[asyncpg.Record]) -> list[asyncpg.Record]:
     return [rows[best], *(row for place, row in enumerate(rows) if place != best)]
 
 
-def _total(row: asyncpg.Record) -> float:
-    positions = orjson.loads(row["logprobs"] or "[]")
+def _total(row: ResultRow) -> float:
+    positions = row.token_logprobs()
     return sum(logprob_of(sampled(position)[1]) for position in positions)
 
 
-def finish_reason(row: asyncpg.Record, stops: Sequence[str] | None) -> str:
+def finish_reason(row: ResultRow, stops: Sequence[str] | None) -> str:
     """Reason of the end. The engine has one reason for an end token and a stop text."""
-    if row["finish_reason"] == "length":
+    if row.finish_reason == "length":
         return "length"
-    if any(row["output"].endswith(stop) for stop in stops or ()):
+    if any(row.text.endswith(stop) for stop in stops or ()):
         return "stop_sequence"
     return "eos_token"
 
 
-def generation_to_wire(generation: Generation, rows: Sequence[asyncpg.Record]) -> dict[str, Any]:
+def generation_to_wire(generation: Generation, rows: Sequence[ResultRow]) -> dict[str, Any]:
     """The response of /generate: the best text, with the requested details of all."""
     best, *others = rows
-    answer: dict[str, Any] = {"generated_text": generation.prefix + best["output"]}
+    answer: dict[str, Any] = {"generated_text": generation.prefix + best.text}
     if generation.given.details:
         answer["details"] = _details(generation, best)
         if others:
             answer["details"]["best_of_sequences"] = [
-                {"generated_text": generation.prefix + row["output"]} | _details(generation, row)
+                {"generated_text": generation.prefix + row.text} | _details(generation, row)
                 for row in others
             ]
     return answer
 
 
-def _details(generation: Generation, row: asyncpg.Record) -> dict[str, Any]:
+def _details(generation: Generation, row: ResultRow) -> dict[str, Any]:
     reader = TokenReader(generation)
-    read = [reader.read(position) for position in orjson.loads(row["logprobs"] or "[]")]
+    read = [reader.read(position) for position in row.token_logprobs()]
     details: dict[str, Any] = {
         "finish_reason": finish_reason(row, generation.given.stop),
-        "generated_tokens": row["completion_tokens"],
+        "generated_tokens": row.completion_tokens,
         "seed": _seed(row),
         "prefill": [],
         "tokens": [one["token"] for one in read],
@@ -110,23 +110,21 @@ def _details(generation: Generation, row: asyncpg.Record) -> dict[str, Any]:
     return details
 
 
-def _seed(row: asyncpg.Record) -> int | None:
+def _seed(row: ResultRow) -> int | None:
     """TGI's unsigned seed; null if the generation did not sample."""
-    seed: int | None = orjson.loads(row["parameters"]).get("seed")
+    seed: int | None = orjson.loads(row.parameters).get("seed")
     return None if seed is None else seed % UINT64
 
 
-def headers_of(
-    generation: Generation, row: asyncpg.Record, validation_seconds: float
-) -> dict[str, str]:
+def headers_of(generation: Generation, row: ResultRow, validation_seconds: float) -> dict[str, str]:
     """TGI's headers, from the result's own times: milliseconds, if known.
 
     `x-compute-type` is left out: a Triton server does not report its hardware.
     """
     headers = {"x-compute-characters": str(len(generation.inputs))}
-    started, finished = row["started_at"], row["finished_at"]
+    started, finished = row.started_at, row.finished_at
     if started is not None and finished is not None:
-        queued = max(0.0, (started - created_at(row["id"])).total_seconds())
+        queued = max(0.0, (started - created_at(row.id)).total_seconds())
         running = (finished - started).total_seconds()
         total = validation_seconds + queued + running
         headers["x-compute-time"] = f"{total:.6f}"  # the one in seconds
@@ -136,15 +134,15 @@ def headers_of(
             "x-queue-time": queued,
             "x-inference-time": running,
         }
-        if row["completion_tokens"]:
-            times["x-time-per-token"] = running / row["completion_tokens"]
+        if row.completion_tokens:
+            times["x-time-per-token"] = running / row.completion_tokens
         headers |= {name: str(int(seconds * 1000)) for name, seconds in times.items()}
-    for name, column in (
-        ("x-prompt-tokens", "prompt_tokens"),
-        ("x-generated-tokens", "completion_tokens"),
+    for name, tokens in (
+        ("x-prompt-tokens", row.prompt_tokens),
+        ("x-generated-tokens", row.completion_tokens),
     ):
-        if row[column] is not None:
-            headers[name] = str(row[column])
+        if tokens is not None:
+            headers[name] = str(tokens)
     return headers
 
 
@@ -192,7 +190,7 @@ class EventWriter:
             or bool(is_newest and stops and self._text.endswith(stops))
         )
 
-    def end(self, row: asyncpg.Record) -> bytes:
+    def end(self, row: ResultRow) -> bytes:
         """The last event. Its text is the stored one."""
         event = self._held
         if event is None and self._last is not None:
@@ -205,13 +203,13 @@ class EventWriter:
                     "error_type": "incomplete_generation_stream",
                 }
             )
-        event["generated_text"] = self._generation.prefix + row["output"]
+        event["generated_text"] = self._generation.prefix + row.text
         if self._generation.given.details:
             event["details"] = {
                 "finish_reason": finish_reason(row, self._generation.given.stop),
-                "generated_tokens": row["completion_tokens"],
+                "generated_tokens": row.completion_tokens,
                 "seed": _seed(row),
-                "input_length": row["prompt_tokens"],
+                "input_length": row.prompt_tokens,
             }
         return encode_frame(event)
 

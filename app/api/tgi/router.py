@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter, Query
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -56,8 +55,9 @@ from app.api.tgi.schemas import (
 from app.core.errors import InvalidRequestError, NotFoundError, ServiceError, UnknownModelError
 from app.inference.model_registry import Model
 from app.inference.prompts import PromptFormat
-from app.results.preparation import GroupRequest, Prompt
+from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import SendOptions
+from app.results.rows import ResultRow
 from app.results.streams.result_reader import Ended, TextDelta
 
 router = APIRouter(tags=["Text Generation Inference"])
@@ -190,7 +190,7 @@ async def _respond_complete(
     prepared = await _prepare(request, wanted, is_stream=False)
     validated = time.perf_counter() - began
 
-    def render(rows: Sequence[asyncpg.Record]) -> Response:
+    def render(rows: Sequence[ResultRow]) -> Response:
         ordered = best_first(rows)
         answer = generation_to_wire(prepared.generation, ordered)
         headers = headers_of(prepared.generation, ordered[0], validated)

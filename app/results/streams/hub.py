@@ -20,6 +20,7 @@ from app.core.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.core.settings import Settings
 from app.core.waiting import is_set_by
 from app.queue.job_queue import Claim
+from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from app.results.streams.interest import ANNOUNCE_SECONDS, announce, is_question
 from app.results.streams.output_buffer import OutputBuffer, TokenLog
@@ -44,7 +45,7 @@ class ResultSignal(asyncio.Event):
     """
 
     is_end = False
-    row: asyncpg.Record | None = None
+    row: ResultRow | None = None
 
 
 class _Subscribers:
@@ -78,7 +79,7 @@ class _Subscribers:
         for event in self._events.get(result_id, ()):
             event.set()
 
-    def tell_end(self, result_id: UUID, row: asyncpg.Record | None = None) -> None:
+    def tell_end(self, result_id: UUID, row: ResultRow | None = None) -> None:
         for event in self._events.get(result_id, ()):
             event.is_end = True
             event.row = row or event.row
@@ -165,8 +166,8 @@ class StreamHub:
         woken: ResultSignal | None = None,
         *,
         is_new: bool = False,
-        has_left: Callable[[], bool] = bool,
-    ) -> asyncpg.Record:
+        is_disconnected: Callable[[], bool] = bool,
+    ) -> ResultRow:
         """The result once it is terminal, or as it stands after `seconds`.
 
         `woken` is the caller's own event of `expecting`. If it was had before the result was stored
@@ -182,10 +183,10 @@ class StreamHub:
             while True:
                 news.clear()
                 row = news.row
-                if row is None or row["team_id"] != team_id:
+                if row is None or row.team_id != team_id:
                     row = await self._results.get(team_id, result_id)
                 is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
-                if row["state"] != "pending" or is_over or has_left():
+                if row.state != "pending" or is_over or is_disconnected():
                     return row
                 await is_set_by(news, ends)
 
@@ -228,10 +229,11 @@ class StreamHub:
         """Whether somebody waits for the result, or reads it, here."""
         return result_id in self._waiters or result_id in self._readers
 
-    def hand(self, row: asyncpg.Record) -> None:
+    def hand(self, record: asyncpg.Record) -> None:
         """A result has ended in this process: those who wait need not read it again."""
-        self._waiters.tell_end(row["id"], row)
-        self._readers.tell_end(row["id"], row)
+        row = ResultRow.of(record)
+        self._waiters.tell_end(row.id, row)
+        self._readers.tell_end(row.id, row)
 
     def detach(self, attempt: RunningAttempt) -> None:
         """The attempt is over, and its end committed unless it was decided elsewhere."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import orjson
 
 from app.core.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
 from app.core.waiting import is_set_within
+from app.results.rows import ResultRow
 from app.results.store import ResultStore, StoredText
 from app.results.streams.hub import ResultSignal, StreamHub
 
@@ -45,9 +45,9 @@ class Position:
         return cls(int(match[1]), int(match[2]))
 
     @classmethod
-    def of_end(cls, row: asyncpg.Record) -> "Position":
+    def of_end(cls, row: ResultRow) -> "Position":
         """The place behind a terminal result."""
-        return cls(row["attempt"], len(row["output"] or "") + 1)
+        return cls(row.attempt, len(row.text) + 1)
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,7 +82,7 @@ class Ended:
     """The result is terminal; nothing follows."""
 
     position: Position
-    row: asyncpg.Record
+    row: ResultRow
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,7 +101,7 @@ class _Part:
     begins: int  # offset of the text in that attempt
     text: str
     has_more: bool = False  # that can be read at once
-    ended: asyncpg.Record | None = None
+    ended: ResultRow | None = None
     tokens: Sequence[Any] = ()
     completion_tokens: int | None = None  # up to the end of all that can be read at once
 
@@ -206,22 +206,22 @@ class ResultReader:
             completion_tokens=stored.completion_tokens,
         )
 
-    async def _last_part(self, row: asyncpg.Record) -> _Part:
+    async def _last_part(self, row: ResultRow) -> _Part:
         """What is behind the position in a terminal result."""
-        output, place = row["output"] or "", self._position
-        offset = self._offset_in(row["attempt"])
-        since: int | None = row["text_attempt"]
-        if self._continues and since is not None and since <= place.attempt < row["attempt"]:
+        output, place = row.text, self._position
+        offset = self._offset_in(row.attempt)
+        since: int | None = row.text_attempt
+        if self._continues and since is not None and since <= place.attempt < row.attempt:
             kept = await self._results.continued_from(self._result_id, place.attempt)
             offset = min(place.offset, kept, len(output))
-        tokens = orjson.loads(row["logprobs"] or "[]") if self._with_tokens else []
+        tokens = row.token_logprobs() if self._with_tokens else []
         return _Part(
-            row["attempt"],
+            row.attempt,
             offset,
             output[offset:],
             ended=row,
-            tokens=tokens[self._tokens_in(row["attempt"]) :],
-            completion_tokens=row["completion_tokens"],
+            tokens=tokens[self._tokens_in(row.attempt) :],
+            completion_tokens=row.completion_tokens,
         )
 
     def _announce(self) -> None:

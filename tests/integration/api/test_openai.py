@@ -296,7 +296,7 @@ async def test_tool_calls(served: Service, client: AsyncOpenAI) -> None:
     result = await native(served, answer.id)
     assert "<tool_call>" in result["result"]
     stored = await served.services.results.request("default", UUID(result["id"]))
-    prompt = stored["prompt"]
+    prompt = stored.prompt or ""
     assert prompt.startswith('[tools [{"type": "function", "function": {"name": "add"')
     stream = await client.chat.completions.create(**asked, stream=True)
     chunks = [chunk async for chunk in stream]
@@ -326,7 +326,7 @@ async def test_calls_and_their_answers_are_rendered(served: Service, client: Asy
         ],
     )  # fmt: skip
     request = await served.services.results.request("default", UUID(answer.id.partition("-")[2]))
-    assert request["prompt"] == (
+    assert request.prompt == (
         "<system> a\nb <assistant>  <tool_call> "
         '{"name": "add", "arguments": {"a": 1}} </tool_call> <tool> 2 <assistant>'
     )
@@ -353,7 +353,7 @@ async def test_what_a_template_is_given(openai_settings: Settings) -> None:
         answer = await service.client.post("/v1/chat/completions", json=body)
         identifier = UUID(answer.headers["x-result-id"])
         request = await service.services.results.request("default", identifier)
-    assert request["prompt"] == '[{"title": "<t>"}] é low <user> hello </s><assistant> It is'
+    assert request.prompt == '[{"title": "<t>"}] é low <user> hello </s><assistant> It is'
 
 
 async def test_what_looks_like_a_call_is_text_without_tools(client: AsyncOpenAI) -> None:

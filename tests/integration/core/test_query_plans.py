@@ -502,7 +502,11 @@ async def test_queue_position(table: Table) -> None:
         "SELECT * FROM results WHERE state = 'pending' AND worker_id IS NULL LIMIT $1", 1
     )
     assert row is not None
-    await check(table, table.positions.estimate(row), "ix_results_queue")
+    await check(
+        table,
+        table.positions.estimate(row["id"], row["model_name"], is_running=False),
+        "ix_results_queue",
+    )
 
 
 async def test_request_of_a_retry(table: Table) -> None:

@@ -26,8 +26,9 @@ from app.queue.job_queue import (
     NewContext,
     NewResult,
 )
-from app.queue.sql import MAX_BATCH, READ_COLUMNS
+from app.queue.sql import MAX_BATCH
 from app.results.contexts import ContextStore
+from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from tests.claims import claim_all
 from tests.conftest import connect, make_settings
@@ -556,9 +557,7 @@ async def test_an_end_hands_on_what_a_read_gives(bench: Bench, queue_settings: S
     store = ResultStore(bench.database, bench.queue, queue_settings)
     for result_id, row in audience.handed.items():
         read = await store.get("default", result_id)
-        assert {name: row[name] for name in READ_COLUMNS} == {
-            name: read[name] for name in READ_COLUMNS
-        }
+        assert ResultRow.of(row) == read
 
 
 async def test_ends_tell_who_waits(bench: Bench) -> None:

@@ -207,7 +207,7 @@ async def test_a_single_result_starts_within_two_service_times_of_a_full_queue(
         began = await connection.fetchval("SELECT clock_timestamp()")
         assert await queue.enqueue([single]) == [True]
         row = await service.services.hub.wait_terminal("b", single.id, 60.0)
-        assert row["state"] == "completed"
+        assert row.state == "completed"
         overtaken_by = await connection.fetchval(
             """SELECT count(*) FROM results
                WHERE team_id = 'a' AND started_at > $1
@@ -221,7 +221,7 @@ async def test_a_single_result_starts_within_two_service_times_of_a_full_queue(
         again = of_team("a", script)
         assert await queue.enqueue([again]) == [True]
         row = await service.services.hub.wait_terminal("a", again.id, 60.0)
-        assert row["state"] == "completed"
+        assert row.state == "completed"
 
 
 def of_team(team: str, content: str) -> NewResult:

@@ -89,7 +89,7 @@ async def test_long_texts_come_a_few_at_a_time(
     ids = await fill(connection, 30, 100_000)
     monkeypatch.setattr(export, "_PIECE_BYTES", 250_000)
     read = api.services.export.read("default", ResultFilter(), after=None, limit=None)
-    pieces = [[str(row["id"]) for row in rows] async for rows in read]
+    pieces = [[str(one.row.id) for one in rows] async for rows in read]
     assert [len(piece) for piece in pieces] == [2] * 15
     assert [identifier for piece in pieces for identifier in piece] == ids
 
@@ -102,7 +102,7 @@ async def test_what_is_gone_meanwhile_is_left_out(
     read = api.services.export.read("default", ResultFilter(), after=None, limit=None)
     seen = []
     async for rows in read:
-        seen += [str(row["id"]) for row in rows]
+        seen += [str(one.row.id) for one in rows]
         await connection.execute("DELETE FROM results WHERE id = $1", ids[3])
     assert seen == [*ids[:3], ids[4]]
 

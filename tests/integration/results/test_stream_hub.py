@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from uuid import UUID
 
-import asyncpg
 import pytest
 
 from app.core import listener as listener_module
@@ -15,6 +14,7 @@ from app.core.listener import CANCELLED, ENDED, ENQUEUED, Listener
 from app.core.primary import Primary
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue
+from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from app.results.streams.hub import StreamHub
 from tests.conftest import connect, make_settings
@@ -44,7 +44,7 @@ class Hub:
         self.proxy = proxy
         self.looks = 0  # times that everything was to be looked up
 
-    def wait(self, result_id: UUID, seconds: float = 30.0) -> asyncio.Task[asyncpg.Record]:
+    def wait(self, result_id: UUID, seconds: float = 30.0) -> asyncio.Task[ResultRow]:
         return asyncio.create_task(self.hub.wait_terminal(TEAM, result_id, seconds))
 
     async def until_waiting(self, count: int) -> None:
@@ -107,7 +107,7 @@ async def test_five_hundred_waiters_are_told(hub: Hub) -> None:
     await hub.until_waiting(500)
     await hub.complete(ids)
     rows = await asyncio.wait_for(asyncio.gather(*waiting), 20)
-    assert {row["state"] for row in rows} == {"completed"}
+    assert {row.state for row in rows} == {"completed"}
     assert hub.hub._waiters.count == 0
     assert hub.hub._waiters._events == {}
 
@@ -117,15 +117,15 @@ async def test_only_the_results_own_waiters_wake(hub: Hub) -> None:
     of_first, of_second = hub.wait(first), hub.wait(second, 1.0)
     await hub.until_waiting(2)
     await hub.complete([first])
-    assert (await asyncio.wait_for(of_first, 20))["state"] == "completed"
-    assert (await of_second)["state"] == "pending"
+    assert (await asyncio.wait_for(of_first, 20)).state == "completed"
+    assert (await of_second).state == "pending"
 
 
 async def test_a_result_that_ended_before_is_answered_at_once(hub: Hub) -> None:
     (identifier,) = await hub.bench.add()
     await hub.complete([identifier])
     row = await asyncio.wait_for(hub.hub.wait_terminal(TEAM, identifier, 30), 20)
-    assert row["state"] == "completed"
+    assert row.state == "completed"
 
 
 async def test_a_result_that_ends_while_its_waiter_subscribes(hub: Hub) -> None:
@@ -133,7 +133,7 @@ async def test_a_result_that_ends_while_its_waiter_subscribes(hub: Hub) -> None:
         (identifier,) = await hub.bench.add()
         waiting = hub.wait(identifier)
         await hub.complete([identifier])
-        assert (await asyncio.wait_for(waiting, 20))["state"] == "completed"
+        assert (await asyncio.wait_for(waiting, 20)).state == "completed"
 
 
 async def test_unknown_results_and_other_teams(hub: Hub) -> None:
@@ -154,7 +154,7 @@ async def test_a_waiter_that_leaves_is_forgotten(hub: Hub) -> None:
     await asyncio.wait([leaving])
     await hub.until_waiting(1)
     await hub.complete([identifier])
-    assert (await asyncio.wait_for(staying, 20))["state"] == "completed"
+    assert (await asyncio.wait_for(staying, 20)).state == "completed"
 
 
 async def test_too_many_waiters(hub: Hub) -> None:
@@ -164,7 +164,7 @@ async def test_too_many_waiters(hub: Hub) -> None:
     assert hub.hub.is_full
     with pytest.raises(TooManyWaitersError):
         await hub.hub.wait_terminal(TEAM, identifier, 1)
-    assert (await hub.hub.wait_terminal(TEAM, identifier, 0))["state"] == "pending"
+    assert (await hub.hub.wait_terminal(TEAM, identifier, 0)).state == "pending"
     await hub.complete([identifier])
     await asyncio.wait_for(asyncio.gather(*waiting), 20)
     assert not hub.hub.is_full
@@ -178,7 +178,7 @@ async def test_a_listener_whose_connection_is_ended_tells_everyone_still(hub: Hu
     await hub.bench.connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
     await hub.complete(ids)
     rows = await asyncio.wait_for(asyncio.gather(*waiting), 20)
-    assert {row["state"] for row in rows} == {"completed"}
+    assert {row.state for row in rows} == {"completed"}
     assert hub.looks >= 2
 
 
@@ -189,7 +189,7 @@ async def test_a_listener_whose_connection_goes_silent_tells_everyone_still(hub:
     hub.proxy.freeze_the_open()
     await hub.complete(ids)
     rows = await asyncio.wait_for(asyncio.gather(*waiting), 20)  # ping 0.3 s, its timeout 0.5 s
-    assert {row["state"] for row in rows} == {"completed"}
+    assert {row.state for row in rows} == {"completed"}
     assert hub.proxy.connections >= 2
 
 

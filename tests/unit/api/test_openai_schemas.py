@@ -27,6 +27,8 @@ from app.inference.prompts import PromptFormat
 from app.inference.structured_outputs import StructuredOutputs
 from app.inference.tool_calls import ToolFormat
 from app.results.requests import SendOptions
+from app.results.rows import ResultRow
+from tests.result_rows import result_row
 
 CHAT = TypeAdapter(ChatRequest)
 TEXT = TypeAdapter(CompletionRequest)
@@ -43,15 +45,8 @@ def text(**members: Any) -> CompletionRequest:
     return parse(TEXT, orjson.dumps({"model": "m", "prompt": "p"} | members))
 
 
-def row(output: str = "x", **columns: Any) -> Any:
-    return {
-        "id": new_id(),
-        "output": output,
-        "finish_reason": "stop",
-        "prompt_tokens": 3,
-        "completion_tokens": 2,
-        "logprobs": None,
-    } | columns
+def row(output: str = "x", **columns: Any) -> ResultRow:
+    return result_row(output=output, **columns)
 
 
 def frames_of(encoded: bytes) -> list[Any]:
@@ -142,7 +137,7 @@ def test_an_impossible_token_has_a_number() -> None:
 
 
 def test_the_best_of_several_come_first() -> None:
-    def ranked(logprob: float) -> Any:
+    def ranked(logprob: float) -> ResultRow:
         token = {"1": {"logprob": logprob, "rank": 1, "decoded_token": "x"}}
         return row(str(logprob), logprobs=orjson.dumps([token]).decode())
 

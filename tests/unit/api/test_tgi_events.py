@@ -8,6 +8,8 @@ import pytest
 from app.api.tgi.response_schemas import EventWriter, sampled
 from app.api.tgi.schemas import GenerateParameters, Generation
 from app.inference.prompts import PromptFormat
+from app.results.rows import ResultRow
+from tests.result_rows import result_row
 
 END = 9
 KNOWN = PromptFormat(None, None, {}, 100, special_ids=frozenset({END}), end_ids=frozenset({END}))
@@ -17,9 +19,10 @@ def place(identifier: int, text: str) -> dict[str, Any]:
     return {str(identifier): {"logprob": -0.5, "rank": 1, "decoded_token": text}}
 
 
-def row(output: str, finish_reason: str = "stop", **more: Any) -> Any:
-    columns = {"parameters": "{}", "completion_tokens": 3, "prompt_tokens": 2}
-    return columns | {"output": output, "finish_reason": finish_reason} | more
+def row(output: str, finish_reason: str = "stop", **more: Any) -> ResultRow:
+    return result_row(
+        output=output, finish_reason=finish_reason, prompt_tokens=2, completion_tokens=3, **more
+    )
 
 
 def writer(known: PromptFormat | None = KNOWN, most: int | None = 10, **given: Any) -> EventWriter:

@@ -1,0 +1,111 @@
+"""Requests on their way to a result: what clients ask for, and the checks that need no I/O."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from app.core.errors import FieldError, InvalidRequestError
+from app.core.url_guard import url_fault
+from app.inference.model_registry import Model
+from app.queue.job_queue import NewContext, OnDisconnect
+from app.results.requests import SendOptions
+
+
+@dataclass(slots=True, frozen=True)
+class Prompt:
+    """A new prompt: text, or messages with the other arguments of the model's template."""
+
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class GroupRequest:
+    """One request for several results: `n` choices of each prompt, in this order.
+
+    A seed is that of the first choice; each further choice has the next one.
+    """
+
+    model: str
+    prompts: Sequence[Prompt]
+    options: SendOptions = field(default_factory=SendOptions)
+    n: int = 1
+    on_disconnect: OnDisconnect = "cancel"
+    request: str | None = None  # the dialect's own request as JSON text, to render the result later
+    store: bool = True  # False: the texts are erased once they are delivered
+    waits_for_model: bool = False  # False: refused while the model is not ready
+
+    @property
+    def size(self) -> int:
+        """The number of results."""
+        return len(self.prompts) * self.n
+
+
+@dataclass(slots=True, frozen=True)
+class SubmissionDraft:
+    """A request for one result, before its checks."""
+
+    id: UUID
+    model: Model
+    context_id: UUID
+    content: str | None  # the context's text; None where nothing depends on it
+    prompt: str | None  # the context's messages, rendered by the model's template
+    options: SendOptions
+    new_context: NewContext | None = None  # None: the context is stored already
+
+    @property
+    def text(self) -> str:
+        """The prompt as the model reads it."""
+        return self.prompt if self.prompt is not None else self.content or ""
+
+
+@dataclass(slots=True, frozen=True)
+class SubmissionPolicy:
+    """Bounds of the service, the team and the token for one submission."""
+
+    default_deadline_seconds: float
+    max_deadline_seconds: float
+    max_priority: int
+    max_retain_seconds: float | None  # None: no bound
+    allow_private_webhooks: bool
+
+
+def validate(draft: SubmissionDraft, policy: SubmissionPolicy) -> None:
+    """Raise InvalidRequestError for the first option outside the policy."""
+    options = draft.options
+    deadline = options.deadline_seconds or policy.default_deadline_seconds
+    if deadline > policy.max_deadline_seconds:
+        raise invalid(
+            "deadline_seconds",
+            f"must be at most {policy.max_deadline_seconds:.0f} (LLM_MAX_DEADLINE_SECONDS)",
+        )
+    if options.priority > policy.max_priority:
+        raise invalid(
+            "priority", f"must be at most {policy.max_priority}, the token's max_priority"
+        )
+    if options.webhook_url is not None:
+        fault = url_fault(options.webhook_url, allow_private=policy.allow_private_webhooks)
+        if fault:
+            raise invalid("webhook_url", fault)
+    most = policy.max_retain_seconds
+    if options.retain_seconds is not None and most is not None and options.retain_seconds > most:
+        raise invalid("retain_seconds", f"must be at most {most:.0f}, as your team's results")
+
+
+def no_chat(model: Model) -> InvalidRequestError:
+    return invalid(
+        "messages",
+        f"model {model.name} has no chat template in the model repository; send `content`",
+    )
+
+
+def invalid(field: str, message: str, **extra: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)], extra=extra)
+
+
+def to_json(value: object) -> str:
+    return orjson.dumps(value).decode()

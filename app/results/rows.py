@@ -1,0 +1,126 @@
+"""Rows of `results` as their readers get them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, Self
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from app.queue.job_queue import Kind
+
+State = Literal["pending", "completed", "failed"]
+
+
+class ResultRow(NamedTuple):
+    """A result as stored; JSON members are JSON text.
+
+    A tuple, because each poll makes one: a frozen dataclass of this size takes ten times as long.
+    """
+
+    id: UUID
+    team_id: str
+    context_id: UUID
+    model_name: str
+    model_version: int | None
+    state: State
+    output: str | None
+    error_code: str | None
+    error_message: str | None
+    error_retryable: bool | None
+    finish_reason: str | None
+    parameters: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    attempt: int
+    cancel_requested_at: datetime | None
+    started_at: datetime | None
+    first_token_at: datetime | None
+    finished_at: datetime | None
+    metadata: str
+    retry_of: UUID | None
+    logprobs: str | None
+    erased_at: datetime | None
+    store: bool
+    request: str | None
+    kind: Kind
+    source_id: UUID | None
+    attribution: str | None
+    text_attempt: int | None
+    continuations: int
+
+    @classmethod
+    def of(cls, record: asyncpg.Record) -> Self:
+        """The row of a record that has at least these columns, in any order."""
+        return cls._make(_VALUES(record))
+
+    @property
+    def text(self) -> str:
+        """The output, empty where there is none."""
+        return self.output or ""
+
+    def token_logprobs(self) -> list[Any]:
+        """The log probabilities, an item per token; empty where they were not asked for."""
+        return orjson.loads(self.logprobs) if self.logprobs else []
+
+
+_VALUES: Callable[[asyncpg.Record], tuple[Any, ...]] = itemgetter(*ResultRow._fields)
+
+
+@dataclass(slots=True, frozen=True)
+class ListedResult:
+    """A result on a page; `prompt_start` is None where the page has none."""
+
+    row: ResultRow
+    prompt_start: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class ExportedResult:
+    """A result with its prompt: `content`, or `messages` as JSON text; neither once it is erased."""
+
+    row: ResultRow
+    content: str | None
+    messages: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class SubmittedRequest:
+    """A result's request and state, to submit the same again or to attribute its text."""
+
+    id: UUID
+    state: State
+    context_id: UUID
+    model_name: str
+    prompt: str | None
+    parameters: str
+    priority: int
+    metadata: str
+    deadline_seconds: float | None
+    webhook_url: str | None
+    store: bool
+    erased_at: datetime | None
+    kind: Kind
+    source_id: UUID | None
+    attribution: str | None
+    output: str | None
+    retain_seconds: float | None
+    resumable: bool
+
+
+@dataclass(slots=True, frozen=True)
+class AttemptsRow:
+    """The history of a result's attempts (JSON text), and its present or last one."""
+
+    attempt_history: str
+    attempt: int
+    state: State
+    worker_id: UUID | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    error_code: str | None
+    error_message: str | None
+    continued_from: int | None
