@@ -19,7 +19,7 @@ import asyncpg
 import orjson
 from pydantic import ValidationError
 
-from app.api.startup_checks import judge
+from app.api.startup_checks import check_startup
 from app.core import schema_version
 from app.core.addresses import is_loopback
 from app.core.database import Database
@@ -108,7 +108,7 @@ def settings_errors(error: ValidationError) -> list[Finding]:
 
 def check_settings(settings: Settings) -> list[Finding]:
     """Check the settings, also in combination."""
-    exposure = judge(settings)
+    exposure = check_startup(settings)
     findings = [
         _warn("exposure", text, "See docs/authentication.md.") for text in exposure.warnings
     ]

@@ -155,10 +155,10 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from app.api.startup_checks import judge
+    from app.api.startup_checks import check_startup
 
     settings = _settings()
-    exposure = judge(settings)
+    exposure = check_startup(settings)
     for line in exposure.warnings:
         logger.warning("%s", line)
     if exposure.refusal:

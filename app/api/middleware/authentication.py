@@ -24,9 +24,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class AuthenticationMiddleware:
-    """ASGI middleware, the outermost: a stranger's body is never read.
+    """ASGI middleware, outside of the request guard: bodies without a valid token stay unread.
 
-    The routes find who is asking in `scope["principal"]`.
+    The routes find the principal in `scope["principal"]`.
     """
 
     def __init__(self, app: ASGIApp, *, is_on: bool, auth_failures_per_minute: int) -> None:
@@ -37,7 +37,7 @@ class AuthenticationMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                # A route's pattern ends before a line's end, too.
+                # A route's `$` also matches before a trailing line feed.
                 if _CONTROL.search(scope["path"]):
                     raise NotFoundError("There is no such path: it holds a control character.")
                 scope["principal"] = await self._principal(scope) if self._is_on else ANYONE
@@ -61,7 +61,7 @@ class AuthenticationMiddleware:
         return principal
 
     def _count_failure(self, scope: Scope) -> None:
-        """Raises TooManyFailedAttemptsError: a token is judged all the same, so a good one passes."""
+        """Raise TooManyFailedAttemptsError above the limit. Valid tokens still pass."""
         sent = b"".join(value for name, value in scope["headers"] if name == b"authorization")
         wait = self._failed.count(
             scope["client"][0] if scope.get("client") else "",

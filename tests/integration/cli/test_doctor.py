@@ -135,7 +135,7 @@ async def test_little_space(settings: Settings, monkeypatch: pytest.MonkeyPatch)
     ("change", "level", "word"),
     [
         ({"host": "0.0.0.0"}, Level.FAIL, "LLM_HOST"),  # noqa: S104 - judged, not bound
-        ({"host": "0.0.0.0", "allow_unauthenticated": True}, Level.WARN, "everyone"),  # noqa: S104
+        ({"host": "0.0.0.0", "allow_unauthenticated": True}, Level.WARN, "every client"),  # noqa: S104
         ({"jwt_secret": "short"}, Level.WARN, "JWT_SECRET"),
         ({"default_deadline_seconds": 1e9}, Level.WARN, "LLM_MAX_DEADLINE_SECONDS"),
         ({"team_max_queued": 10, "max_queued": 5}, Level.WARN, "LLM_TEAM_MAX_QUEUED"),
