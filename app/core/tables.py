@@ -114,7 +114,7 @@ results = Table(
     # How long it is kept from its end on, where its request says so (`retention`).
     Column("retain_seconds", Float),
     Column("resumable", Boolean, nullable=False, server_default=text("false")),  # `continuation`
-    # --- the state: written by job_queue alone ---
+    # --- the state: written by the queue alone ---
     Column("state", String, nullable=False, server_default="pending"),
     # The place in the queue among results of the same priority: virtual time, docs/limits.md.
     Column("fair_key", Float, nullable=False, server_default="0"),

@@ -199,7 +199,9 @@ async def _pending_wire(
     services: Services, row: asyncpg.Record
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A pending result with its place in the queue, and the header that says when to ask again."""
-    estimate = await services.positions.estimate(row)
+    estimate = await services.positions.estimate(
+        row["id"], row["model_name"], is_running=row["started_at"] is not None
+    )
     wire = result_wire(services, row)
     wire["queue_position"] = estimate.position
     wire["estimated_wait_seconds"] = estimate.wait_seconds

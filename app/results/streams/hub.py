@@ -228,7 +228,7 @@ class StreamHub:
         """Whether somebody waits for the result, or reads it, here."""
         return result_id in self._waiters or result_id in self._readers
 
-    def hand(self, row: asyncpg.Record) -> None:
+    def deliver(self, row: asyncpg.Record) -> None:
         """A result has ended in this process: those who wait need not read it again."""
         self._waiters.tell_end(row["id"], row)
         self._readers.tell_end(row["id"], row)

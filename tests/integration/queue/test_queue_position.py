@@ -89,7 +89,12 @@ async def test_pollers_share_one_reading(api: Service) -> None:
     async with RecordingDatabase(api.services.settings) as database:
         rows = await database.fetch("SELECT * FROM results ORDER BY id")
         positions = QueuePositions(database)
-        estimates = await asyncio.gather(*(positions.estimate(row) for row in rows * 10))
+        estimates = await asyncio.gather(
+            *(
+                positions.estimate(row["id"], row["model_name"], is_running=False)
+                for row in rows * 10
+            )
+        )
         assert [one.position for one in estimates] == [*range(1, 51)] * 10
         assert len([query for query, _ in database.statements if "AS head" in query]) == 1
 
@@ -101,7 +106,10 @@ async def test_a_database_that_is_away_is_not_waited_for(api: Service) -> None:
     nowhere = api.services.settings.model_copy(update={"database_host": "127.0.0.1:1"})
     async with Database(nowhere, "test") as database:
         began = asyncio.get_running_loop().time()
-        assert await QueuePositions(database).estimate(row) == Estimate(None, None)
+        estimate = await QueuePositions(database).estimate(
+            row["id"], row["model_name"], is_running=False
+        )
+        assert estimate == Estimate(None, None)
         assert asyncio.get_running_loop().time() - began < 8
 
 
