@@ -163,7 +163,7 @@ class Bench:
     def awaits(self, _result_id: UUID) -> bool:
         return True
 
-    def hand(self, row: asyncpg.Record) -> None: ...
+    def deliver(self, row: asyncpg.Record) -> None: ...
 
     # --- lives, a kind of statement after the other ---------------------------------------------------
 

@@ -33,15 +33,12 @@ class PollingLoop:
         """Run until cancelled."""
         while True:
             self._wake.clear()
-            await is_set_within(self._wake, await self._step_safely())
-
-    async def _step_safely(self) -> float:
-        try:
-            pause = await self._step()
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            extra = {"action": "poll_failed", "loop": self._name}
-            logger.info("%s waits for the database: %s", self._name, error, extra=extra)
             pause = None
-        return self._seconds if pause is None else pause
+            try:
+                pause = await self._step()
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                extra = {"action": "poll_failed", "loop": self._name}
+                logger.info("%s waits for the database: %s", self._name, error, extra=extra)
+            await is_set_within(self._wake, self._seconds if pause is None else pause)

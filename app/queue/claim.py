@@ -193,8 +193,11 @@ async def claim_suspect(
     return await _to_claims(connection, rows, continues=continues)
 
 
-async def owned(connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
-    """Pending results of a worker: id -> (attempt, whether cancellation was requested)."""
+async def owned_results(connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
+    """Return the pending results of a worker: id -> (attempt, whether a cancellation is requested).
+
+    The heartbeat passes its own connection: no retry may delay the next renewal.
+    """
     rows = await connection.fetch(_OWNED, worker_id)
     return {row["id"]: (row["attempt"], row["is_cancelled"]) for row in rows}
 

@@ -5,9 +5,11 @@ to the model, which generates the rest (docs/continuation.md).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
+
+from asyncpg import Record
 
 from app.core.database import Connection
 from app.core.record_set import RecordSet
@@ -22,7 +24,7 @@ _NEVER = ("structured_outputs", "logprobs", "prompt_logprobs")
 
 
 def can_continue(parameters: Mapping[str, Any]) -> bool:
-    """Whether sampling by these parameters depends only on the tokens, not on the attempt.
+    """Return whether sampling by these parameters depends only on the tokens, not on the attempt.
 
     A structured output has a parser's state and a seeded one a generator's. Penalties and bad words
     count output tokens, which are a continued attempt's prompt. Log probabilities of the
@@ -54,7 +56,7 @@ class Resume:
     fault: str | None = None
 
     def kept_of(self, attempt: int, offset: int) -> int:
-        """How much of the first `offset` code points of an earlier attempt is part of this text."""
+        """Return how many of the first `offset` code points of an earlier attempt are in this text."""
         if attempt < self.since_attempt:
             return 0
         later = (begin for number, begin in self.begins if number > attempt)
@@ -72,7 +74,7 @@ class Interrupted:
     history: Sequence[Mapping[str, Any]]  # of its attempts
 
 
-_INTERRUPTED = RecordSet[Interrupted]({"id": "uuid", "text_attempt": "int", "attempt": "int"})
+_INTERRUPTED = RecordSet(Interrupted, ("max_tokens", "history"))
 _LOAD = f"""
 SELECT k.id, string_agg(c.text, '' ORDER BY c."offset", c.attempt) AS text,
   bool_and(c.fits) AS fits,
@@ -92,16 +94,6 @@ GROUP BY k.id
 """
 
 
-@dataclass(slots=True, frozen=True)
-class _StoredText:
-    text: str
-    fits: bool  # without a gap or an overlap
-    token_ids: bytes | None
-    prompt_tokens: int | None
-    completion_tokens: int
-    begins: tuple[tuple[int, int], ...]  # each attempt and its first offset
-
-
 async def load_resumes(
     connection: Connection, interrupted: Sequence[Interrupted]
 ) -> dict[UUID, Resume]:
@@ -109,45 +101,33 @@ async def load_resumes(
     if not interrupted:
         return {}
     rows = await connection.fetch(_LOAD, *_INTERRUPTED.arguments(interrupted))
-    stored = {
-        row["id"]: _StoredText(
-            row["text"],
-            row["fits"],
-            row["token_ids"],
-            row["prompt_tokens"],
-            row["completion_tokens"] or 0,
-            tuple(zip(row["attempts"], row["offsets"], strict=True)),
-        )
-        for row in rows
-    }
+    stored = {row["id"]: row for row in rows}
     return {one.id: _to_resume(one, stored.get(one.id)) for one in interrupted}
 
 
-def _to_resume(result: Interrupted, stored: _StoredText | None) -> Resume:
-    fault = _fault(result, stored)
-    if fault is not None or stored is None:
-        return Resume(result.text_attempt, fault=fault)
-    token_ids = stored.token_ids
-    if token_ids is not None and len(token_ids) != _ID_BYTES * stored.completion_tokens:
-        token_ids = None  # some attempts ran on a model that returns none
-    return Resume(
+def _to_resume(result: Interrupted, row: Record | None) -> Resume:
+    if row is None:
+        return Resume(result.text_attempt, fault="its stored text is gone")
+    resume = Resume(
         since_attempt=result.text_attempt,
-        text=stored.text,
-        token_ids=token_ids,
-        prompt_tokens=stored.prompt_tokens,
-        completion_tokens=stored.completion_tokens,
-        begins=stored.begins,
+        text=row["text"],
+        token_ids=row["token_ids"],
+        prompt_tokens=row["prompt_tokens"],
+        completion_tokens=row["completion_tokens"] or 0,
+        begins=tuple(zip(row["attempts"], row["offsets"], strict=True)),
     )
+    fault = "its stored text has a gap or an overlap" if not row["fits"] else _fault(result, resume)
+    if fault is not None:
+        return Resume(result.text_attempt, fault=fault)
+    if len(resume.token_ids or b"") != _ID_BYTES * resume.completion_tokens:
+        return replace(resume, token_ids=None)  # some attempts ran on a model that returns none
+    return resume
 
 
-def _fault(result: Interrupted, stored: _StoredText | None) -> str | None:
-    if stored is None:
-        return "its stored text is gone"
-    if not stored.fits:
-        return "its stored text has a gap or an overlap"
-    if stored.completion_tokens > result.max_tokens:
+def _fault(result: Interrupted, resume: Resume) -> str | None:
+    if resume.completion_tokens > result.max_tokens:
         return "its stored text is longer than max_tokens"
-    last_attempt, _ = stored.begins[-1]
+    last_attempt, _ = resume.begins[-1]
     fruitless = sum(
         entry["attempt"] > last_attempt and entry["counted"] for entry in result.history
     )

@@ -1,6 +1,6 @@
 """Enqueueing: one statement stores new results, and may claim them for the worker of this process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal, Protocol
@@ -9,7 +9,7 @@ from uuid import UUID
 import orjson
 
 from app.core.database import Connection, await_standby
-from app.core.record_set import RecordSet
+from app.core.record_set import Json, RecordSet
 from app.queue.claim import SUSPECT_DEATHS, Claim
 from app.queue.idempotency import NewKey, take_keys_sql
 from app.queue.notifications import notify_enqueued
@@ -25,29 +25,29 @@ Kind = Literal["generation", "attribution"]
 
 @dataclass(slots=True, frozen=True)
 class NewContext:
-    """A prompt to store: plain `content`, or chat `messages` as JSON text; exactly one."""
+    """A prompt to store: plain `content` or chat `messages`; exactly one."""
 
     id: UUID
     team_id: str
     content: str | None
-    messages: str | None
-    metadata: str
+    messages: Json | None
+    metadata: Json
 
 
 @dataclass(slots=True, frozen=True)
 class NewResult:
-    """A validated request to enqueue; JSON members are JSON text."""
+    """A validated request to enqueue."""
 
     id: UUID
     team_id: str
     context_id: UUID
     model_name: str
-    parameters: str
+    parameters: Json
     deadline_seconds: float
     model_version: int | None = None
     prompt: str | None = None
     priority: int = 0
-    metadata: str = "{}"
+    metadata: Json = "{}"
     group_id: UUID | None = None
     retry_of: UUID | None = None
     new_context: NewContext | None = None
@@ -55,12 +55,12 @@ class NewResult:
     key: NewKey | None = None
     goes_with_key: bool = False  # the key of its group's first result
     on_disconnect: OnDisconnect = "continue"
-    request: str | None = None  # members that its dialect echoes in the answer, as JSON text
+    request: Json | None = None  # members that its dialect echoes in the answer
     store: bool = True  # otherwise its texts are erased once it is delivered
     kind: Kind = "generation"
     source_id: UUID | None = None  # of an attribution: the result whose text it is about
-    attribution: str | None = None  # the one that follows its completion, as JSON text
-    retain_seconds: float | None = None  # from its end on; None: as the settings have it
+    attribution: Json | None = None  # the one that follows its completion
+    retain_seconds: float | None = None  # from its end on; None: by its team's policy
     tokens: int = 0  # of prompt and answer at most: its cost in its team's token rate
     limits: Limits = NO_LIMITS  # of its team and model
     trace: str | None = None  # the context of its request's trace (`traceparent`)
@@ -90,48 +90,25 @@ class EagerDispatcher(Protocol):
         """Stop all that began: nothing is known to be committed."""
 
 
-_CONTEXTS = RecordSet[NewContext](
-    {"id": "uuid", "team_id": "text", "content": "text", "messages": "jsonb", "metadata": "jsonb"}
-)
-# Members that are columns of `results`.
-_STORED = {
-    "id": "uuid",
-    "team_id": "text",
-    "kind": "text",
-    "group_id": "uuid",
-    "retry_of": "uuid",
-    "source_id": "uuid",
-    "attribution": "jsonb",
-    "trace": "text",
-    "context_id": "uuid",
-    "model_name": "text",
-    "model_version": "int",
-    "prompt": "text",
-    "parameters": "jsonb",
-    "priority": "smallint",
-    "webhook_url": "text",
-    "on_disconnect": "text",
-    "deadline_seconds": "float8",
-    "metadata": "jsonb",
-    "request": "jsonb",
-    "store": "bool",
-    "retain_seconds": "float8",
-    "resumable": "bool",
-}
+_CONTEXTS = RecordSet(NewContext)
+# The members that stay in this process.
+_UNSTORED = ("new_context", "key", "goes_with_key", "tokens", "limits")
+_COLUMNS = tuple(RecordSet(NewResult, _UNSTORED).types)
 # `step`: between two results of a team in virtual time.
-_RESULTS = RecordSet[NewResult](
-    _STORED | {"step": "float8", "has_new_context": "bool", "may_start": "bool"},
+_COMPUTED: dict[str, tuple[str, Callable[[NewResult], object]]] = {
+    "step": ("float8", lambda result: 1 / result.limits.weight),
+    "has_new_context": ("bool", lambda result: result.new_context is not None),
+    "may_start": ("bool", lambda _: False),
+}
+_RESULTS = RecordSet(NewResult, _UNSTORED, _COMPUTED)
+_KEYED_RESULTS = RecordSet(
+    NewResult,
+    _UNSTORED,
     {
-        "step": lambda result: 1 / result.limits.weight,
-        "has_new_context": lambda result: result.new_context is not None,
-    },
-)
-_KEYED_RESULTS = _RESULTS.extended(
-    {"key": "text", "request_hash": "bytea", "key_seconds": "float8"},
-    {
-        "key": lambda result: result.key and result.key.key,
-        "request_hash": lambda result: result.key and result.key.request_hash,
-        "key_seconds": lambda result: result.key and result.key.seconds,
+        **_COMPUTED,
+        "key": ("text", lambda result: result.key and result.key.key),
+        "request_hash": ("bytea", lambda result: result.key and result.key.request_hash),
+        "key_seconds": ("float8", lambda result: result.key and result.key.seconds),
     },
 )
 
@@ -150,9 +127,8 @@ def _enqueue_sql(
     results: RecordSet[NewResult], keys: str, is_context_kept: str, is_result_kept: str
 ) -> str:
     """Insert contexts and results for the worker $1; `keys` are CTEs that take their keys before."""
-    columns = ", ".join(_STORED)
     return f"""
-WITH input AS MATERIALIZED ({results.select(2 + len(_CONTEXTS))}),
+WITH input AS MATERIALIZED ({results.select(2 + len(_CONTEXTS.types))}),
 {keys} new_contexts AS (
   INSERT INTO contexts ({", ".join(_CONTEXTS.types)})
   SELECT * FROM ({_CONTEXTS.select(2)}) c WHERE {is_context_kept}
@@ -174,9 +150,8 @@ WITH input AS MATERIALIZED ({results.select(2 + len(_CONTEXTS))}),
     SELECT FROM results s WHERE s.model_name = m.model_name
       AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
 ), inserted AS (
-  INSERT INTO results ({columns}, deadline_at, fair_key, worker_id, attempt, started_at)
-  SELECT {", ".join(f"i.{name}" for name in _STORED)},
-         now() + make_interval(secs => i.deadline_seconds), f.first_key + {step_behind_sql("i")},
+  INSERT INTO results ({", ".join(_COLUMNS)}, deadline_at, fair_key, worker_id, attempt, started_at)
+  SELECT i.{", i.".join(_COLUMNS)}, now() + make_interval(secs => i.deadline_seconds), f.first_key + {step_behind_sql("i")},
          idle.worker_id, (idle.worker_id IS NOT NULL)::int,
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i JOIN flows f USING (team_id, model_name, priority)
@@ -209,12 +184,6 @@ _ENQUEUE_WITH_KEYS = _enqueue_sql(
 _ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
 
 
-@dataclass(slots=True, frozen=True)
-class _Inserted:
-    ids: set[UUID]
-    claims: list[Claim]  # of those that the worker runs at once
-
-
 async def enqueue(
     connection: Connection,
     results: Sequence[NewResult],
@@ -231,18 +200,17 @@ async def enqueue(
     in_order = sorted(results, key=lambda result: -result.priority)
     slots = _reserve(dispatcher, in_order)
     if dispatcher is None or not any(slots):
-        inserted = await _insert(connection, in_order, slots, None)
+        stored, _ = await _insert(connection, in_order, slots, None)
     else:
         worker_id = dispatcher.worker_id
         if not resent:
             dispatcher.begin([_to_claim(one) for one in compress(in_order, slots) if _is_new(one)])
         try:
-            inserted = await _insert(connection, in_order, slots, worker_id)
+            stored, claims = await _insert(connection, in_order, slots, worker_id)
         except BaseException:
             dispatcher.abort(worker_id)
             raise
-        dispatcher.confirm(worker_id, inserted.claims)
-    stored = inserted.ids
+        dispatcher.confirm(worker_id, claims)
     if resent and len(stored) < len(results):
         # The first sending may have been committed although its answer was lost. The heartbeat
         # returns results that it claimed.
@@ -268,7 +236,8 @@ async def _insert(
     results: Sequence[NewResult],
     slots: Sequence[bool],
     worker_id: UUID | None,
-) -> _Inserted:
+) -> tuple[set[UUID], list[Claim]]:
+    """Return the ids of the stored results, and the claims of those that start at once."""
     has_keys = any(result.key is not None for result in results)
     columns = _KEYED_RESULTS if has_keys else _RESULTS
     row = await connection.fetchrow(
@@ -279,7 +248,7 @@ async def _insert(
     new = {result.id: result for result in results}
     started = zip(row["started"] or (), row["prompts"] or (), strict=True)
     claims = [_to_claim(new[result_id], prompt) for result_id, prompt in started]
-    return _Inserted(set(row["ids"] or ()), claims)
+    return set(row["ids"] or ()), claims
 
 
 def to_arguments(

@@ -66,38 +66,21 @@ class ResultWaiters(Protocol):
     def awaits(self, result_id: UUID) -> bool:
         """Return whether a reader waits for this one."""
 
-    def hand(self, row: Record) -> None:
+    def deliver(self, row: Record) -> None:
         """Deliver a result that has just ended, with its READ_COLUMNS."""
 
 
-_ENDS = RecordSet[AttemptEnd](
+_ENDS = RecordSet(
+    AttemptEnd,
+    ("failure", "has_attribution"),
     {
-        "result_id": "uuid",
-        "attempt": "int",
-        "outcome": "text",
-        "output": "text",
-        "finish_reason": "text",
-        "prompt_tokens": "int",
-        "completion_tokens": "int",
-        "logprobs": "text",
-        "model_version": "int",
-        "first_token_seconds": "float8",
-        "error_code": "text",
-        "error_message": "text",
-        "error_retryable": "bool",
-        "retry_after_seconds": "float8",
-        "keeps_text": "bool",
-        "continued": "bool",
-        "continued_from": "bigint",
-    },
-    {
-        "error_code": lambda end: end.failure and end.failure.code,
-        "error_message": lambda end: end.failure and end.failure.message,
-        "error_retryable": lambda end: end.failure and end.failure.retryable,
+        "error_code": ("text", lambda end: end.failure and end.failure.code),
+        "error_message": ("text", lambda end: end.failure and end.failure.message),
+        "error_retryable": ("bool", lambda end: end.failure and end.failure.retryable),
     },
 )
-_MAX_ATTEMPTS = f"${2 + len(_ENDS)}::int"
-_AWAITED = f"${3 + len(_ENDS)}::uuid[]"
+_MAX_ATTEMPTS = f"${2 + len(_ENDS.types)}::int"
+_AWAITED = f"${3 + len(_ENDS.types)}::uuid[]"
 
 # An attribution refers to its source's context, which is locked before results are: a context's
 # deletion takes this order.
@@ -207,7 +190,7 @@ async def end_attempts(
     )
     if waiters and awaited and rows[0]["id"] is not None:
         for row in rows:
-            waiters.hand(row)
+            waiters.deliver(row)
     ours = set(rows[0]["ids"] or ())
     if resent and len(ours) < len(ends):
         ids, attempts = [end.result_id for end in ends], [end.attempt for end in ends]

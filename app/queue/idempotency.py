@@ -99,7 +99,7 @@ class IdempotencyKeys:
         return NewKey(key, request_hash, self._seconds)
 
     async def find(self, team_id: str, key: str) -> TakenKey | None:
-        """Whose a key is; None while nobody's."""
+        """Return the owner of a key, if it has one."""
         return await self._finds.submit((team_id, key))
 
     async def keep(self, team_id: str, key: str, seconds: float) -> None:
@@ -129,7 +129,7 @@ class IdempotencyKeys:
         )
 
     async def remove_expired(self) -> int:
-        """Remove keys whose time is over; how many. They name nobody since then as it is."""
+        """Remove expired keys, which are without effect already; how many."""
         total: int = 0
         while True:
             row = await self._database.fetchrow(_REMOVE_EXPIRED, _MAX_BATCH)
@@ -148,5 +148,5 @@ async def _find(
         for row in rows
     }
     if found:
-        await await_standby(connection)  # their ids are told next
+        await await_standby(connection)  # their ids are returned next
     return [found.get(key) for key in keys]

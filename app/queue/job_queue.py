@@ -20,12 +20,10 @@ from app.queue.claim import (
     claim,
     claim_suspect,
     claim_within_limits,
-    owned,
     suspect_models,
 )
 from app.queue.conclude import MAX_BATCH
 from app.queue.enqueue import MAX_ENQUEUE, EagerDispatcher, NewResult, enqueue
-from app.queue.expire import expire_some
 from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.progress import Chunk, append_chunks
 from app.queue.team_limits import TeamLimits
@@ -45,11 +43,8 @@ class JobQueue:
         self.dispatcher: EagerDispatcher | None = None
         self._limits = limits or TeamLimits(database, settings)
         self._database = database
-        self._max_attempts = settings.max_attempts
+        self._settings = settings
         self._continues = settings.continue_lost_attempts
-        self._release_policy = rescue.ReleasePolicy(
-            settings.max_attempts, settings.continue_lost_attempts, settings.continue_by_text
-        )
         self._enqueues: Batcher[NewResult, bool] = Batcher(
             database,
             self._enqueue,
@@ -87,11 +82,10 @@ class JobQueue:
 
     @property
     def has_running_limits(self) -> bool:
-        """Whether the end of one result may let another of its team run."""
+        """True if the end of one result may let another of its team run."""
         return self._limits.has_running
 
     async def load_limits(self) -> None:
-        """Load the limits of teams, before anything is claimed."""
         await self._limits.load()
 
     async def claims(
@@ -129,13 +123,6 @@ class JobQueue:
                     connection, worker_id, model, continues=self._continues
                 )
         return claims
-
-    async def owned(self, connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
-        """Pending results of a worker: id -> (attempt, whether cancellation was requested).
-
-        On the heartbeat's own connection: no retry may hold up the next renewal.
-        """
-        return await owned(connection, worker_id)
 
     # --- running attempts -----------------------------------------------------------------------
 
@@ -176,7 +163,7 @@ class JobQueue:
             connection: Connection, ends: Sequence[AttemptEnd], resent: bool
         ) -> list[bool]:
             return await finish.end_attempts(
-                connection, worker_id, ends, self._max_attempts, waiters, resent=resent
+                connection, worker_id, ends, self._settings.max_attempts, waiters, resent=resent
             )
 
         return Batcher(
@@ -206,7 +193,7 @@ class JobQueue:
 
     async def expire(self) -> int:
         """Fail queued results past their deadline; how many."""
-        return await self._repeat(expire_some)
+        return await self._repeat(rescue.expire_some)
 
     async def rescue(self, lease_seconds: float) -> int:
         """Mark workers dead whose lease ran out, and release their results; how many results.
@@ -224,7 +211,7 @@ class JobQueue:
         while worker_ids and (
             count := await self._database.run(
                 lambda connection: rescue.release_some(
-                    connection, worker_ids, self._release_policy, counted=True
+                    connection, worker_ids, self._settings, counted=True
                 )
             )
         ):
@@ -234,7 +221,7 @@ class JobQueue:
     async def retire(self, worker_id: UUID) -> int:
         """End a worker's own id and hand its results back; they do not count as attempts."""
         return await self._database.run(
-            lambda connection: rescue.retire(connection, worker_id, self._release_policy)
+            lambda connection: rescue.retire(connection, worker_id, self._settings)
         )
 
     async def clock(self) -> float:

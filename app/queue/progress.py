@@ -23,20 +23,7 @@ class Chunk:
     token_ids: bytes | None = None  # of its tokens, as little-endian INT32
 
 
-_CHUNKS = RecordSet[Chunk](
-    {
-        "result_id": "uuid",
-        "attempt": "int",
-        '"offset"': "bigint",
-        "text": "text",
-        "prompt_tokens": "int",
-        "completion_tokens": "int",
-        "logprobs": "text",
-        "token_ids": "bytea",
-    },
-    {'"offset"': lambda chunk: chunk.offset},
-)
-_COLUMNS = ", ".join(_CHUNKS.types)
+_CHUNKS = RecordSet(Chunk)
 
 
 def lock_results_sql(strength: str, condition: str = "true") -> str:
@@ -57,11 +44,11 @@ IS_OURS = "r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'"
 
 _APPEND = f"""
 WITH {lock_results_sql("SHARE")}, appended AS (
-  INSERT INTO result_chunks ({_COLUMNS})
+  INSERT INTO result_chunks ({", ".join(f'"{name}"' for name in _CHUNKS.types)})
   SELECT i.* FROM ({_CHUNKS.select(2)}) i JOIN locked r ON r.id = i.result_id WHERE {IS_OURS}
   ON CONFLICT DO NOTHING
 )
-SELECT pg_notify('{APPENDED}', ids) FROM unnest(${2 + len(_CHUNKS)}::text[]) AS n(ids)
+SELECT pg_notify('{APPENDED}', ids) FROM unnest(${2 + len(_CHUNKS.types)}::text[]) AS n(ids)
 """
 
 

@@ -1,13 +1,23 @@
-"""Rescue: results of dead workers return to the queue, or end if no attempt or time is left."""
+"""Rescue of the results of dead workers, and expiry of those that wait past their deadline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from app.core.database import Connection
 from app.core.errors import WORKER_LOST
-from app.core.listener import ENQUEUED
-from app.queue.conclude import MAX_BATCH, NO_ANSWER, NOTIFY_CONCLUDED, OF_TEXT, conclude_sql
+from app.core.listener import ENDED, ENQUEUED
+from app.core.settings import Settings
+from app.queue.conclude import (
+    JUDGE_UNCLAIMED,
+    MAX_BATCH,
+    NO_ANSWER,
+    NOTIFY_CONCLUDED,
+    OF_TEXT,
+    conclude_sql,
+    end_sql,
+    sweep_sql,
+)
+from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
 
 # A lease that is over, or longer than any (LLM_LEASE_SECONDS is ten minutes at most): it was not
 # renewed since the clock was set back.
@@ -68,16 +78,18 @@ SELECT count(*), CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END, {N
 FROM concluded
 """
 
+_EXPIRE = f"""
+WITH picked AS MATERIALIZED (
+  SELECT id, worker_id, attempt, text_attempt FROM results
+  WHERE state = 'pending' AND worker_id IS NULL AND deadline_at <= now()
+  ORDER BY deadline_at LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED
+), judged AS (
+  SELECT 'expired' AS verdict, {JUDGE_UNCLAIMED}
+), {end_sql()}, {sweep_sql("SELECT id FROM ended")}
+SELECT count(*), {notify_ids(ENDED)}, {NOTIFY_DELIVERIES} FROM ended
+"""
+
 _CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
-
-
-@dataclass(slots=True, frozen=True)
-class ReleasePolicy:
-    """How often a result may be lost, and which of its text its next attempt may continue."""
-
-    max_attempts: int
-    continue_lost_attempts: bool
-    continue_by_text: bool
 
 
 async def mark_lost_workers(connection: Connection, lease_seconds: float) -> None:
@@ -94,21 +106,21 @@ async def dead_owners(connection: Connection) -> list[UUID]:
 
 
 async def release_some(
-    connection: Connection, worker_ids: Sequence[UUID], policy: ReleasePolicy, *, counted: bool
+    connection: Connection, worker_ids: Sequence[UUID], settings: Settings, *, counted: bool
 ) -> int:
     """Release at most MAX_BATCH results of dead workers; how many."""
     count: int = await connection.fetchval(
         _RELEASE,
         worker_ids,
         counted,
-        policy.max_attempts,
-        policy.continue_lost_attempts,
-        policy.continue_by_text,
+        settings.max_attempts,
+        settings.continue_lost_attempts,
+        settings.continue_by_text,
     )
     return count
 
 
-async def retire(connection: Connection, worker_id: UUID, policy: ReleasePolicy) -> int:
+async def retire(connection: Connection, worker_id: UUID, settings: Settings) -> int:
     """End a worker's id and release its results, whose attempts do not count; how many.
 
     In one transaction: a rescuer counts the results of a dead worker as lost.
@@ -116,9 +128,15 @@ async def retire(connection: Connection, worker_id: UUID, policy: ReleasePolicy)
     async with connection.transaction():
         await connection.execute(_RETIRE, worker_id)
         released = 0
-        while count := await release_some(connection, [worker_id], policy, counted=False):
+        while count := await release_some(connection, [worker_id], settings, counted=False):
             released += count
         return released
+
+
+async def expire_some(connection: Connection) -> int:
+    """Fail at most MAX_BATCH queued results past their deadline; how many."""
+    count: int = await connection.fetchval(_EXPIRE)
+    return count
 
 
 async def clock(connection: Connection) -> float:

@@ -227,7 +227,7 @@ class StreamHub:
         """Whether this process waits for the result or reads it."""
         return result_id in self._waiters or result_id in self._readers
 
-    def hand(self, record: asyncpg.Record) -> None:
+    def deliver(self, record: asyncpg.Record) -> None:
         """Deliver a result that ended in this process to its waiters and readers."""
         row = ResultRow.of(record)
         self._waiters.notify_end(row.id, row)

@@ -27,7 +27,7 @@ from app.core.errors import ConflictError
 from app.core.ids import created_at, new_id
 from app.core.settings import Settings
 from app.queue.admission import Admission
-from app.queue.claim import claim_within_limits
+from app.queue.claim import claim_within_limits, owned_results
 from app.queue.depth import QueueDepth
 from app.queue.enqueue import NewContext, NewResult
 from app.queue.finish import AttemptEnd, AttemptOutcome
@@ -360,7 +360,7 @@ async def test_claim_of_suspects(table: Table) -> None:
 
 
 async def test_owned(table: Table) -> None:
-    owned = table.database.run(lambda connection: table.queue.owned(connection, table.worker))
+    owned = table.database.run(lambda connection: owned_results(connection, table.worker))
     await check(table, owned, "ix_results_worker_id")
 
 
@@ -514,11 +514,8 @@ async def test_queue_position(table: Table) -> None:
         "SELECT * FROM results WHERE state = 'pending' AND worker_id IS NULL LIMIT $1", 1
     )
     assert row is not None
-    await check(
-        table,
-        table.positions.estimate(row["id"], row["model_name"], is_running=False),
-        "ix_results_queue",
-    )
+    estimate = table.positions.estimate(row["id"], row["model_name"], is_running=False)
+    await check(table, estimate, "ix_results_queue")
 
 
 async def test_request_of_a_retry(table: Table) -> None:

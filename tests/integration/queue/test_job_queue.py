@@ -16,7 +16,7 @@ from app.core.errors import CANCELLED, Failure, FailureCode
 from app.core.ids import new_id
 from app.core.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.core.settings import Settings
-from app.queue.claim import Claim
+from app.queue.claim import Claim, owned_results
 from app.queue.conclude import MAX_BATCH
 from app.queue.enqueue import NewContext, NewResult
 from app.queue.finish import AttemptEnd, AttemptOutcome
@@ -530,7 +530,7 @@ class Waiting:
     def awaits(self, result_id: UUID) -> bool:
         return result_id in self.ids
 
-    def hand(self, row: asyncpg.Record) -> None:
+    def deliver(self, row: asyncpg.Record) -> None:
         assert self.handed.setdefault(row["id"], row) is row
 
 
@@ -926,10 +926,10 @@ async def test_owned_tells_attempt_and_cancellation(bench: Bench) -> None:
     claims = await bench.claim(worker)
     await bench.queue.cancel("default", id=second)
     async with bench.database.connection() as connection:
-        owned = await bench.queue.owned(connection, worker)
+        owned = await owned_results(connection, worker)
         assert owned == {first: (1, False), second: (1, True)}
         await bench.end(worker, *(ended(claim) for claim in claims))
-        assert await bench.queue.owned(connection, worker) == {}
+        assert await owned_results(connection, worker) == {}
 
 
 async def test_expire_ends_only_queued_results_past_their_deadline(bench: Bench) -> None:
@@ -995,7 +995,7 @@ class Waiter:
     def awaits(self, _: UUID) -> bool:
         return True
 
-    def hand(self, row: asyncpg.Record) -> None:
+    def deliver(self, row: asyncpg.Record) -> None:
         self.rows.append(row)
 
 

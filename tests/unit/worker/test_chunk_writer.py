@@ -66,7 +66,7 @@ class Desk:
 
 
 def say(attempt: Generation, text: str, finish_reason: str | None = None) -> None:
-    attempt._hear(Delta(text, finish_reason, 1, 1, None, None))
+    attempt._on_delta(Delta(text, finish_reason, 1, 1, None, None))
 
 
 @pytest.fixture
