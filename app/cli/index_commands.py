@@ -10,7 +10,8 @@ from pathlib import Path
 from app.cli.table import write_table
 from app.core.errors import EngineError
 from app.inference.prompts import tokenizer_file
-from app.infini_gram.builder import GIB, BuildError, BuildOptions, build
+from app.infini_gram.build_options import GIB, BuildError, BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.corpus import CorpusError
 from app.infini_gram.declarations import (
     BYTES,
