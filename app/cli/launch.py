@@ -11,9 +11,7 @@ from app.cli.table import write_table
 from app.core.settings import Settings
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    from app.provisioning.store import LaunchStore
+    from app.provisioning.store import Launch, LaunchStore
 
 _HELP = """Launch Triton servers by the profiles of LLM_PROFILES_FILE, show their states, and stop them.
 These commands only write to the database; a running worker starts and stops the servers.
@@ -90,8 +88,8 @@ def _create(options: argparse.Namespace) -> int:
         return 0
 
     async def work(store: "LaunchStore") -> None:
-        row = await store.create(options.team, profile.provider, spec)
-        sys.stdout.write(f"{row['id']}\n")
+        launch = await store.create(options.team, profile.provider, spec)
+        sys.stdout.write(f"{launch.id}\n")
 
     return _with_store(work)
 
@@ -111,12 +109,12 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
 
 def _list(options: argparse.Namespace) -> int:
     async def work(store: "LaunchStore") -> None:
-        rows = await store.list(options.team, state=None, after=None, limit=1000)
+        launches = await store.list(options.team, state=None, after=None, limit=1000)
         table = [["ID", "NAME", "STATE", "PROFILE", "JOB", "NODE", "MODEL", "REASON"]]
         table += [
-            [str(row[name] or "-") for name in
+            [str(getattr(launch, name) or "-") for name in
              ("id", "name", "state", "profile", "job_id", "node", "model", "reason")]
-            for row in rows
+            for launch in launches
         ]  # fmt: skip
         write_table(table)
 
@@ -151,10 +149,10 @@ def _delete(options: argparse.Namespace) -> int:
     return _with_store(work)
 
 
-def _print(row: "asyncpg.Record") -> None:
+def _print(launch: "Launch") -> None:
     from app.api.admin.launches_schemas import launch_to_wire
 
-    sys.stdout.write(json.dumps(launch_to_wire(row), indent=2, default=str) + "\n")
+    sys.stdout.write(json.dumps(launch_to_wire(launch), indent=2, default=str) + "\n")
 
 
 def _with_store(work: Callable[["LaunchStore"], Awaitable[None]]) -> int:
