@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.cli import doctor, index, model, plan, token
+from app.cli import index_arguments, model_arguments, plan, token_arguments
+from app.cli.doctor import command as doctor
 from app.cli.launch import add_launch_commands
 from app.cli.server import add_server_commands
 from app.cli.team import add_team_commands
@@ -128,10 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     add_server_commands(
         commands.add_parser("server", help="Show, register, drain and remove Triton servers.")
     )
-    token.add_to(commands)
-    index.add_to(commands)
+    token_arguments.add_to(commands)
+    index_arguments.add_to(commands)
     plan.add_to(commands)
-    model.add_to(commands)
+    model_arguments.add_to(commands)
     doctor.add_to(commands)
     return parser
 

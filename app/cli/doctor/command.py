@@ -24,7 +24,9 @@ def _run(options: argparse.Namespace) -> int:
     import orjson
     from pydantic import ValidationError
 
-    from app.cli.checks import Level, examine, settings_errors
+    from app.cli.doctor.checks import examine
+    from app.cli.doctor.findings import Level
+    from app.cli.doctor.local import settings_errors
     from app.cli.table import write_table
     from app.core.settings import Settings
 
