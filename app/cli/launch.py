@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from app.cli.arguments import Run, Subcommands, add_command, add_subcommands
 from app.cli.table import write_table
 from app.core.settings import Settings
 
@@ -29,17 +30,15 @@ _TEXTS = ("revision", "provider", "profile", "served-name", "tier", "partition",
 _NUMBERS = {"gpus": int, "cpus": int, "memory-gb": int}
 
 
-def add_launch_commands(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = _HELP, _EPILOG
+def add_to(commands: Subcommands) -> None:
+    text = "Launch Triton servers by Slurm, or on this machine."
+    parser = add_command(commands, "launch", text, description=_HELP, epilog=_EPILOG)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    actions = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.add_argument("--team", default="default", help="whose launch it is (default)")
-        added.set_defaults(run=run)
+    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        added = add_command(actions, name, text, run)
+        added.add_argument("--team", default="default", help="the launch's team (default)")
         return added
 
     create = add("create", _create, "Launch a server; prints the launch's id.")
@@ -50,14 +49,16 @@ def add_launch_commands(parser: argparse.ArgumentParser) -> None:
     for option, kind in _NUMBERS.items():
         create.add_argument(f"--{option}", type=kind)
     create.add_argument("--minutes", type=int, help="time limit of the job")
-    create.add_argument("--idle-minutes", type=float, help="stop when unused so long; 0: never")
-    create.add_argument("--dry-run", action="store_true", help="print the job's script, no more")
+    create.add_argument(
+        "--idle-minutes", type=float, help="stop after this time without use; 0: never"
+    )
+    create.add_argument("--dry-run", action="store_true", help="only print the job's script")
     add("list", _list, "List launches, the newest first.")
     for name, run, text in (
         ("show", _show, "Show one launch as JSON."),
         ("log", _log, "Print the end of a job's output."),
         ("stop", _stop, "Stop a launch."),
-        ("delete", _delete, "Forget a launch that has ended."),
+        ("delete", _delete, "Delete a launch that has ended."),
     ):
         add(name, run, text).add_argument("id", type=UUID, help="the launch's id")
 
@@ -95,8 +96,6 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """The given options, as a request's members."""
-
     def given(names: "tuple[str, ...]") -> dict[str, Any]:
         members = {name.replace("-", "_") for name in names}
         return {name: value for name in members if (value := getattr(options, name)) is not None}

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
 import orjson
 
+from app.cli.arguments import Subcommands, add_command, whole_number
 from app.provisioning.sizing.config_file import read_config
 from app.provisioning.sizing.document import to_document
 from app.provisioning.sizing.facts import GIB, ModelFacts, PlanError
@@ -47,16 +48,9 @@ GPUs: {", ".join(GPUS)}
 Exit status 2: the input was wrong; one line names the place. Otherwise 0, also if nothing fits."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_to(commands: Subcommands) -> None:
     text = "Calculate on which GPUs a model fits, from its config.json."
-    parser = commands.add_parser(
-        "plan",
-        help=text,
-        description=text,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=_run)
+    parser = add_command(commands, "plan", text, _run, epilog=_EPILOG)
     parser.error = _refuse  # type: ignore[method-assign] # its own prints ten lines of usage first
     parser.add_argument(
         "model", type=Path, help="a config.json, the directory with it, or of a Triton model"
@@ -72,19 +66,23 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         help="a kind of GPU, or several without their memory (a100); can be repeated (all of them)",
     )  # fmt: skip
     parser.add_argument(
-        "--context", type=_whole(MAX_CONTEXT), metavar="TOKENS",
-        help=f"tokens of a request (what the model can, but at most {DEFAULT_CONTEXT})",
+        "--context", type=whole_number(1, MAX_CONTEXT), metavar="TOKENS",
+        help=f"tokens of a request (the model's maximum, but at most {DEFAULT_CONTEXT})",
     )  # fmt: skip
     parser.add_argument(
-        "--concurrency", type=_whole(MAX_CONCURRENCY), metavar="N", default=1,
+        "--concurrency", type=whole_number(1, MAX_CONCURRENCY), metavar="N", default=1,
         help="requests that are to run at the same time (1)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-gpus", type=_whole(MAX_GPUS), metavar="N", default=8, help="most GPUs of a node (8)"
+        "--max-gpus",
+        type=whole_number(1, MAX_GPUS),
+        metavar="N",
+        default=8,
+        help="most GPUs of a node (8)",
     )
     parser.add_argument(
-        "--minutes", type=_whole(MAX_MINUTES), metavar="N",
-        help="how long it is to serve (60)",
+        "--minutes", type=whole_number(1, MAX_MINUTES), metavar="N",
+        help="serving time (60)",
     )  # fmt: skip
 
 
@@ -106,26 +104,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="share of each GPU's memory that vLLM may have (0.9)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-num-batched-tokens", type=_whole(MAX_BATCH), metavar="N", default=2048,
+        "--max-num-batched-tokens", type=whole_number(1, MAX_BATCH), metavar="N", default=2048,
         help="most tokens of a batch (2048, as inside Triton)",
     )  # fmt: skip
-
-
-def _whole(high: int) -> Callable[[str], int]:
-    """Parser of a whole number from 1 to `high`."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = 0
-        if not 1 <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number from 1 to {high}, not {text[:40]!r}"
-            )
-        return value
-
-    return read
 
 
 def _share(text: str) -> float:
@@ -180,7 +161,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _printable(line: str) -> str:
-    """The line without characters that control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in line)
 
 

@@ -106,7 +106,6 @@ def _write_manifest(
     written: WrittenTokens,
     report: Report,
 ) -> Manifest:
-    """Add the tokenizer and the manifest to the files."""
     if options.tokenizer != BYTES:
         shutil.copyfile(options.tokenizer, directory / "tokenizer.json")
     files = {}

@@ -186,7 +186,7 @@ class Engine:
         if pointer % self._width:
             raise EngineInputError(f"pointer must be a multiple of {self._width}.")
         if self._shards[shard].token(pointer) == self._separator:
-            raise EngineInputError("A document begins there: the place is no token of any.")
+            raise EngineInputError("A document begins there: the place has no token.")
         # Not the package's Python method: it refuses odd pointers even if a token is a byte.
         return _document(
             self._package.engine.get_doc_by_ptr_2(
@@ -229,13 +229,12 @@ class Engine:
     # --- Checks -----------------------------------------------------------------------------------
 
     def _ids(self, ids: Ids) -> list[int]:
-        """The ids as a list of plain integers, each a token of this index."""
         if len(ids) > MAX_TOKENS:
             raise EngineInputError(f"A query has at most {MAX_TOKENS} tokens.")
         for one in ids:
             if type(one) is not int or not 0 <= one < self.vocab_size:
                 raise EngineInputError(
-                    f"{one!r} is no token id of this index: they are 0 to {self.vocab_size - 1}."
+                    f"{one!r} is not a token id of this index: they are 0 to {self.vocab_size - 1}."
                 )
         return list(ids)
 
@@ -274,7 +273,6 @@ class _Shard:
         return self._tokenized, self._table
 
     def pointer(self, rank: int) -> int:
-        """Byte offset of the suffix of this rank."""
         entry = os.pread(self._table, self._pointer_width, rank * self._pointer_width)
         return int.from_bytes(entry, "little")
 

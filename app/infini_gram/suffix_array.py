@@ -29,7 +29,6 @@ def pointer_width(size: int) -> int:
 def make_suffix_array(
     options: BuildOptions, directory: Path, tokenizer: Tokenizer, tokens: int, report: Report
 ) -> None:
-    """Run the package's indexer over the written tokens."""
     size = tokens * WIDTH[tokenizer.dtype]
     log_file = directory / "build.log"
     # The indexer runs shell commands with this path, and replaces words in it: use a plain path.
@@ -98,7 +97,6 @@ def _max_open_files() -> int:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process and its children, if it has not ended."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -30,8 +30,6 @@ class WrittenTokens:
 
 
 class _Files:
-    """Writer of the files of the one shard."""
-
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         self._directory = directory
         self._width = WIDTH[tokenizer.dtype]

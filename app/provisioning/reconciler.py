@@ -131,13 +131,13 @@ class Reconciler:
             await self._store.advance(launch, step)
         except TimeoutError:
             # A command may still be running, and be a submission.
-            logger.warning("launch %s: a look took too long", launch.name, extra=extra)
+            logger.warning("launch %s: a check took too long", launch.name, extra=extra)
             return
         except DatabaseUnavailableError as error:
             logger.info("launch %s waits: %s", launch.name, error, extra=extra)
             return
         except Exception:
-            logger.exception("launch %s broke", launch.name, extra=extra)
+            logger.exception("launch %s: unexpected error", launch.name, extra=extra)
             return
         if step.state != launch.state:
             logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
@@ -152,7 +152,7 @@ class Reconciler:
         except (HostError, TunnelError) as error:
             note = str(error)
         except Exception:
-            logger.exception("launch %s broke", launch.name)
+            logger.exception("launch %s: unexpected error", launch.name)
             note = "a bug in the service; its worker's log has the details"
         logger.warning("launch %s: %s", launch.name, note)
         # A stopping launch keeps the reason of its stop.
@@ -202,7 +202,11 @@ class Reconciler:
         log = await directory.log() or ""
         state, reason = _END_STATES[job.end or End.FAILED], job.reason
         if job.phase is Phase.ABSENT:
-            who = "Slurm knows nothing of it" if launch.provider == "slurm" else "It is gone"
+            who = (
+                "Slurm does not list the job"
+                if launch.provider == "slurm"
+                else "The job is missing"
+            )
             reason = f"{who}, and it left no exit status: it was killed, or its node failed"
         if state == "stopped" and launch.state != "submitted":
             by_itself = "the server ended by itself"
@@ -218,7 +222,6 @@ class Reconciler:
     async def _check_server(
         self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
     ) -> Step:
-        """Check the server of a running job."""
         found = Step(
             "starting", self._pause(launch, launch.started_at), job_id=job.id, node=job.node, log=await directory.log(),
             follower_id=self._follower_of(launch),

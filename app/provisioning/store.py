@@ -226,7 +226,6 @@ class LaunchStore:
         return await self.get(team_id, launch_id)
 
     async def delete(self, team_id: str, launch_id: UUID) -> None:
-        """Delete a launch that has ended. Raises NotFoundError, ConflictError."""
         row = await self._database.fetchrow(
             "DELETE FROM launches WHERE id = $1 AND team_id = $2 AND ended_at IS NOT NULL "
             "RETURNING id",

@@ -12,7 +12,6 @@ from app.core.settings.fields import split_list
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Run all checks."""
     findings = [*check_settings(settings), *check_disks(settings)]
     servers = split_list(settings.triton_grpc)
     async with connected(settings) as (connection, problem):

@@ -162,7 +162,7 @@ def _durability(facts: _Facts) -> list[Finding]:
 def _standby(facts: _Facts) -> Iterator[Finding]:
     names = f"synchronous_standby_names is {facts.standby_names}"
     if facts.standbys == 0:
-        to_do = "Every write waits, and is answered 503: start the standby (docs/failover.md)."
+        to_do = "Every write waits, and gets a 503: start the standby (docs/failover.md)."
         yield fail("durability", f"{names}, and none is connected", to_do)
     if facts.synchronous_commit in ("local", "remote_write"):
         to_do = "Accepted results can be lost with the primary: set synchronous_commit to on."
@@ -177,7 +177,7 @@ def _upkeep(facts: _Facts) -> list[Finding]:
         findings.append(warn("autovacuum", "autovacuum or track_counts is off", to_do))
     if (seconds := facts.oldest_seconds or 0) > _LONG_TRANSACTION:
         hours = seconds / 3600
-        to_do = "It keeps everything from being vacuumed: end it (pg_stat_activity)."
+        to_do = "It blocks all vacuuming: end it (pg_stat_activity)."
         findings.append(warn("autovacuum", f"a transaction is {hours:.1f} h old", to_do))
     if facts.xid_age > _WRAPAROUND:
         to_do = "VACUUM (FREEZE), before PostgreSQL stops taking writes."
@@ -221,7 +221,7 @@ async def _database_disk(
             return disk_space(
                 "database disk", Path(await connection.fetchval("SHOW data_directory"))
             )
-    return ok("database disk", f"{size}; the space that is left cannot be seen from here")
+    return ok("database disk", f"{size}; its free space is not visible from here")
 
 
 async def _revision(connection: asyncpg.Connection) -> str | None:

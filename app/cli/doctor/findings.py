@@ -9,8 +9,6 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """Severity of a finding."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -18,8 +16,6 @@ class Level(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """Result of one check."""
-
     part: str
     level: Level
     found: str

@@ -16,7 +16,6 @@ _MIN_FREE_BYTES = 1_000_000_000  # bytes
 
 
 def settings_errors(error: ValidationError) -> list[Finding]:
-    """Findings of settings that are invalid."""
     return [
         fail(
             "settings",
@@ -45,7 +44,7 @@ def _contradictions(settings: Settings) -> Iterator[Finding]:
         yield warn(
             part,
             "LLM_DEFAULT_DEADLINE_SECONDS exceeds LLM_MAX_DEADLINE_SECONDS",
-            "Requests that name no deadline have a later one than any may ask for: raise the latter.",
+            "Requests without a deadline get a later one than clients may request: raise the latter.",
         )
     if settings.team_max_queued is not None and settings.team_max_queued > settings.max_queued:
         yield warn(
@@ -92,5 +91,5 @@ def disk_space(part: str, path: Path) -> Finding:
     free = shutil.disk_usage(path).free
     text = f"{path}: {free / 1e9:.1f} GB are free"
     if free < _MIN_FREE_BYTES:
-        return warn(part, text, "Make room.")
+        return warn(part, text, "Free some space.")
     return ok(part, text)

@@ -48,7 +48,6 @@ class SpaceBudget:
 
     @contextlib.contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Reserve space for a file. Raises ApiError."""
         if size > self._free:
             raise ApiError(
                 503,
@@ -98,6 +97,5 @@ class UnreadableError(Exception):
 
 
 async def on_thread(file: BinaryIO, work: Callable[[], _T]) -> _T:
-    """Read a file from its beginning on a thread."""
     file.seek(0)
     return await asyncio.get_running_loop().run_in_executor(_READERS, work)

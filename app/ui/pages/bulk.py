@@ -55,7 +55,6 @@ _FORM_FIELDS = (
 
 
 async def index(request: Request) -> Response:
-    """The list of jobs, with the form of an upload."""
     return await _index(request)
 
 
@@ -225,7 +224,6 @@ def _reader(
 
 
 def _refusal_reason(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
-    """Reason to refuse a converted file."""
     if not done.requests:
         return "No line can be sent: correct the mapping, or the file. Nothing was sent."
     if done.left_out and not is_skipping:

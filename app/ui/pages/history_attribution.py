@@ -93,7 +93,6 @@ async def without_answer(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
-    """The parameters of an attribution. Raises FormError."""
     parameters: dict[str, int | float] = {}
     wrong = []
     for name, kind in PARAMETERS.items():

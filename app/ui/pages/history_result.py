@@ -37,7 +37,6 @@ async def show(request: Request) -> Response:
 
 
 async def show_part(request: Request) -> Response:
-    """The part of the page that changes until the result has ended."""
     result_id = _id_of(request)
     if "x-part" not in request.headers:
         return RedirectResponse(f"/history/{result_id}", 303)
@@ -58,7 +57,6 @@ async def show_part(request: Request) -> Response:
 
 
 async def show_text(request: Request) -> Response:
-    """The whole answer as a file."""
     result_id = _id_of(request)
     result = await api_of(request).get(f"/results/{result_id}")
     text = result["result"] if isinstance(result["result"], str) else ""
@@ -77,13 +75,11 @@ async def show_prompt(request: Request) -> Response:
 
 
 async def show_json(request: Request) -> Response:
-    """The API's result as a file."""
     result_id = _id_of(request)
     return await proxy(api_of(request), f"/results/{result_id}", f"{result_id}.json")
 
 
 async def retry(request: Request) -> Response:
-    """Send the same request again; redirect to the new result's page."""
     form = await read_form(request)
     key = key_of(str(form.get("key", "")), {"retry_of": _id_of(request)})
 
@@ -96,8 +92,6 @@ async def retry(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Delete the result with its attributions."""
-
     async def remove() -> Response:
         await api_of(request).delete(f"/results/{_id_of(request)}")
         return RedirectResponse("/history?deleted=1", 303)
@@ -123,7 +117,6 @@ async def attribute(request: Request) -> Response:
 async def _run_action(
     request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
 ) -> Response:
-    """Run an action; the result's page shows a refusal."""
     try:
         return await doing
     except (ApiError, FormError) as error:
@@ -202,7 +195,6 @@ def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _details(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Details of its run: times, attempts, the webhook's state."""
     result_id = segment(result["id"])
     attempts, deliveries = await asyncio.gather(
         api.get(f"/results/{result_id}/attempts"),
@@ -243,7 +235,6 @@ def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Parameters as rows: name and value."""
     rows = []
     for name, value in values.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

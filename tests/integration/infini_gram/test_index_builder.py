@@ -197,7 +197,7 @@ def test_check_and_list(tmp_path: Path) -> None:
     done = index(tmp_path, "check", "small")
     assert (done.returncode, done.stdout) == (
         0,
-        "small is as it was built: 1 documents, 1,001 tokens, 0.0 MB\n",
+        "small is unchanged: 1 documents, 1,001 tokens, 0.0 MB\n",
     )
     assert "ok" in index(tmp_path, "list").stdout
     # The same size and time: only reading tells.
@@ -386,7 +386,7 @@ def refused(tmp_path: Path, corpus: Path, *more: str | Path, name: str = "small"
         ("a.txt", b" \n\n", "The corpus is empty"),
         ("a.jsonl", b'\n{"text": ""}\n', "The corpus is empty"),
         ("a.txt", b"fine\nnot \xff", "a.txt, line 2: it is not UTF-8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: no JSON: "),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: invalid JSON: "),
         ("a.jsonl", b'{"text": "a"}\n{"words": "b"}\n', "a.jsonl, line 2: it has no text"),
         # Without the time: all processes that share the tests must give it the same name.
         ("a.jsonl.gz", gzip.compress(b'{"text": "a"}' * 99, mtime=0)[:30], "a.jsonl.gz is damaged"),
@@ -479,7 +479,7 @@ def test_nothing_is_left_of_an_interrupted_build(
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert b"Interrupted: nothing is left of it." in errors
+    assert b"Interrupted: no files are left." in errors
     assert output == b""
     assert list(out.iterdir()) == []
     assert not (tmp_path / "indexes.toml").exists()
