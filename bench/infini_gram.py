@@ -23,7 +23,8 @@ import httpx
 import orjson
 
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest, attribute
-from app.infini_gram.builder import BuildOptions, build
+from app.infini_gram.build_options import BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
 from bench import progress

@@ -10,7 +10,8 @@ from pathlib import Path
 from app.cli.table import write_table
 from app.core.errors import EngineError
 from app.inference.prompts import tokenizer_file
-from app.infini_gram.builder import GIB, BuildError, BuildOptions, build
+from app.infini_gram.build_options import GIB, BuildError, BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.corpus import CorpusError
 from app.infini_gram.declarations import (
     BYTES,
@@ -33,7 +34,6 @@ _ETA_AFTER_SECONDS = 3.0
 
 
 def run(command: str, options: argparse.Namespace) -> int:
-    """Run one command; return its exit status."""
     commands = {"build": _build, "adopt": _adopt, "list": _list, "check": _check}
     # Both clean up; Ctrl-C also if a shell started this process with SIGINT ignored.
     before = {
@@ -51,7 +51,7 @@ def run(command: str, options: argparse.Namespace) -> int:
         _fail(error.detail)
         return 1
     except KeyboardInterrupt:
-        _fail("Interrupted: nothing is left of it.")
+        _fail("Interrupted: no files are left.")
         return _INTERRUPTED
     finally:
         for number, handler in before.items():
@@ -143,9 +143,7 @@ def _list(options: argparse.Namespace) -> int:
             manifest = verify(one.path, checksums=False)
             Engine(one)
             unknown = unverified(one.path, manifest)
-            state = (
-                f"{unknown[0]} is not known to be as it was built: check it" if unknown else "ok"
-            )
+            state = f"{unknown[0]} has changed since its last check: check it" if unknown else "ok"
             rows.append([one.name, *_figures(manifest), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])
@@ -170,7 +168,7 @@ def _check(options: argparse.Namespace) -> int:
         _fail(str(error))
         return 1
     remember_verified(found.path, manifest)
-    sys.stdout.write(f"{found.name} is as it was built: {_summary(manifest)}\n")
+    sys.stdout.write(f"{found.name} is unchanged: {_summary(manifest)}\n")
     return 0
 
 

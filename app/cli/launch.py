@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from app.cli.arguments import Run, Subcommands, add_command, add_subcommands
 from app.cli.table import write_table
 from app.core.settings import Settings
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    from app.provisioning.store import LaunchStore
+    from app.provisioning.store import Launch, LaunchStore
 
 _HELP = """Launch Triton servers by the profiles of LLM_PROFILES_FILE, show their states, and stop them.
 These commands only write to the database; a running worker starts and stops the servers.
@@ -31,17 +30,15 @@ _TEXTS = ("revision", "provider", "profile", "served-name", "tier", "partition",
 _NUMBERS = {"gpus": int, "cpus": int, "memory-gb": int}
 
 
-def add_launch_commands(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = _HELP, _EPILOG
+def add_to(commands: Subcommands) -> None:
+    text = "Launch Triton servers by Slurm, or on this machine."
+    parser = add_command(commands, "launch", text, description=_HELP, epilog=_EPILOG)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    actions = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.add_argument("--team", default="default", help="whose launch it is (default)")
-        added.set_defaults(run=run)
+    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        added = add_command(actions, name, text, run)
+        added.add_argument("--team", default="default", help="the launch's team (default)")
         return added
 
     create = add("create", _create, "Launch a server; prints the launch's id.")
@@ -52,14 +49,16 @@ def add_launch_commands(parser: argparse.ArgumentParser) -> None:
     for option, kind in _NUMBERS.items():
         create.add_argument(f"--{option}", type=kind)
     create.add_argument("--minutes", type=int, help="time limit of the job")
-    create.add_argument("--idle-minutes", type=float, help="stop when unused so long; 0: never")
-    create.add_argument("--dry-run", action="store_true", help="print the job's script, no more")
+    create.add_argument(
+        "--idle-minutes", type=float, help="stop after this time without use; 0: never"
+    )
+    create.add_argument("--dry-run", action="store_true", help="only print the job's script")
     add("list", _list, "List launches, the newest first.")
     for name, run, text in (
         ("show", _show, "Show one launch as JSON."),
         ("log", _log, "Print the end of a job's output."),
         ("stop", _stop, "Stop a launch."),
-        ("delete", _delete, "Forget a launch that has ended."),
+        ("delete", _delete, "Delete a launch that has ended."),
     ):
         add(name, run, text).add_argument("id", type=UUID, help="the launch's id")
 
@@ -90,15 +89,13 @@ def _create(options: argparse.Namespace) -> int:
         return 0
 
     async def work(store: "LaunchStore") -> None:
-        row = await store.create(options.team, profile.provider, spec)
-        sys.stdout.write(f"{row['id']}\n")
+        launch = await store.create(options.team, profile.provider, spec)
+        sys.stdout.write(f"{launch.id}\n")
 
     return _with_store(work)
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """The given options, as a request's members."""
-
     def given(names: "tuple[str, ...]") -> dict[str, Any]:
         members = {name.replace("-", "_") for name in names}
         return {name: value for name in members if (value := getattr(options, name)) is not None}
@@ -111,12 +108,12 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
 
 def _list(options: argparse.Namespace) -> int:
     async def work(store: "LaunchStore") -> None:
-        rows = await store.list(options.team, state=None, after=None, limit=1000)
+        launches = await store.list(options.team, state=None, after=None, limit=1000)
         table = [["ID", "NAME", "STATE", "PROFILE", "JOB", "NODE", "MODEL", "REASON"]]
         table += [
-            [str(row[name] or "-") for name in
+            [str(getattr(launch, name) or "-") for name in
              ("id", "name", "state", "profile", "job_id", "node", "model", "reason")]
-            for row in rows
+            for launch in launches
         ]  # fmt: skip
         write_table(table)
 
@@ -151,10 +148,10 @@ def _delete(options: argparse.Namespace) -> int:
     return _with_store(work)
 
 
-def _print(row: "asyncpg.Record") -> None:
+def _print(launch: "Launch") -> None:
     from app.api.admin.launches_schemas import launch_to_wire
 
-    sys.stdout.write(json.dumps(launch_to_wire(row), indent=2, default=str) + "\n")
+    sys.stdout.write(json.dumps(launch_to_wire(launch), indent=2, default=str) + "\n")
 
 
 def _with_store(work: Callable[["LaunchStore"], Awaitable[None]]) -> int:

@@ -9,15 +9,13 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.cli import doctor, index, model, plan, token
-from app.cli.launch import add_launch_commands
-from app.cli.server import add_server_commands
-from app.cli.team import add_team_commands
+from app.cli import index_arguments, launch, model_arguments, plan, server, team, token_arguments
+from app.cli.arguments import Run, add_command, add_subcommands
+from app.cli.doctor import command as doctor
 from app.core import logs
 from app.core.errors import SchemaMismatchError
 from app.core.settings import Settings
@@ -39,9 +37,8 @@ where Triton is not on 127.0.0.1:8001."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit status."""
     options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
+    run: Run = options.run
     try:
         logs.configure(LogSettings())
         return run(options)
@@ -67,16 +64,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        return added
-
-    everything = add("up", _up, "Run everything here: PostgreSQL, Triton, API, worker, web page.")
+    everything = add_command(
+        commands,
+        "up",
+        "Run everything on this machine: PostgreSQL, Triton, API, worker, web page.",
+        _up,
+    )
     everything.add_argument("--port", type=int, default=8887, help="port of the API (8887)")
     everything.add_argument(
         "--ui-port", type=int, help="port of the web page (the API's and 1, or any that is free)"
@@ -93,21 +88,22 @@ def _parser() -> argparse.ArgumentParser:
     everything.add_argument("--model", help="Hugging Face id or local directory to serve as well")
     everything.add_argument("--quantization", help="quantization method of --model")
     everything.add_argument("--max-model-len", type=int, help="longest prompt plus output, tokens")
-    serve = add("serve", _serve, "Run the API.")
+    serve = add_command(commands, "serve", "Run the API.", _serve)
     serve.add_argument(
         "--with-worker", action="store_true", help="run a worker inside the same process"
     )
-    add("ui", _ui, "Run the web page, a client of the API at LLM_UI_API_URL.")
-    worker = add(
+    add_command(commands, "ui", "Run the web page, a client of the API at LLM_UI_API_URL.", _ui)
+    worker = add_command(
+        commands,
         "worker",
-        _worker,
         "Run a worker: it claims results and runs them, on Triton or on an index.",
+        _worker,
     )
     worker.add_argument(
         "--kind",
         choices=("generation", "attribution"),
         default="generation",
-        help="what it runs: generation on Triton (the default), or attribution on an index",
+        help="kind of its results: generation on Triton (the default), or attribution on an index",
     )
     worker.add_argument("--index", help="the index, for attribution")
     worker.add_argument(
@@ -116,23 +112,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=range(1, 65),
         metavar="N",
         default=1,
-        help="attributions that it runs at the same time, each in a process of its own (1)",
+        help="attributions that it runs at the same time, each in its own process (1)",
     )
-    add("migrate", _migrate, "Bring the database's schema up to date.")
-    add_team_commands(
-        commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
-    )
-    add_launch_commands(
-        commands.add_parser("launch", help="Launch Triton servers by Slurm, or on this machine.")
-    )
-    add_server_commands(
-        commands.add_parser("server", help="Show, register, drain and remove Triton servers.")
-    )
-    token.add_to(commands)
-    index.add_to(commands)
-    plan.add_to(commands)
-    model.add_to(commands)
-    doctor.add_to(commands)
+    add_command(commands, "migrate", "Bring the database's schema up to date.", _migrate)
+    for module in (
+        *(team, launch, server, token_arguments),
+        *(index_arguments, plan, model_arguments, doctor),
+    ):
+        module.add_to(commands)
     return parser
 
 

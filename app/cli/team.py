@@ -5,6 +5,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from app.cli.arguments import Subcommands, add_command, add_subcommands
 from app.cli.table import write_table
 from app.core.settings import Settings
 from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
@@ -32,24 +33,20 @@ _NUMBERS = {
 }
 
 
-def add_team_commands(parser: argparse.ArgumentParser) -> None:
-    parser.description = _HELP
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def add_to(commands: Subcommands) -> None:
+    text = "Show and set limits of teams: queue, rates, shares."
+    parser = add_command(commands, "team", text, description=_HELP)
+    actions = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        return added
-
-    add("list", _list, "Show what is set.")
-    setting = add("set", _set, "Set a team's limits; what is left out goes back to the default.")
+    add_command(actions, "list", "Show the stored limits.", _list)
+    setting = add_command(
+        actions, "set", "Set a team's limits; omitted ones get their defaults.", _set
+    )
     _add_key(setting)
     for flag, (kind, text) in _NUMBERS.items():
         setting.add_argument(flag, type=_positive(kind), help=text)
-    _add_key(add("unset", _unset, "Go back to the defaults."))
-    retaining = add("retain", _retain, _RETAIN_HELP)
+    _add_key(add_command(actions, "unset", "Go back to the defaults.", _unset))
+    retaining = add_command(actions, "retain", _RETAIN_HELP, _retain)
     retaining.add_argument("team", help="the team's id")
     for flag, what in (("--results", "a result is kept"), ("--prompts", "a prompt is kept")):
         retaining.add_argument(
@@ -150,7 +147,7 @@ def _unset(options: argparse.Namespace) -> int:
     async def work(limits: "TeamLimits") -> int:
         if await limits.remove(options.team, options.model):
             return 0
-        sys.stderr.write(f"nothing is set for team {options.team}, model {options.model}\n")
+        sys.stderr.write(f"no limits are set for team {options.team}, model {options.model}\n")
         return 1
 
     return _with_limits(work)

@@ -47,7 +47,7 @@ def _create(options: argparse.Namespace) -> int:
             max_priority=options.max_priority,
         )
         sys.stdout.write(f"{key.text}\n")
-        _report(f"Keep it: it is shown this once. `token revoke {key.prefix}` ends it.")
+        _report(f"Store it: it is shown only once. `token revoke {key.prefix}` ends it.")
 
     return _with_store(work)
 
@@ -105,7 +105,7 @@ def _encode(options: argparse.Namespace) -> int:
         to_principal(claims)
         token = encode_with_secret(claims, secret)
     except (InvalidTokenError, jwt.PyJWTError, TypeError) as error:
-        return _fail(f"The service would not take this token: {error}")
+        return _fail(f"The service would refuse this token: {error}")
     sys.stdout.write(f"{token}\n")
     return 0
 
@@ -114,7 +114,7 @@ def _decode(options: argparse.Namespace) -> int:
     try:
         found = jwt.decode_complete(options.token, options={"verify_signature": False})
     except jwt.PyJWTError as error:
-        return _fail(f"This is no JWT: {error}")
+        return _fail(f"This is not a JWT: {error}")
     sys.stdout.write(json.dumps(found["payload"], indent=2, ensure_ascii=False) + "\n")
     is_issued = found["header"].get("alg") in KEY_ALGORITHMS
     secret = None if is_issued else _secret(options)
@@ -126,8 +126,8 @@ def _decode(options: argparse.Namespace) -> int:
         else:
             to_principal(decode_with_secret(options.token, secret))
     except (ServiceError, jwt.PyJWTError) as error:
-        return _fail(f"The service would not take this token: {error}")
-    _report("The signature verifies, and the claims are good. (Revocations are not looked up.)")
+        return _fail(f"The service would refuse this token: {error}")
+    _report("The signature verifies, and the claims are valid. (Revocations are not checked.)")
     return 0
 
 
@@ -144,7 +144,7 @@ def _secret(options: argparse.Namespace) -> SecretStr | None:
         return None
     weakness = secret_weakness(text)
     if weakness:
-        _report(f"Warning: the secret {weakness}; the service takes it on loopback only.")
+        _report(f"Warning: the secret {weakness}; the service accepts it on loopback only.")
     return SecretStr(text)
 
 

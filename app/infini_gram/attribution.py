@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 from app.core.errors import FieldError, InvalidRequestError
-from app.infini_gram.engine import Document, Engine, Span
+from app.infini_gram.engine import Engine
+from app.infini_gram.engine_types import Document, Span
 
 # The original has no upper bounds. These keep one request from exhausting a machine; each is far
 # above the requests of its clients.

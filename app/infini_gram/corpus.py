@@ -110,9 +110,9 @@ class Corpus:
             except orjson.JSONDecodeError as error:
                 if not _is_utf8(line):
                     raise CorpusError(f"{place}: it is not UTF-8") from None
-                raise CorpusError(f"{place}: no JSON: {error}") from None
+                raise CorpusError(f"{place}: invalid JSON: {error}") from None
             if not isinstance(row, dict):
-                raise CorpusError(f"{place}: no JSON object")
+                raise CorpusError(f"{place}: not a JSON object")
             text = row.pop("text", None)
             if not isinstance(text, str):
                 raise CorpusError(f"{place}: it has no text: the member `text` must be a string")
@@ -185,7 +185,7 @@ def _kind(file: Path) -> tuple[str, str]:
     if not file.exists():
         raise CorpusError(f"{file} does not exist")
     if not file.is_file():
-        raise CorpusError(f"{file} is no file")
+        raise CorpusError(f"{file} is not a file")
     suffix = file.suffix.lower()
     if command := _ELSEWHERE.get(suffix):
         raise CorpusError(f"{file}: {suffix} cannot be read here: decompress it ({command})")

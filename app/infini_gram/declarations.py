@@ -96,7 +96,7 @@ def check_name(name: str) -> str:
     """Return the name, if an index may have it. Raises DeclarationError."""
     if not _NAME.fullmatch(name):
         raise DeclarationError(
-            f"{name!r} is no plain name: letters, digits, '.', '_' and '-', at most 128, and a "
+            f"{name!r} is not a plain name: letters, digits, '.', '_' and '-', at most 128, and a "
             "letter or digit first"
         )
     if name.lower() in RESERVED_NAMES:

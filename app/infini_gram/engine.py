@@ -12,9 +12,7 @@ import hashlib
 import os
 import tempfile
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -22,11 +20,21 @@ import orjson
 from app.core.errors import EngineError, EngineInputError
 from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
+from app.infini_gram.engine_types import (
+    Cnf,
+    Count,
+    Distribution,
+    Document,
+    Found,
+    FoundCnf,
+    Ids,
+    InfgramDistribution,
+    InfgramProb,
+    Prob,
+    Span,
+)
 from app.infini_gram.manifest import WIDTH, Manifest
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
-
-Ids = Sequence[int]
-Cnf = Sequence[Sequence[Ids]]  # all of: any of: consecutive tokens
 
 # Bounds that keep the engine's 64-bit sums from overflowing, and a response in memory. A dialect
 # has its own, far below.
@@ -38,102 +46,6 @@ _LAYOUT_VERSION = 4  # of the index's layout: suffix arrays over the tokens in r
 MISSING_PACKAGE = (
     "the package infini-gram is not installed; it is supported on Linux on x86-64 alone"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Occurrences of a sequence: a range [start, end) of ranks in each shard's suffix array."""
-
-    count: int
-    segment_by_shard: list[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCnf:
-    """Pointers (byte offsets into a shard's tokens) of places that satisfy all clauses.
-
-    `approx`: there were too many to look at, and `count` is an estimate. If no place is found, the engine
-    may leave out the shards, too.
-    """
-
-    count: int
-    approx: bool
-    ptrs_by_shard: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    count: int
-    approx: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Prob:
-    """Counts of the prompt, and of the prompt with its continuation.
-
-    `prob` is -1 if the prompt does not occur: then there is no probability.
-    """
-
-    prompt_count: int
-    continuation_count: int
-    prob: float
-
-
-@dataclass(frozen=True, slots=True)
-class InfgramProb(Prob):
-    """Relative to the longest suffix of the prompt that occurs, `suffix_length` tokens long."""
-
-    suffix_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Next tokens after the prompt: each token's count and probability."""
-
-    prompt_count: int
-    by_token: dict[int, tuple[int, float]]
-    approx: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InfgramDistribution(Distribution):
-    """Relative to the longest suffix of the prompt that occurs, `suffix_length` tokens long."""
-
-    suffix_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A part of a document: `display_length` tokens of its `length`.
-
-    The needle begins at token `needle_offset` of the part. `metadata` has the corpus's other members, in
-    `metadata`, and the text's origin: `path` and `linenum`.
-    """
-
-    index: int
-    length: int
-    display_length: int
-    needle_offset: int
-    metadata: dict[str, Any]
-    token_ids: list[int]
-    blocked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens [left, right) of a text that occur `count` times."""
-
-    left: int
-    right: int
-    length: int
-    count: int
-    unigram_logprob_sum: float
-    _found: Any  # the package's own object
-
-    @property
-    def pointers(self) -> list[tuple[int, int]]:
-        """Its occurrences: (shard, pointer). Computed on demand: there may be millions."""
-        return [(place.s, place.ptr) for place in self._found.docs]
 
 
 class Engine:
@@ -274,7 +186,7 @@ class Engine:
         if pointer % self._width:
             raise EngineInputError(f"pointer must be a multiple of {self._width}.")
         if self._shards[shard].token(pointer) == self._separator:
-            raise EngineInputError("A document begins there: the place is no token of any.")
+            raise EngineInputError("A document begins there: the place has no token.")
         # Not the package's Python method: it refuses odd pointers even if a token is a byte.
         return _document(
             self._package.engine.get_doc_by_ptr_2(
@@ -317,13 +229,12 @@ class Engine:
     # --- Checks -----------------------------------------------------------------------------------
 
     def _ids(self, ids: Ids) -> list[int]:
-        """The ids as a list of plain integers, each a token of this index."""
         if len(ids) > MAX_TOKENS:
             raise EngineInputError(f"A query has at most {MAX_TOKENS} tokens.")
         for one in ids:
             if type(one) is not int or not 0 <= one < self.vocab_size:
                 raise EngineInputError(
-                    f"{one!r} is no token id of this index: they are 0 to {self.vocab_size - 1}."
+                    f"{one!r} is not a token id of this index: they are 0 to {self.vocab_size - 1}."
                 )
         return list(ids)
 
@@ -362,7 +273,6 @@ class _Shard:
         return self._tokenized, self._table
 
     def pointer(self, rank: int) -> int:
-        """Byte offset of the suffix of this rank."""
         entry = os.pread(self._table, self._pointer_width, rank * self._pointer_width)
         return int.from_bytes(entry, "little")
 

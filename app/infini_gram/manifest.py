@@ -100,14 +100,12 @@ class Manifest(BaseModel):
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of files that each shard has."""
         has_metadata = {"metadata.0", "metaoff.0"} & set(self.files)
         kinds = [*NEEDED, *(("metadata", "metaoff") if has_metadata else ())]
         return [*kinds, "unigram"] if "unigram.0" in self.files else kinds
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(entry.size for entry in self.files.values())
 
     def pointer_width(self, shard: int) -> int:
@@ -122,7 +120,6 @@ class Manifest(BaseModel):
 
 
 def read(directory: Path) -> Manifest:
-    """Read the manifest of an index. Raises ManifestError."""
     file = directory / MANIFEST
     if not directory.is_dir():
         raise ManifestError(f"{directory} is not a directory")
@@ -207,7 +204,6 @@ def check_declaration(declaration: Declaration, manifest: Manifest, sha256: str 
 
 
 def entry_of(file: Path) -> FileEntry:
-    """A file's present size and checksum."""
     digest, size = hashlib.sha256(), 0
     for block in _blocks(file):
         digest.update(block)

@@ -87,12 +87,9 @@ class Tokenizer(ABC):
 
 
 class FileTokenizer(Tokenizer):
-    """A tokenizer.json of Hugging Face's `tokenizers`."""
-
     dtype: TokenDtype = "u16"
 
     def __init__(self, file: Path, end_id: int | None = None) -> None:
-        """Read the file. Raises TokenizerError if an index cannot use it."""
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -153,8 +150,6 @@ class FileTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """Each byte of the text's UTF-8 is a token."""
-
     vocab_size = _BYTE_IDS
     end_id = _BYTE_END
     dtype: TokenDtype = "u8"

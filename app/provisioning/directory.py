@@ -62,7 +62,7 @@ class Directory:
         found = _ADDRESS.fullmatch(text)
         ports = tuple(int(port) for port in found.groups()[1:]) if found else ()
         if not found or not patterns.fits(patterns.HOST, found[1]) or max(ports) > 65_535:
-            raise RefusedError("The job's file `address` holds no address.")
+            raise RefusedError("The job's file `address` has no valid address.")
         return PublishedAddress(found[1], ports)
 
     async def exit_status(self) -> tuple[int, int] | None:
@@ -104,7 +104,7 @@ class Directory:
             return ModelPlace(path, is_entry=True)
         if (await self._run("test", "-f", f"{path}/config.json")).status != 0:
             raise RefusedError(
-                f"{spec.model} holds neither a config.json nor a config.pbtxt: it is no model."
+                f"{spec.model} has neither a config.json nor a config.pbtxt: it is not a model."
             )
         return ModelPlace(path)
 

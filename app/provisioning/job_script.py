@@ -85,19 +85,16 @@ class ModelPlace:
 
 
 def job_name(launch: UUID) -> str:
-    """The job's name, by which it is found again."""
     return f"llm-{launch}"
 
 
 def directory_of(profile: Profile, launch: UUID) -> str:
-    """The launch's own directory, on the profile's host."""
     return f"{profile.home}/launches/{launch}"
 
 
 def render_script(
     launch: UUID, spec: LaunchSpec, profile: Profile, place: ModelPlace | None = None
 ) -> str:
-    """The whole script; `place` is None if the model's path was not looked up."""
     place = place or ModelPlace(spec.model if spec.model.startswith("/") else None)
     directory = directory_of(profile, launch)
     body = _SCRIPT.format(
@@ -195,7 +192,6 @@ def _supervisor(profile: Profile, directory: str, python: str) -> list[str]:
 
 
 def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
-    """The content of model.json: vLLM's engine arguments."""
     settings: dict[str, Any] = {"model": place.path or spec.model}
     if spec.revision is not None:
         settings |= {"revision": spec.revision, "tokenizer_revision": spec.revision}

@@ -14,28 +14,28 @@ its launches after their leases, and finds the jobs by the launches' ids.
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import islice, takewhile
 from uuid import UUID, uuid4
 
 from app.core.database import Database, is_transient
-from app.core.errors import ConflictError, DatabaseUnavailableError, NotFoundError
+from app.core.errors import ConflictError, DatabaseUnavailableError
 from app.core.listener import LAUNCHES, Listener
 from app.core.settings import Settings
 from app.core.waiting import is_set_within
-from app.inference.server_store import ServerAddress, ServerStore
+from app.inference.server_store import ServerStore
 from app.provisioning import engine_probe
 from app.provisioning.directory import Directory, PublishedAddress
 from app.provisioning.hosts import HostError, Hosts
+from app.provisioning.job_end import job_from_exit_file, last_words
 from app.provisioning.jobs import End, Job, Phase, Provider, RefusedError
+from app.provisioning.launched_servers import LaunchedServers
 from app.provisioning.local import Local
 from app.provisioning.profiles import Profile
 from app.provisioning.slurm import Slurm
-from app.provisioning.store import EndState, Launch, LaunchStore, Step
+from app.provisioning.store import ClaimedLaunch, EndState, LaunchStore, Step
 from app.provisioning.tunnels import TunnelError, Tunnels
 
 logger = logging.getLogger(__name__)
@@ -54,10 +54,6 @@ _END_STATES: dict[End, EndState] = {
     End.FAILED: "failed",
 }
 _UNKNOWN_COUNT = -1  # of requests: differs from each
-_TERMINATED = 128 + 15  # a shell's exit status of SIGTERM
-_LAST_LINES, _LAST_CHARACTERS = 4, 600
-_ERROR, _TRACE, _MAX_TRACE_LINES = "error: ", "At:", 100
-_PROTOCOLS = ("grpc", "http", "metrics")
 
 
 class Reconciler:
@@ -71,17 +67,14 @@ class Reconciler:
         profiles: dict[str, Profile],
     ) -> None:
         self._store = LaunchStore(database)
-        self._servers = ServerStore(database)
         self._profiles = profiles
         self._poll = settings.launch_poll_seconds
         self._lease = settings.launch_lease_seconds
-        self._drain_limit = timedelta(seconds=settings.launch_drain_seconds)
-        # Workers report the results that run on a server with their heartbeats, five a lease.
-        self._settling = timedelta(seconds=settings.lease_seconds * 0.4)
         self._id = uuid4()
         self._machine = socket.gethostname()
         self._hosts = Hosts()
         self._tunnels = Tunnels(self._hosts)
+        self._servers = LaunchedServers(ServerStore(database), self._tunnels, settings)
         self._providers: dict[str, Provider] = {
             "slurm": Slurm(self._hosts),
             "local": Local(self._hosts),
@@ -129,7 +122,7 @@ class Reconciler:
         self._checks.discard(task)
         self._wake.set()
 
-    async def _check(self, launch: Launch) -> None:
+    async def _check(self, launch: ClaimedLaunch) -> None:
         """Make one step, within two thirds of the lease."""
         extra = {"action": "launch", "launch_id": str(launch.id)}
         # After an error the lease stays: the launch is due again at its end.
@@ -138,18 +131,18 @@ class Reconciler:
             await self._store.advance(launch, step)
         except TimeoutError:
             # A command may still be running, and be a submission.
-            logger.warning("launch %s: a look took too long", launch.name, extra=extra)
+            logger.warning("launch %s: a check took too long", launch.name, extra=extra)
             return
         except DatabaseUnavailableError as error:
             logger.info("launch %s waits: %s", launch.name, error, extra=extra)
             return
         except Exception:
-            logger.exception("launch %s broke", launch.name, extra=extra)
+            logger.exception("launch %s: unexpected error", launch.name, extra=extra)
             return
         if step.state != launch.state:
             logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
 
-    async def _step_or_retry(self, launch: Launch) -> Step:
+    async def _step_or_retry(self, launch: ClaimedLaunch) -> Step:
         """Make the step; after an error, repeat it later with a note for the user."""
         try:
             async with asyncio.timeout(self._lease * 2 / 3):
@@ -159,13 +152,13 @@ class Reconciler:
         except (HostError, TunnelError) as error:
             note = str(error)
         except Exception:
-            logger.exception("launch %s broke", launch.name)
+            logger.exception("launch %s: unexpected error", launch.name)
             note = "a bug in the service; its worker's log has the details"
         logger.warning("launch %s: %s", launch.name, note)
         # A stopping launch keeps the reason of its stop.
         return Step(launch.state, self._poll, note, follower_id=self._follower_of(launch))
 
-    async def _step(self, launch: Launch) -> Step:
+    async def _step(self, launch: ClaimedLaunch) -> Step:
         profile = self._profiles[launch.profile]
         directory = Directory(self._hosts, profile, launch.id)
         job = await self._job(launch, profile, directory)
@@ -183,7 +176,7 @@ class Reconciler:
         except RefusedError as error:
             return Step("stopping", _RECHECK_SECONDS, str(error), "failed", job_id=job.id)
 
-    async def _job(self, launch: Launch, profile: Profile, directory: Directory) -> Job:
+    async def _job(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Job:
         """The job; if its provider has forgotten it, its state by its last file."""
         job = await self._providers[launch.provider].find(profile, launch.id)
         if job.phase is not Phase.ABSENT:
@@ -191,7 +184,7 @@ class Reconciler:
         status = await directory.exit_status()
         return job if status is None else job_from_exit_file(launch, *status)
 
-    async def _submit(self, launch: Launch, profile: Profile, directory: Directory) -> Step:
+    async def _submit(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Step:
         if launch.provider == "local" and launch.machine is None:
             # Stored before anything runs here: no other machine may look for it.
             return Step("submitted", 0, machine=self._machine)
@@ -204,18 +197,22 @@ class Reconciler:
             return Step("stopping", 0, str(error), "failed")
         return Step("pending", _RECHECK_SECONDS, job_id=job_id)
 
-    async def _end(self, launch: Launch, directory: Directory, job: Job) -> Step:
+    async def _end(self, launch: ClaimedLaunch, directory: Directory, job: Job) -> Step:
         """Store the job's end before its traces are removed."""
         log = await directory.log() or ""
         state, reason = _END_STATES[job.end or End.FAILED], job.reason
         if job.phase is Phase.ABSENT:
-            who = "Slurm knows nothing of it" if launch.provider == "slurm" else "It is gone"
+            who = (
+                "Slurm does not list the job"
+                if launch.provider == "slurm"
+                else "The job is missing"
+            )
             reason = f"{who}, and it left no exit status: it was killed, or its node failed"
         if state == "stopped" and launch.state != "submitted":
             by_itself = "the server ended by itself"
             cancelled = "the job was cancelled outside of the service"
             reason = f"{cancelled if job.end is End.CANCELLED else by_itself} ({reason})"
-        if state == "failed" and (last := _last_words(log)):
+        if state == "failed" and (last := last_words(log)):
             reason = f"{reason}. Its last words: {last}"
         return Step(
             "stopping", 0, reason, state, job_id=job.id, node=job.node, log=log,
@@ -223,9 +220,8 @@ class Reconciler:
         )  # fmt: skip
 
     async def _check_server(
-        self, launch: Launch, profile: Profile, directory: Directory, job: Job
+        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
     ) -> Step:
-        """Check the server of a running job."""
         found = Step(
             "starting", self._pause(launch, launch.started_at), job_id=job.id, node=job.node, log=await directory.log(),
             follower_id=self._follower_of(launch),
@@ -237,7 +233,7 @@ class Reconciler:
         published = await self._published(launch, directory)
         if published is None:
             return self._not_ready(launch, found, "")
-        address = await self._reachable_address(launch, profile, published)
+        address = await self._servers.address(launch, profile, published)
         found = replace(found, node=published.node, ports=published.ports, address=address)
         if address != launch.address:
             # Stored before it is registered, so that the worker that ends the launch finds the entry.
@@ -245,7 +241,7 @@ class Reconciler:
             return replace(found, state=state, pause=0)
         return await self._check_model(launch, profile, found)
 
-    async def _check_model(self, launch: Launch, profile: Profile, found: Step) -> Step:
+    async def _check_model(self, launch: ClaimedLaunch, profile: Profile, found: Step) -> Step:
         """Check the model of a reachable server, and reload one whose engine is dead."""
         assert found.address is not None
         grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
@@ -268,7 +264,7 @@ class Reconciler:
             await engine_probe.reload(grpc, model, seconds)
         return step
 
-    def _dead(self, launch: Launch, found: Step, reason: str) -> Step:
+    def _dead(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
         """Reload or restart a dead engine; end the job if that does not help."""
         minutes = launch.spec.start_minutes
         if not _has_passed(launch.now, engine_probe.dead_since(reason), minutes):
@@ -280,7 +276,7 @@ class Reconciler:
         reason = f"{reason}. It did not recover within {minutes:g} minutes: launch it again{advice}"
         return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
-    def _not_ready(self, launch: Launch, found: Step, reason: str) -> Step:
+    def _not_ready(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
         if engine_probe.dead_since(launch.reason) is not None:
             return self._dead(launch, found, launch.reason)
         if launch.healthy_at is not None:
@@ -289,35 +285,35 @@ class Reconciler:
         if not _has_passed(launch.now, launch.started_at, minutes):
             return found
         reason = f"the model was not ready {minutes:g} minutes after the job's start"
-        if last := _last_words(found.log or ""):
+        if last := last_words(found.log or ""):
             reason = f"{reason}. The job's last words: {last}"
         return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
-    async def _serve(self, launch: Launch, profile: Profile, found: Step, *, is_used: bool) -> Step:
+    async def _serve(
+        self, launch: ClaimedLaunch, profile: Profile, found: Step, *, is_used: bool
+    ) -> Step:
         """Register the server of a ready model, and stop it after a time without use."""
         assert found.address is not None
         try:
-            await self._register(launch, profile, found.address)
+            await self._servers.register(launch, profile, found.address)
         except ConflictError as error:
             return replace(
                 found, state="stopping", pause=0, reason=error.detail, end_state="failed"
             )
-        is_used = (
-            launch.healthy_at is None
-            or is_used
-            or (await self._servers.running()).get(launch.name, 0) > 0
-        )
+        is_used = launch.healthy_at is None or is_used or await self._servers.has_running(launch)
         idle = launch.spec.idle_minutes
         if not is_used and idle and _has_passed(launch.now, launch.last_used_at, idle):
             reason = f"idle for {idle:g} minutes"
             return replace(found, state="stopping", pause=0, reason=reason, end_state="stopped")
         return replace(found, state="healthy", pause=self._poll, used=is_used)
 
-    async def _stop(self, launch: Launch, profile: Profile, directory: Directory, job: Job) -> Step:
+    async def _stop(
+        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
+    ) -> Step:
         """Drain the server, end the job, remove its files: then the launch has ended."""
         again = Step("stopping", min(self._poll, 1.0), follower_id=self._follower_of(launch))
         if job.phase in (Phase.WAITING, Phase.RUNNING):
-            if not await self._is_drained(launch):
+            if not await self._servers.is_drained(launch):
                 return again
             await self._providers[launch.provider].cancel(profile, launch.id)
             return replace(
@@ -325,103 +321,29 @@ class Reconciler:
             )
         log = await directory.log()
         if launch.address is not None:
-            await self._unregister(launch)
+            await self._servers.unregister(launch)
         await self._tunnels.close(launch.id)
         await directory.remove()
         return Step(
             launch.end_state or "stopped", 0, launch.reason, log=log, exit_code=job.exit_code
         )
 
-    async def _is_drained(self, launch: Launch) -> bool:
-        """True when no result runs on the server any more, or the time-out is over."""
-        assert launch.stopping_at is not None
-        if launch.healthy_at is None:
-            return True
-        try:
-            await self._servers.drain(launch.name, is_draining=True)
-        except NotFoundError:
-            return True
-        since = launch.now - launch.stopping_at
-        if since >= self._drain_limit:
-            return True
-        return since >= self._settling and not (await self._servers.running()).get(launch.name)
-
-    async def _published(self, launch: Launch, directory: Directory) -> PublishedAddress | None:
+    async def _published(
+        self, launch: ClaimedLaunch, directory: Directory
+    ) -> PublishedAddress | None:
         if launch.node is not None and launch.ports is not None:
             return PublishedAddress(launch.node, launch.ports)
         return await directory.published()
 
-    async def _reachable_address(
-        self, launch: Launch, profile: Profile, server: PublishedAddress
-    ) -> dict[str, str]:
-        """Addresses of the server for the workers, through a tunnel if one is needed."""
-        host, ports = server.node, server.ports
-        if profile.host is not None:
-            wanted = _ports_of(launch.address) if launch.address else None
-            ports = await self._tunnels.ensure(profile, launch.id, host, ports, wanted)
-            host = profile.tunnel_listen
-        return {name: f"{host}:{port}" for name, port in zip(_PROTOCOLS, ports, strict=True)}
-
-    async def _register(self, launch: Launch, profile: Profile, address: dict[str, str]) -> None:
-        """Have results routed to it. Raises ConflictError if its name is another server's."""
-        server = ServerAddress(
-            launch.name, address["grpc"], address["http"], address["metrics"], profile.slots
-        )
-        try:
-            await self._servers.add(server)
-        except ConflictError:
-            if launch.healthy_at is None:
-                raise
-            # It is registered with its tunnel's former ports.
-            await self._unregister(launch)
-            await self._servers.add(server)
-
-    async def _unregister(self, launch: Launch) -> None:
-        """Remove its server, but not an operator's of the same name."""
-        assert launch.address is not None
-        for server in await self._servers.all():
-            is_own = launch.healthy_at is not None or server.grpc == launch.address["grpc"]
-            if server.name == launch.name and is_own:
-                with contextlib.suppress(NotFoundError):
-                    await self._servers.remove(launch.name)
-
-    def _pause(self, launch: Launch, since: datetime | None) -> float:
+    def _pause(self, launch: ClaimedLaunch, since: datetime | None) -> float:
         """Seconds to the next check of a launch about to change, growing with the time it takes."""
         elapsed = (launch.now - since).total_seconds() if since else 0.0
         return min(self._poll, max(_MIN_CHECK_SECONDS, elapsed / 5))
 
-    def _follower_of(self, launch: Launch) -> UUID | None:
+    def _follower_of(self, launch: ClaimedLaunch) -> UUID | None:
         """This process, if the launch needs a tunnel: a tunnel belongs to a process."""
         return None if self._profiles[launch.profile].host is None else self._id
 
 
-def job_from_exit_file(launch: Launch, status: int, seconds: int) -> Job:
-    """The end of a job by its own exit file."""
-    limit = launch.spec.time_limit_minutes * 60
-    if status == 0:
-        end, words = End.COMPLETED, "the job ended with status 0"
-    elif launch.provider == "slurm" and seconds >= limit - 1:
-        end, words = End.TIMEOUT, "the job's time limit was reached"
-    elif status == _TERMINATED:
-        end, words = End.CANCELLED, "the job was ended by SIGTERM"
-    else:
-        end, words = End.FAILED, f"the job ended with status {status}"
-    return Job(Phase.ENDED, launch.job_id, launch.node, words, end, status)
-
-
-def _last_words(log: str) -> str:
-    """Triton's last error, without the trace that it ends with; else the last lines."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
-    if errors and len(lines) - errors[-1] <= _MAX_TRACE_LINES:
-        lines_of_error = takewhile(lambda line: line != _TRACE, lines[errors[-1] :])
-        return " | ".join(islice(lines_of_error, _LAST_LINES))[:_LAST_CHARACTERS]
-    return " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
-
-
 def _has_passed(now: datetime, since: datetime | None, minutes: float) -> bool:
     return since is not None and now - since >= timedelta(minutes=minutes)
-
-
-def _ports_of(address: dict[str, str]) -> tuple[int, ...]:
-    return tuple(int(address[name].rpartition(":")[2]) for name in _PROTOCOLS)

@@ -31,9 +31,9 @@ _ENDS = {
 }
 _WORDS = {
     "NODE_FAIL": "its node failed",
-    "OUT_OF_MEMORY": "it used more memory than it had asked for",
+    "OUT_OF_MEMORY": "it used more memory than it requested",
     "BOOT_FAIL": "its node did not boot",
-    "PREEMPTED": "a job that goes first took its place",
+    "PREEMPTED": "a job of higher priority took its place",
     "TIMEOUT": "its time limit was reached",
     "DEADLINE": "its deadline was reached",
     "CANCELLED": "it was cancelled",
@@ -110,7 +110,6 @@ class Slurm:
         return (int(found[1]), int(found[2])) if found else (None, None)
 
     async def _node_reason(self, profile: Profile, node: str) -> str:
-        """An administrator's remark on the node."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", node):
             return ""
         answer = await self._hosts.run(profile, ["scontrol", "show", "node", "-o", node])

@@ -241,7 +241,7 @@ def _served_name(model: str) -> str:
     except ModelRepositoryError:
         name = ""
     if not patterns.fits(patterns.NAME, name):
-        raise _wrong("served_name", f"{model!r} makes no plain name: give one")
+        raise _wrong("served_name", f"{model!r} gives no plain name: name one")
     return name
 
 

@@ -7,7 +7,7 @@ is recorded, and then ended.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -30,10 +30,44 @@ EndState = Literal["stopped", "timeout", "failed"]
 STOPPED_ON_REQUEST = "stopped on request"
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
-# All but `log`, which may be long.
-_COLUMNS = """id, team_id, name, provider, profile, model, spec, state, reason, end_state, job_id,
-  node, machine, ports, address, requests, exit_code, submitted_at, started_at, healthy_at,
-  last_used_at, stopping_at, ended_at, lease_expires_at"""
+
+@dataclass(slots=True, frozen=True)
+class Launch:
+    """A row of the table, without `log`, which may be long."""
+
+    id: UUID
+    name: str
+    provider: Provider
+    profile: str
+    model: str
+    spec: LaunchSpec
+    state: State
+    reason: str
+    end_state: EndState | None
+    job_id: str | None
+    node: str | None
+    machine: str | None
+    ports: tuple[int, ...] | None
+    address: dict[str, str] | None
+    requests: int
+    exit_code: int | None
+    submitted_at: datetime | None
+    started_at: datetime | None
+    healthy_at: datetime | None
+    last_used_at: datetime | None
+    stopping_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class ClaimedLaunch(Launch):
+    """A launch that this process has claimed until `lease`; `now`: by the database's clock."""
+
+    lease: datetime
+    now: datetime
+
+
+_COLUMNS = ", ".join(f"launches.{field.name}" for field in fields(Launch))
 
 _CREATE = f"""
 WITH made AS (
@@ -63,7 +97,7 @@ WITH due AS (
 )
 UPDATE launches SET lease_expires_at = now() + make_interval(secs => $6)
 FROM due WHERE launches.id = due.id
-RETURNING {", ".join(f"launches.{column.strip()}" for column in _COLUMNS.split(","))}, now() AS now
+RETURNING {_COLUMNS}, launches.lease_expires_at AS lease, now() AS now
 """
 
 _SECONDS_UNTIL_DUE = f"""
@@ -115,33 +149,6 @@ ORDER BY team_id DESC, id DESC LIMIT $4
 
 
 @dataclass(slots=True, frozen=True)
-class Launch:
-    """A launch that this process has claimed until `lease`; `now`: by the database's clock."""
-
-    id: UUID
-    name: str
-    provider: Provider
-    profile: str
-    spec: LaunchSpec
-    state: State
-    reason: str
-    end_state: EndState | None
-    job_id: str | None
-    node: str | None
-    ports: tuple[int, ...] | None
-    address: dict[str, str] | None
-    requests: int
-    submitted_at: datetime | None
-    started_at: datetime | None
-    healthy_at: datetime | None
-    last_used_at: datetime | None
-    stopping_at: datetime | None
-    now: datetime
-    lease: datetime
-    machine: str | None = None
-
-
-@dataclass(slots=True, frozen=True)
 class Step:
     """Finding of one check; None keeps the stored value. `pause`: seconds to the next check."""
 
@@ -171,7 +178,7 @@ class LaunchStore:
 
     # --- for the team ---------------------------------------------------------------------------
 
-    async def create(self, team_id: str, provider: Provider, spec: LaunchSpec) -> asyncpg.Record:
+    async def create(self, team_id: str, provider: Provider, spec: LaunchSpec) -> Launch:
         """Store a launch; a follower does the rest. Raises ConflictError if its name is taken."""
         identifier = new_id()
 
@@ -191,18 +198,19 @@ class LaunchStore:
                 f"The name {spec.name!r} is taken by a launch that has not ended, or by a server. "
                 "Choose another one, or stop that one first."
             )
-        return row
+        return Launch(**_members(row))
 
     async def list(
         self, team_id: str, *, state: State | None, after: UUID | None, limit: int
-    ) -> Sequence[asyncpg.Record]:
-        return await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit, state)
+    ) -> Sequence[Launch]:
+        rows = await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit, state)
+        return [Launch(**_members(row)) for row in rows]
 
-    async def get(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
+    async def get(self, team_id: str, launch_id: UUID) -> Launch:
         row = await self._database.fetchrow(
             f"SELECT {_COLUMNS} FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
         )
-        return _found(row, launch_id)
+        return Launch(**_members(_found(row, launch_id)))
 
     async def log(self, team_id: str, launch_id: UUID) -> str:
         """The end of the job's output at the last check. Raises NotFoundError."""
@@ -212,13 +220,12 @@ class LaunchStore:
         text: str = _found(row, launch_id)["log"]
         return text
 
-    async def stop(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
+    async def stop(self, team_id: str, launch_id: UUID) -> Launch:
         """Request a launch's stop, if it has not ended, and return it. Raises NotFoundError."""
         await self._database.fetch(_STOP, launch_id, team_id, STOPPED_ON_REQUEST)
         return await self.get(team_id, launch_id)
 
     async def delete(self, team_id: str, launch_id: UUID) -> None:
-        """Delete a launch that has ended. Raises NotFoundError, ConflictError."""
         row = await self._database.fetchrow(
             "DELETE FROM launches WHERE id = $1 AND team_id = $2 AND ended_at IS NOT NULL "
             "RETURNING id",
@@ -228,7 +235,7 @@ class LaunchStore:
         if row is None:
             launch = await self.get(team_id, launch_id)
             raise ConflictError(
-                f"The launch is {launch['state']}: stop it first (POST /launches/{launch_id}/stop)."
+                f"The launch is {launch.state}: stop it first (POST /launches/{launch_id}/stop)."
             )
 
     # --- for its follower -----------------------------------------------------------------------
@@ -242,13 +249,13 @@ class LaunchStore:
         takeover_seconds: float,
         count: int,
         lease_seconds: float,
-    ) -> Sequence[Launch]:
+    ) -> Sequence[ClaimedLaunch]:
         """Claim launches that are due; no other follower claims them before the lease is over."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(
                 _CLAIM, profiles, machine, follower_id, takeover_seconds, count, lease_seconds
             )
-        return [_to_launch(row) for row in rows]
+        return [ClaimedLaunch(**_members(row), lease=row["lease"], now=row["now"]) for row in rows]
 
     async def seconds_until_due(
         self,
@@ -265,7 +272,7 @@ class LaunchStore:
         seconds: float | None = row[0]
         return seconds
 
-    async def advance(self, launch: Launch, step: Step) -> None:
+    async def advance(self, launch: ClaimedLaunch, step: Step) -> None:
         """Commit a finding; no effect after the lease is lost."""
         await self._database.fetch(
             _ADVANCE,
@@ -304,27 +311,9 @@ def _json(value: Any) -> str | None:
     return None if value is None else orjson.dumps(value).decode()
 
 
-def _to_launch(row: asyncpg.Record) -> Launch:
-    return Launch(
-        id=row["id"],
-        name=row["name"],
-        provider=row["provider"],
-        profile=row["profile"],
-        spec=LaunchSpec.model_validate_json(row["spec"]),
-        state=row["state"],
-        reason=row["reason"],
-        end_state=row["end_state"],
-        job_id=row["job_id"],
-        node=row["node"],
-        ports=tuple(orjson.loads(row["ports"])) if row["ports"] else None,
-        address=orjson.loads(row["address"]) if row["address"] else None,
-        requests=row["requests"],
-        submitted_at=row["submitted_at"],
-        started_at=row["started_at"],
-        healthy_at=row["healthy_at"],
-        last_used_at=row["last_used_at"],
-        stopping_at=row["stopping_at"],
-        now=row["now"],
-        lease=row["lease_expires_at"],
-        machine=row["machine"],
-    )
+def _members(row: asyncpg.Record) -> dict[str, Any]:
+    return {field.name: row[field.name] for field in fields(Launch)} | {
+        "spec": LaunchSpec.model_validate_json(row["spec"]),
+        "ports": tuple(orjson.loads(row["ports"])) if row["ports"] else None,
+        "address": orjson.loads(row["address"]) if row["address"] else None,
+    }

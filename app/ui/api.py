@@ -148,7 +148,6 @@ class Api:
             raise ApiError(502, "unknown", message) from error
 
     async def send(self, method: str, path: str, **asked: Unpack[RequestOptions]) -> httpx.Response:
-        """Send one request, and read the whole response."""
         async with self.stream(method, path, **asked) as response:
             await response.aread()
             return response
@@ -157,7 +156,6 @@ class Api:
     async def stream(
         self, method: str, path: str, **asked: Unpack[RequestOptions]
     ) -> AsyncIterator[httpx.Response]:
-        """Send one request; the caller reads the response's body."""
         params = asked.get("params") or {}
         given = {name: value for name, value in params.items() if value not in (None, "")}
         try:
@@ -191,7 +189,6 @@ def api_of(request: Request) -> Api:
 
 
 def visitor_of(request: Request) -> str | None:
-    """The visitor's address, if known."""
     return request.client.host if request.client else None
 
 
@@ -235,7 +232,6 @@ def _unreachable(url: str, error: httpx.HTTPError) -> ApiError:
 
 
 def _plain(message: str) -> str:
-    """Pydantic's message in this page's words."""
     return message.replace("Input should be", "must be", 1)
 
 

@@ -48,7 +48,6 @@ class LargeResultError(ApiError):
 
 
 async def proxy(api: Api, path: str, file_name: str) -> ProxiedResponse:
-    """A response as a file to download."""
     stack = AsyncExitStack()
     try:
         response = await stack.enter_async_context(api.stream("GET", path))

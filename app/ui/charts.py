@@ -135,7 +135,6 @@ def _lines(series: Sequence[Series], top: float) -> Markup:
 
 
 def _path(values: Sequence[float | None], top: float) -> str:
-    """Lines through neighbours."""
     drawn, is_open = [], False
     for value, point in zip(values, _points(values, top), strict=True):
         if _is_number(value):
@@ -194,7 +193,6 @@ def _time(times: Sequence[datetime], place: int) -> str:
 
 
 def _time_labels(times: Sequence[datetime]) -> list[str]:
-    """The first, the last, and evenly spaced ones between them."""
     count = min(len(times), 5)
     places = {round(place * (len(times) - 1) / max(count - 1, 1)) for place in range(count)}
     return [_time(times, place) for place in sorted(places)]

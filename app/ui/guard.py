@@ -108,6 +108,5 @@ def _with_headers(send: Send) -> Send:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port."""
     host = host.lower()
     return host.split("]", 1)[0] + "]" if host.startswith("[") else host.rsplit(":", 1)[0]

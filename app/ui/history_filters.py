@@ -33,7 +33,6 @@ class Chip(NamedTuple):
 
 
 def read_filters(query: Mapping[str, str]) -> dict[str, str]:
-    """The active filters of an address."""
     return {name: text for name in LABELS if (text := query.get(name, "").strip())}
 
 
@@ -54,7 +53,6 @@ def to_params(filters: Mapping[str, str]) -> Params:
 
 
 def to_form(filters: Mapping[str, str]) -> dict[str, str]:
-    """Values of the form's controls; empty texts for inactive filters."""
     form = dict.fromkeys(LABELS, "") | dict(filters)
     for name in _TIMES:
         if time := _to_time(form[name]):
@@ -63,7 +61,6 @@ def to_form(filters: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_chips(filters: Mapping[str, str]) -> list[Chip]:
-    """The active filters, each with the address without it."""
     return [
         Chip(
             LABELS[name],

@@ -25,7 +25,6 @@ def steps(now: datetime, minutes: int, rows: Sequence[Row] = ()) -> list[datetim
 
 
 def floor(time: datetime, seconds: float) -> datetime:
-    """The beginning of the step that contains a time."""
     return datetime.fromtimestamp(time.timestamp() // seconds * seconds, UTC)
 
 

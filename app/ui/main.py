@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from app.ui.api import ApiError, Client
+from app.ui.bulk.uploaded_file import SpaceBudget
 from app.ui.exposure import ExposureGuard
 from app.ui.guard import HEADERS, BodyTooLargeError, Guard
 from app.ui.pages import (
@@ -91,7 +92,7 @@ def create_ui(settings: UiSettings) -> Starlette:
     )
     app.state.settings = settings
     app.state.sessions = sessions
-    app.state.bulk_space = bulk.SpaceBudget(settings.max_upload_bytes)
+    app.state.bulk_space = SpaceBudget(settings.max_upload_bytes)
     return app
 
 

@@ -100,7 +100,6 @@ class FormError(ValueError):
 
 
 async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
-    """The controls by group, by the API's document at present."""
     document = await api.get_public("/openapi.json")
     properties = document["components"]["schemas"]["SamplingParameters"]["properties"]
     parameters = [

@@ -60,7 +60,6 @@ def fragment(request: Request, template: str, status: int = 200, /, **context: A
 
 
 def to_time(value: str | datetime) -> datetime:
-    """A time of the API's JSON."""
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)
 
 
@@ -72,7 +71,6 @@ def number(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration, in a fitting unit."""
     if value is None:
         return UNKNOWN
     if value < 0.9995:
@@ -111,7 +109,6 @@ def quoted(text: str) -> Markup:
 
 
 def capitalize_first(text: str) -> str:
-    """A phrase as the beginning of a sentence."""
     return text[:1].upper() + text[1:]
 
 

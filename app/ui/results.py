@@ -53,7 +53,6 @@ def state_of(result: Mapping[str, Any]) -> str:
 
 
 def figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Figures of its run, each with its name."""
     times = timings(result)
     usage = result["usage"] or {}
     tokens = usage.get("completion_tokens")
@@ -102,7 +101,6 @@ def _text(result: Mapping[str, Any]) -> str:
 
 
 def one_line(text: str | None) -> str:
-    """The beginning of a text, for a list."""
     return " ".join((text or "")[:1000].split())[:200]
 
 

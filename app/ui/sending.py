@@ -25,7 +25,6 @@ async def kept_fields(request: Request) -> list[tuple[str, str]]:
 
 
 def fields_of(form: FormData) -> list[tuple[str, str]]:
-    """The fields of a form, without its files."""
     return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
 
 

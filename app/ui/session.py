@@ -54,7 +54,6 @@ class Sessions:
 
     @staticmethod
     def end(response: Response) -> None:
-        """Have the browser delete the token."""
         response.delete_cookie(_COOKIE, httponly=True, samesite="lax")
 
 

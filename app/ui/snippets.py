@@ -8,7 +8,6 @@ from typing import Any
 
 
 def curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
-    """A shell command that sends the body and waits for the answer."""
     lines = [f"curl -s {shlex.quote(api_url + '/results/')}"]
     if needs_token:
         lines.append('-H "Authorization: Bearer $TOKEN"')

@@ -72,7 +72,6 @@ TARGETS = {
 
 
 def main() -> int:
-    """Install the environment of the command line; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("venv", type=Path)
@@ -148,7 +147,6 @@ class Uv:
                     self.environment.setdefault(variable, joined)
 
     def install(self, arguments: Sequence[str]) -> None:
-        """Install, with uv's own progress in a terminal; raises InstallError."""
         quiet = [] if sys.stderr.isatty() else ["--quiet"]
         run([*self._command, *quiet, *arguments], self.environment)
 
@@ -218,7 +216,6 @@ def has_shared_library(program: str) -> bool:
 
 
 def make_environment(target: Target, program: str, venv: Path) -> None:
-    """Create a virtual environment; that of the service with pip."""
     if target.is_triton:
         uv = Path(sys.executable).with_name("uv")
         run([str(uv), "venv", "--quiet", "--allow-existing", "--python", program, str(venv)])
@@ -239,7 +236,7 @@ def check_space(directory: Path, needed_mib: int) -> None:
     if free_mib < needed_mib:
         raise InstallError(
             f"{free_mib} MiB free in {directory}, {needed_mib} MiB needed: make room there, "
-            "or use LIGHT=1, which does without vLLM."
+            "or use LIGHT=1, which needs no vLLM."
         )
 
 
@@ -255,7 +252,6 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> No
 
 
 def output_of(command: Sequence[str]) -> str:
-    """A command's output, stripped; "" when it fails."""
     try:
         ended = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
     except OSError:

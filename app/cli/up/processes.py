@@ -99,7 +99,6 @@ def _open_log(log_file: Path) -> BinaryIO:
 
 
 async def wait_exit(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a child and return its status, negative for a signal."""
     while process.poll() is None:
         await any_exit([process.pid], None)
     _spawned.pop(process.pid, None)
@@ -139,7 +138,6 @@ async def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, gr
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A living process and all its living descendants; none when it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [psutil.Process(pid), *descendants(pid)]
     return []

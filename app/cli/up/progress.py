@@ -27,7 +27,6 @@ class Step:
         return time.monotonic() - self.started
 
     def report(self, detail: str) -> None:
-        """Change the detail."""
         self.detail = detail
 
     def __str__(self) -> str:
@@ -72,7 +71,6 @@ class Progress:
         self.line(f"  {name} {done} ({step.seconds:.1f} s)")
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
         self._erase()
         self._stream.write(f"{text}\n")
         self._stream.flush()

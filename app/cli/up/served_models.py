@@ -72,7 +72,6 @@ async def obtain(source: ModelSource, data: Path, progress: Progress) -> Path:
 
 
 def _demo_for_gpu(data: Path) -> Path:
-    """The demo model with a GPU's number format and CUDA graphs."""
     arguments = orjson.loads((_DEMO / "1" / "model.json").read_bytes())
     engine = {name: value for name, value in arguments.items() if name not in _CPU_ONLY}
     entry = data / "models" / "demo"

@@ -42,7 +42,6 @@ class ServicePart:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
-        """Start the process and wait until it is ready; raises `StartError`."""
         report("starting")
         log_start = processes.begin_log(self.log_file)
         self._process = process = run(self._command, self._environment, self.log_file)
@@ -92,7 +91,6 @@ class ServicePart:
 
 
 async def migrate(environment: Mapping[str, str], log_file: Path) -> None:
-    """Bring the database's schema up to date; raises `StartError`."""
     log_start = processes.begin_log(log_file)
     process = run("migrate", environment, log_file)
     try:

@@ -263,7 +263,6 @@ class EmbeddedTriton:
                 await asyncio.gather(load, return_exceptions=True)
 
     def _note(self, text: str) -> None:
-        """Write a line of our own into the server's log."""
         with self.log_file.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} make run: {text}\n")
 

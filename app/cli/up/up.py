@@ -230,7 +230,6 @@ def _web_page(options: UpOptions, port: int, logs: Path) -> ServicePart:
 def _attribution(
     index: str, environment: Mapping[str, str], logs: Path, grace: float
 ) -> ServicePart:
-    """The attribution worker of an index."""
     return ServicePart(
         f"Attribution {index}",
         f"worker --kind attribution --index {index}",
@@ -306,11 +305,10 @@ def _ready_text(
     if indexes:
         count = _curl(f"{url}/{indexes[0]}/count", '{"query": "the"}')
         lines += [f"  Index  {', '.join(indexes)}", f"  Try    {count}"]
-    return "\n".join([*lines, "Ctrl-C stops all of it; the data stays.\n"])
+    return "\n".join([*lines, "Ctrl-C stops everything; the data stays.\n"])
 
 
 def _curl(url: str, body: str, *more: str) -> str:
-    """A command to paste."""
     return shlex.join(
         ["curl", "-s", url, "-H", "Content-Type: application/json", *more, "-d", body]
     )

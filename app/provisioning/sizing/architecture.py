@@ -237,7 +237,6 @@ class _Counter:
         return self.config.number("moe_intermediate_size", *_INNER, high=MAX_WIDTH)
 
     def _feed_forward(self, inner: int) -> tuple[int, int]:
-        """Elements of the matrices and of the biases."""
         matrices = 3 if self.family.gated else 2
         bias = self._is("mlp_bias") * ((matrices - 1) * inner + self.hidden)
         return matrices * self.hidden * inner, bias
@@ -263,7 +262,6 @@ class _Counter:
         return min(self.experts, self.config.number(*_CHOSEN, high=MAX_EXPERTS))
 
     def _moe_layers(self) -> int:
-        """Layers with experts; the others are dense."""
         if not self.experts:
             return 0
         config = self.config
@@ -296,7 +294,6 @@ class _Counter:
     # --- Norms, embeddings, the rest --------------------------------------------------------------
 
     def _norms(self) -> int:
-        """Elements of one layer's norms."""
         norms = self.family.norms
         config = self.config
         if config.text("model_type") == "falcon":

@@ -58,7 +58,6 @@ class CacheShape:
         return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
 
     def _blocks(self, context: int) -> int:
-        """Blocks of one request, over all groups."""
         return sum(
             -(-layers.count // self._group_size) * self._group_blocks(layers.window, context)
             for layers in self.facts.cache

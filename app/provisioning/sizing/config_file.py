@@ -161,14 +161,14 @@ def _add_header(file: Path, sizes: dict[str, int]) -> None:
         with file.open("rb") as opened:
             header_bytes = int.from_bytes(opened.read(8), "little")
             if header_bytes > min(MAX_HEADER_BYTES, length):
-                raise PlanError(f"{file}: is no safetensors file (its header is too long)")
+                raise PlanError(f"{file}: is not a safetensors file (its header is too long)")
             header = orjson.loads(opened.read(header_bytes))
     except OSError as error:
         raise PlanError(f"{file}: cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError:
-        raise PlanError(f"{file}: is no safetensors file (its header is no JSON)") from None
+        raise PlanError(f"{file}: is not a safetensors file (its header is not JSON)") from None
     if not isinstance(header, dict):
-        raise PlanError(f"{file}: is no safetensors file (its header is no JSON object)")
+        raise PlanError(f"{file}: is not a safetensors file (its header is not a JSON object)")
     for name, tensor in header.items():
         if name == "__metadata__":
             continue
@@ -184,7 +184,7 @@ def _add_header(file: Path, sizes: dict[str, int]) -> None:
 
 def _absence(file: Path) -> str:
     if file.exists():
-        return "is no file"
+        return "is not a file"
     is_id = _MODEL_ID.fullmatch(str(file)) and file.suffix != ".json" and not file.parent.exists()
     fetch = (
         f"; of a Hugging Face model download its config.json first: hf download {file} config.json"

@@ -102,7 +102,6 @@ def plan_on(
     engine: Engine | None = None,
     serve_minutes: int = 60,
 ) -> Plan:
-    """The same for a given number of GPUs."""
     asked = _validated_request(facts, context, concurrency, engine or Engine(), serve_minutes)
     _check("gpus", gpus, MAX_GPUS)
     return _on(asked, gpu, gpus)
@@ -169,7 +168,6 @@ def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
 def _validated_request(
     facts: ModelFacts, context: int | None, concurrency: int, engine: Engine, serve_minutes: int
 ) -> _Request:
-    """Validate the request. Raises PlanError."""
     _check("concurrency", concurrency, MAX_CONCURRENCY)
     _check("max_gpus", engine.max_gpus, MAX_GPUS)
     _check("max_num_batched_tokens", engine.max_num_batched_tokens, MAX_BATCH)
@@ -256,7 +254,7 @@ def _shortage(
         what = f"lacks {-cache / GIB:.1f} GiB per GPU for weights and overhead"
         # Fewer requests than the engine may run anyway change nothing.
         if is_mostly_overhead and asked.concurrency == asked.engine.max_num_seqs:
-            what += ": ask for fewer requests"
+            what += ": request a lower concurrency"
     elif requests < 1:
         lacking = (shape.request_bytes(context) - cache) / GIB
         what = f"lacks {lacking:.1f} GiB per GPU for one request of {context} tokens"

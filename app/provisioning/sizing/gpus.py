@@ -61,5 +61,5 @@ def find_gpus(name: str) -> list[Gpu]:
         return [GPUS[wanted]]
     found = [gpu for gpu in GPUS.values() if gpu.name.startswith(f"{wanted}-")]
     if not found:
-        raise PlanError(f"{name[:40]!r} is no GPU known here: there are {', '.join(GPUS)}")
+        raise PlanError(f"{name[:40]!r} is not a known GPU: there are {', '.join(GPUS)}")
     return found

@@ -33,7 +33,6 @@ class Members:
         return f"{self._place}{self._first(names)[0]}"
 
     def has(self, name: str) -> bool:
-        """Present, and not null."""
         return self._document.get(name) is not None
 
     def names(self, most: int) -> list[str]:
@@ -41,7 +40,6 @@ class Members:
         return list(self._document)[:most]
 
     def get(self, name: str) -> Any:
-        """The member as it is; None if absent."""
         value = self._document.get(name)
         return self._defaults.get(name) if value is None else value
 
@@ -82,7 +80,6 @@ class Members:
         return value
 
     def texts(self, name: str, length: int) -> list[str] | None:
-        """A list of `length` texts; None if absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -102,7 +99,6 @@ class Members:
         return [Members(item, f"{self._place}{name}[{place}].") for place, item in enumerate(value)]
 
     def refuse_others(self, *known: str) -> None:
-        """Raise PlanError for any other member."""
         for name in self._document:
             if name not in known:
                 raise PlanError(f"{self._place}{name[:80]}: unknown; there are {', '.join(known)}")

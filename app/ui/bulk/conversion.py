@@ -194,7 +194,6 @@ class SeenTexts:
         self._count = 0
 
     def add(self, text: str) -> bool:
-        """Add a text; True if it is new."""
         mark = hash(text) & 0xFFFF_FFFF_FFFF_FFFF or 1
         if not self._insert(mark):
             return False

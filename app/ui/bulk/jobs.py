@@ -38,7 +38,6 @@ class Part:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The page's own entries in the batch."""
         return self.batch["metadata"] or {}
 
     @property
@@ -60,7 +59,6 @@ class Part:
 
     @property
     def is_last(self) -> bool:
-        """True for the part whose id is the job's."""
         number, _, count = self.metadata.get("bulk_part", "1/1").partition("/")
         return number == count
 
@@ -75,7 +73,6 @@ class Part:
 
     @property
     def rows_file_id(self) -> str | None:
-        """The file of the rows behind its lines."""
         return self.metadata.get("bulk_rows")
 
     @property
@@ -87,7 +84,6 @@ class Part:
 
     @property
     def earlier_ids(self) -> list[str]:
-        """The ids of the job's other batches, in their order."""
         texts = (self.metadata.get(f"bulk_parts_{number}", "") for number in range(1, 10))
         ids = [one for text in texts for one in text.split()]
         return [f"batch_{UUID(one)}" for one in ids if _ID.fullmatch(one)][: MAX_PARTS - 1]
@@ -157,7 +153,6 @@ class Job:
 
     @property
     def badge(self) -> str:
-        """CSS class of the state."""
         if not self.is_over:
             return "running"
         if any(part.state != "completed" for part in self.parts):
@@ -166,7 +161,6 @@ class Job:
 
     @property
     def refusals(self) -> list[tuple[int, Mapping[str, Any]]]:
-        """Errors of whole parts: the part's number, and the error."""
         return [
             (number, error)
             for number, part in enumerate(self.parts, 1)

@@ -99,7 +99,6 @@ class Template:
 
     @property
     def only_column(self) -> str | None:
-        """The column, if the template is a single column."""
         is_alone = len(self.parts) == 1 and not self.parts[0][0]
         return self.parts[0][1] if is_alone else None
 
@@ -169,7 +168,6 @@ class Mapping:
         return text
 
     def body_of(self, row: Row) -> dict[str, Any]:
-        """The request's body. Raises RowError."""
         body: dict[str, Any] = {}
         model = row.values.get(self.model_column) if self.model_column else None
         if model := (text_of(model).strip() or self.model):
@@ -239,8 +237,6 @@ def check_line(row: Row, endpoint: str) -> tuple[str, bytes]:
 
 
 def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping:
-    """Read the page's form. Raises MappingError."""
-
     def column(control: str) -> str | None:
         name = form.get(control) or None
         if name is not None and name not in columns:

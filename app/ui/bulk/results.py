@@ -69,7 +69,6 @@ class LineTooLongError(ValueError):
 
 
 async def split_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a file that comes in pieces. Raises LineTooLongError."""
     rest = bytearray()  # grows in place: a long line is not copied with each piece
     async for piece in pieces:
         first, *others = piece.split(b"\n")
@@ -139,7 +138,6 @@ class _Cursor:
         self._next: tuple[int, Answer] | None = None
 
     async def take(self, number: int) -> Answer | None:
-        """The answer to this line, if the file has it."""
         while self._lines is not None and (self._next is None or self._next[0] < number):
             line = await anext(self._lines, None)
             if line is None:
@@ -247,7 +245,6 @@ def escape_formula(text: str) -> str:
 
 
 def _free_name(name: str, columns: Sequence[str]) -> str:
-    """A name that is none of the file's."""
     while name in columns:
         name = f"answer_{name}"
     return name

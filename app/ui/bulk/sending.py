@@ -119,7 +119,6 @@ class Sending:
 
 
 async def delete_all(api: Api, ids: Sequence[str]) -> None:
-    """Delete files; missing ones are no error."""
     for file_id in ids:
         with contextlib.suppress(ApiError):
             await api.delete(f"/v1/files/{segment(file_id)}")
@@ -134,7 +133,6 @@ async def _pieces(path: Path, before: bytes, after: bytes) -> AsyncIterator[byte
 
 
 def _quotable(filename: str) -> str:
-    """The name in a form that quotation marks of a header allow."""
     return "".join("_" if one in '"\\\r\n' else one for one in filename)
 
 

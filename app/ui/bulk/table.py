@@ -183,7 +183,6 @@ def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
 
 
 def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:
-    """Each record's first line, its cells, and its error."""
     bounded = _Bounded(lines)
     reader = csv.reader(bounded, delimiter=delimiter, strict=True)
     while True:
@@ -214,7 +213,6 @@ class _Bounded:
         self._size = 0
 
     def begin(self) -> int:
-        """Begin a record; return its line's number."""
         self._first, self._size = self._number + 1, 0
         return self._first
 
@@ -242,7 +240,6 @@ def _explain(error: csv.Error) -> str:
 
 
 def _header(records: Iterator[tuple[int, list[str], str]]) -> list[str]:
-    """The names of the columns, from the first record."""
     line, cells, error = next(records, (1, [], "The file has no row."))
     if error:
         raise SourceError(f"Line {line}, the names of the columns: {error}")

@@ -4,14 +4,11 @@ The uploaded file stays in the API's file store between the steps, and a job is 
 process keeps nothing.
 """
 
-import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -20,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
-from app.ui.bulk.conversion import Bounds, Conversion, check_rows, convert
+from app.ui.bulk.conversion import Bounds, Conversion, convert
 from app.ui.bulk.jobs import MAX_PARTS, Job, Part, to_jobs
 from app.ui.bulk.mapping import (
     CHAT,
@@ -36,8 +33,8 @@ from app.ui.bulk.mapping import (
     to_line,
 )
 from app.ui.bulk.sending import AlreadySentError, Sending
-from app.ui.bulk.table import DELIMITERS, Table, read_table
-from app.ui.bulk.text import SourceError
+from app.ui.bulk.table import DELIMITERS
+from app.ui.bulk.uploaded_file import Source, UnreadableError, on_thread, open_upload
 from app.ui.guard import BodyTooLargeError
 from app.ui.pages.bulk_jobs import read_parts
 from app.ui.render import page
@@ -52,34 +49,12 @@ _FORM_FIELDS = (
     "endpoint", "prompt", "template", "system", "id", "model", "model_column", "skip",
     *PARAMETERS, *(f"{name}_column" for name in PARAMETERS),
 )  # fmt: skip
-# Two files at a time are read: more would only share the one interpreter.
-_READERS = ThreadPoolExecutor(2, thread_name_prefix="bulk")
-
-_T = TypeVar("_T")
-
-
-@dataclass(slots=True, frozen=True)
-class Source:
-    """An uploaded file, here for the duration of a request."""
-
-    id: str
-    name: str
-    size: int  # bytes
-    file: BinaryIO
-    table: Table
-    found: Conversion  # the result of reading all rows; it has no parts
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint of lines that are requests already."""
-        return str(self.table.sample[0].values.get("url", ""))
 
 
 # --- The list, and uploading -------------------------------------------------------------------------
 
 
 async def index(request: Request) -> Response:
-    """The list of jobs, with the form of an upload."""
     return await _index(request)
 
 
@@ -187,7 +162,7 @@ def _next_page(listed: Mapping[str, Any]) -> str | None:
 async def preview(request: Request) -> Response:
     """The first rows of an uploaded file, and the mapping of its columns."""
     try:
-        async with _source(request, request.query_params.get("separator", "")) as source:
+        async with open_upload(request, request.query_params.get("separator", "")) as source:
             return await _preview(request, source, guess_form(source.found.columns))
     except UnreadableError as error:
         return await _index(request, 422, problem=str(error))
@@ -200,7 +175,7 @@ async def send(request: Request) -> Response:
     # Browsers send line ends as CR LF; a prompt has the original ones.
     entered = {name: texts[name].replace("\r\n", "\n") for name in _FORM_FIELDS if name in texts}
     try:
-        async with _source(request, texts.get("separator", "")) as source:
+        async with open_upload(request, texts.get("separator", "")) as source:
             return await _send(request, source, entered, _key(texts.get("key", "")))
     except UnreadableError as error:
         return await _index(request, 422, problem=str(error))
@@ -214,7 +189,7 @@ async def _send(request: Request, source: Source, entered: dict[str, str], key: 
         return await _preview(request, source, entered, 422, problem=str(error), wrong=wrong)
     bounds = Bounds(lines=request.app.state.settings.batch_lines)
     with tempfile.TemporaryDirectory(prefix="bulk-") as directory:
-        done = await _in_thread(
+        done = await on_thread(
             source.file,
             lambda: convert(source.file, source.table, to_request, Path(directory), bounds),
         )
@@ -249,7 +224,6 @@ def _reader(
 
 
 def _refusal_reason(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
-    """Reason to refuse a converted file."""
     if not done.requests:
         return "No line can be sent: correct the mapping, or the file. Nothing was sent."
     if done.left_out and not is_skipping:
@@ -314,72 +288,6 @@ def _shown(value: Any) -> str:
         return text_of(value)
     except RowError as error:
         return f"({error})"
-
-
-class SpaceBudget:
-    """Budget of the temporary directory, in bytes, for the files of current requests.
-
-    Together they may have the size of one largest file: further ones are refused.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-
-    @contextlib.contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        """Reserve space for a file. Raises ApiError."""
-        if size > self._free:
-            raise ApiError(
-                503,
-                "busy",
-                "Other files are being read, and there is no room for this one beside them. It is "
-                "kept: try again in a minute.",
-                retry_after="30",
-            )
-        self._free -= size
-        try:
-            yield
-        finally:
-            self._free += size
-
-
-@contextlib.asynccontextmanager
-async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
-    """The uploaded file, read once. Raises ApiError with a message for people."""
-    api, file_id = api_of(request), request.path_params["file_id"]
-    checked = await api.get(f"/v1/files/{segment(file_id)}")
-    most = request.app.state.settings.max_upload_bytes
-    if checked["bytes"] > most:  # a program's upload, which the API accepts
-        raise UnreadableError(checked["filename"], f"It is larger than {most:,} bytes. Split it.")
-    space: SpaceBudget = request.app.state.bulk_space
-    with space.held(checked["bytes"]), tempfile.TemporaryFile(prefix="bulk-") as file:
-        async with api.stream(
-            "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
-        ) as response:
-            async for piece in response.aiter_bytes():
-                file.write(piece)
-
-        def read() -> tuple[Table, Conversion]:
-            table = read_table(file, checked["filename"], delimiter)
-            file.seek(0)
-            return table, check_rows(file, table)
-
-        try:
-            table, found = await _in_thread(file, read)
-        except SourceError as error:
-            raise UnreadableError(checked["filename"], str(error)) from error
-        yield Source(file_id, checked["filename"], checked["bytes"], file, table, found)
-
-
-class UnreadableError(Exception):
-    def __init__(self, filename: str, message: str) -> None:
-        super().__init__(f"{filename} cannot be used. {message}")
-
-
-async def _in_thread(file: BinaryIO, work: Callable[[], _T]) -> _T:
-    """Read a file from its beginning on a thread."""
-    file.seek(0)
-    return await asyncio.get_running_loop().run_in_executor(_READERS, work)
 
 
 routes = [

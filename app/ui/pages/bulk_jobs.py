@@ -42,7 +42,6 @@ async def job(request: Request) -> Response:
 
 
 async def progress(request: Request) -> Response:
-    """The part of the job's page that changes."""
     context = await _job_context(request)
     response = fragment(request, "_bulk_job.html", **context)
     if context["job"].is_over:
@@ -73,7 +72,6 @@ async def delete_files(request: Request) -> Response:
 
 
 async def results(request: Request) -> Response:
-    """Each row with its answer, as a file."""
     kind = request.path_params["kind"]
     if kind not in ("csv", "jsonl"):
         raise HTTPException(404)
@@ -140,7 +138,6 @@ async def _has_files(api: Api, found: Job) -> bool:
 
 
 async def _failures(api: Api, found: Job) -> list[Answer]:
-    """The first lines that failed."""
     failures: list[Answer] = []
     for part in found.parts:
         if (file_id := part.batch["error_file_id"]) is None:
@@ -198,7 +195,6 @@ async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
 
 
 async def _kept_rows(lines: _Lines | None) -> _Lines | None:
-    """The rows of a part, if they still exist."""
     if lines is not None:
         with _ignoring_missing():
             await anext(lines)  # the names of the columns
@@ -207,7 +203,6 @@ async def _kept_rows(lines: _Lines | None) -> _Lines | None:
 
 
 def _default_answer(part: Part) -> Answer:
-    """The answer of a line that is in no file of its batch."""
     if not part.is_over:
         return Answer()
     errors = (part.batch["errors"] or {"data": ()})["data"]

@@ -147,7 +147,6 @@ async def _bodies(api: Api, texts: Mapping[str, str]) -> dict[int, dict[str, Any
 
 
 def _parameters(texts: Mapping[str, str], place: int, shown: Iterable[Parameter]) -> dict[str, Any]:
-    """The parameters of one place. Raises FormError."""
     values = parse_parameters(shown, texts, f"{place}.p.")
     if more := texts.get(f"{place}.more", "").strip():
         try:

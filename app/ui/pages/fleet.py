@@ -24,12 +24,10 @@ async def show(request: Request) -> Response:
 
 
 async def part(request: Request) -> Response:
-    """The part that is refreshed every few seconds."""
     return fragment(request, "_fleet.html", **await _fleet(api_of(request)))
 
 
 async def load(request: Request) -> Response:
-    """Load a model, or unload it, on each server."""
     form, action = await read_form(request), _action(request, "load", "unload")
     name = str(form.get("name", ""))
     try:
@@ -54,7 +52,6 @@ async def register(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Drain a server, resume or remove it."""
     form, action = await read_form(request), _action(request, "drain", "resume", "remove")
     path = f"/servers/{segment(str(form.get('name', '')))}"
     try:

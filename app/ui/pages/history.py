@@ -124,7 +124,6 @@ async def _model_names(request: Request) -> list[str]:
 
 
 def _notice(query: Mapping[str, str]) -> str | None:
-    """A confirmation of the last action."""
     if query.get("deleted"):
         return "The result is deleted."
     count = query.get("cancelled", "")

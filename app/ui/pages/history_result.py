@@ -12,27 +12,24 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import Api, ApiError, api_of, segment
-from app.ui.attributions import to_attribution
 from app.ui.bounded import MAX_BYTES, get_bounded, proxy
 from app.ui.charts import stacked_bar
+from app.ui.pages import history_attribution
+from app.ui.pages.history_attribution import (
+    attribution_view,
+    attributions_of,
+    context_of,
+    without_answer,
+)
 from app.ui.parameters import FormError
 from app.ui.remedies import explain
 from app.ui.render import fragment, page, to_time
-from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, state_of, timings, to_view
+from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_view
 from app.ui.sending import key_of, read_form, texts_of
 
 _MAX_TURNS = 200
 _MAX_ATTEMPTS = 50
 _MAX_VALUE = 2_000  # characters of a parameter
-_MAX_INDEXES = 20
-_PAGE_SIZE = 100
-# Parameters of an attribution, by the names of the form's controls.
-_ATTRIBUTION_PARAMETERS: Mapping[str, type[int] | type[float]] = {
-    "maximumFrequency": int,
-    "minimumSpanLength": int,
-    "maximumSpanDensity": float,
-    "maximumDocumentsPerSpan": int,
-}
 
 
 async def show(request: Request) -> Response:
@@ -40,7 +37,6 @@ async def show(request: Request) -> Response:
 
 
 async def show_part(request: Request) -> Response:
-    """The part of the page that changes until the result has ended."""
     result_id = _id_of(request)
     if "x-part" not in request.headers:
         return RedirectResponse(f"/history/{result_id}", 303)
@@ -49,9 +45,9 @@ async def show_part(request: Request) -> Response:
     if result is None:
         return fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
     if result["kind"] == "attribution":
-        found = await _attribution(request, api, result)
+        found = await attribution_view(request, api, result)
         response = fragment(
-            request, "_attribution.html", result=await _without_answer(result), found=found
+            request, "_attribution.html", result=await without_answer(result), found=found
         )
     else:
         response = fragment(request, "_details.html", **await _details(api, result))
@@ -61,7 +57,6 @@ async def show_part(request: Request) -> Response:
 
 
 async def show_text(request: Request) -> Response:
-    """The whole answer as a file."""
     result_id = _id_of(request)
     result = await api_of(request).get(f"/results/{result_id}")
     text = result["result"] if isinstance(result["result"], str) else ""
@@ -80,13 +75,11 @@ async def show_prompt(request: Request) -> Response:
 
 
 async def show_json(request: Request) -> Response:
-    """The API's result as a file."""
     result_id = _id_of(request)
     return await proxy(api_of(request), f"/results/{result_id}", f"{result_id}.json")
 
 
 async def retry(request: Request) -> Response:
-    """Send the same request again; redirect to the new result's page."""
     form = await read_form(request)
     key = key_of(str(form.get("key", "")), {"retry_of": _id_of(request)})
 
@@ -99,8 +92,6 @@ async def retry(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Delete the result with its attributions."""
-
     async def remove() -> Response:
         await api_of(request).delete(f"/results/{_id_of(request)}")
         return RedirectResponse("/history?deleted=1", 303)
@@ -115,7 +106,9 @@ async def attribute(request: Request) -> Response:
     async def ask() -> Response:
         path = f"/results/{_id_of(request)}/attribution"
         params = {"index": texts.get("index")}
-        answer = await api_of(request).post(path, _attribution_parameters(texts), params)
+        answer = await api_of(request).post(
+            path, history_attribution.read_parameters(texts), params
+        )
         return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
 
     return await _run_action(request, ask(), texts)
@@ -124,7 +117,6 @@ async def attribute(request: Request) -> Response:
 async def _run_action(
     request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
 ) -> Response:
-    """Run an action; the result's page shows a refusal."""
     try:
         return await doing
     except (ApiError, FormError) as error:
@@ -150,7 +142,7 @@ async def _page(
         return await page(
             request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **shown
         )
-    context = await _context(api, result)
+    context = await context_of(api, result)
     common = {
         **shown,
         "prompt": _prompt(context),
@@ -162,8 +154,8 @@ async def _page(
             request,
             "history_attribution.html",
             status,
-            result=await _without_answer(result),
-            found=await _attribution(request, api, result, context),
+            result=await without_answer(result),
+            found=await attribution_view(request, api, result, context),
             key=uuid4().hex,
             **common,
         )
@@ -172,22 +164,11 @@ async def _page(
         request,
         "history_result.html",
         status,
-        attributions=await _attributions(api, result),
-        form={"index": "", **dict.fromkeys(_ATTRIBUTION_PARAMETERS, ""), **(texts or {})},
+        attributions=await attributions_of(api, result),
+        form={"index": "", **dict.fromkeys(history_attribution.PARAMETERS, ""), **(texts or {})},
         **{**await _details(api, result), "result": await to_view(result, view)},
         **common,
     )
-
-
-async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompt; an empty one if it was deleted just now."""
-    try:
-        context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return {"content": None, "messages": None}
-    return context
 
 
 def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +195,6 @@ def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _details(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Details of its run: times, attempts, the webhook's state."""
     result_id = segment(result["id"])
     attempts, deliveries = await asyncio.gather(
         api.get(f"/results/{result_id}/attempts"),
@@ -254,93 +234,7 @@ def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
     return {**attempt, "words": words, "seconds": seconds}
 
 
-async def _attributions(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The available indexes, and the existing attributions, as lists return them."""
-    indexes = await api.get_cached("/indexes")
-    found: list[dict[str, Any]] = []
-    if result["state"] != "pending":
-        # An attribution has its source's context. Lists omit its answer, which may be large.
-        lists = await asyncio.gather(
-            *(
-                api.get(
-                    "/results/",
-                    {
-                        "context_id": result["context_id"],
-                        "model_name": f"infini-gram/{name}",
-                        "limit": _PAGE_SIZE,
-                    },
-                )
-                for name in indexes[:_MAX_INDEXES]
-            )
-        )
-        found = [
-            {
-                "id": one["id"],
-                "index": name,
-                "state": state_of(one),
-                "created_at": one["created_at"],
-            }
-            for name, answers in zip(indexes, lists, strict=False)
-            for one in answers
-            if one.get("source_id") == result["id"]
-        ]
-    return {"indexes": indexes, "found": found, "following": result.get("attribution")}
-
-
-async def _attribution(
-    request: Request,
-    api: Api,
-    result: Mapping[str, Any],
-    context: Mapping[str, Any] | None = None,
-) -> dict[str, Any] | None:
-    """The documents of an ended attribution; `?span=` selects the span, counted from 1."""
-    if not isinstance(result["result"], dict):
-        return None
-    text = await _attributed_text(api, result, context)
-    asked = request.query_params.get("span", "")
-    chosen = int(asked) - 1 if asked.isdecimal() and len(asked) < 9 else None
-    return await asyncio.to_thread(to_attribution, result["result"], text, chosen)
-
-
-async def _attributed_text(
-    api: Api, result: Mapping[str, Any], context: Mapping[str, Any] | None
-) -> str | None:
-    """The attributed text: another result's, or its own context's."""
-    if result.get("source_id"):
-        try:
-            source = await get_bounded(api, f"/results/{segment(result['source_id'])}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
-        return source["result"] if source and isinstance(source["result"], str) else None
-    shown = context or await _context(api, result)
-    return shown["content"] if isinstance(shown["content"], str) else None
-
-
-async def _without_answer(result: Mapping[str, Any]) -> dict[str, Any]:
-    """An attribution without its answer, as templates show results: it generates no tokens."""
-    return await to_view({**result, "result": None, "usage": None, "finish_reason": None})
-
-
-def _attribution_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
-    """The parameters of an attribution. Raises FormError."""
-    wishes: dict[str, int | float] = {}
-    wrong = []
-    for name, kind in _ATTRIBUTION_PARAMETERS.items():
-        if text := texts.get(name, "").strip():
-            try:
-                wishes[name] = kind(text)
-            except ValueError:
-                words = "a whole number" if kind is int else "a number"
-                wrong.append((name, f"must be {words}"))
-    if wrong:
-        raise FormError(wrong)
-    return wishes
-
-
 def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Parameters as rows: name and value."""
     rows = []
     for name, value in values.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -40,12 +40,10 @@ async def show(request: Request) -> Response:
 
 
 async def part(request: Request) -> Response:
-    """The list's rows, refreshed every few seconds."""
     return fragment(request, "_launches.html", **await _list(request))
 
 
 async def vast(request: Request) -> Response:
-    """Instructions to rent a GPU at Vast.ai, step by step."""
     me = await api_of(request).me()
     return await page(
         request,
@@ -95,7 +93,6 @@ class _Form:
 
     @property
     def filled(self) -> set[str]:
-        """Names of filled fields."""
         return {name for name, value in self.values.items() if value}
 
 
@@ -132,7 +129,6 @@ async def submit(request: Request) -> Response:
 
 
 async def _plan(api: Api, shown: _Form, with_plan_row: str | None) -> None:
-    """Request a plan; fill the form with the picked row."""
     shown.plan = await api.post("/launches/plan", launch_form.to_plan(shown.values))
     assert shown.plan is not None
     shown.plan["plans"].sort(key=lambda row: not row["fits"])
@@ -225,7 +221,6 @@ async def one(request: Request) -> Response:
 
 
 async def one_part(request: Request) -> Response:
-    """The part that changes, refreshed until the launch has ended."""
     context = await _one(request)
     response = fragment(request, "_launch.html", **context)
     if context["is_ended"]:
@@ -234,7 +229,6 @@ async def one_part(request: Request) -> Response:
 
 
 async def act(request: Request) -> Response:
-    """Stop or delete the launch."""
     launch_id, action = request.path_params["launch_id"], request.path_params["action"]
     path = f"/launches/{identifier(launch_id)}"
     if action == "stop":

@@ -52,7 +52,6 @@ async def events(request: Request) -> Response:
 
 
 async def answer(request: Request) -> Response:
-    """A terminal result, as a part of a page."""
     result_id = identifier(request.path_params["result_id"])
     if "x-part" not in request.headers:
         return RedirectResponse(f"/history/{result_id}", 303)
@@ -78,7 +77,6 @@ async def view_of(request: Request, context_id: str) -> str:
 
 
 async def cancel(request: Request) -> Response:
-    """Stop a result; redirect back."""
     form = await read_form(request)
     result_id = identifier(request.path_params["result_id"])
     await api_of(request).post(f"/results/{result_id}/cancel")

@@ -41,7 +41,6 @@ async def show(request: Request) -> Response:
 
 
 async def show_result(request: Request) -> Response:
-    """A result as it comes, with the form filled for the next one."""
     api = api_of(request)
     try:
         result = await get_result(api, identifier(request.path_params["result_id"]))
@@ -210,7 +209,6 @@ def _form_of(
 
 
 async def _entered(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a result as they were entered."""
     parameters = flat(await read_parameters(api))
     return as_entered(result, parameters, await api.get("/models/"))
 
@@ -231,7 +229,6 @@ def _parts(context: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
 def _snippets(
     url: str, result: Mapping[str, Any], context: Mapping[str, Any], *, needs_token: bool
 ) -> dict[str, str]:
-    """The curl and Python lines that send the same request."""
     name = "messages" if context["messages"] else "content"
     body = {
         "model": result["model_name"],

@@ -24,7 +24,6 @@ async def show(request: Request) -> Response:
 
 
 async def submit(request: Request) -> Response:
-    """Try the token; keep it if the API accepts it."""
     form = await read_form(request)
     token, next_path = str(form.get("token", "")).strip(), safe_path(str(form.get("next", "/")))
     resumed = [(name, value) for name, value in fields_of(form) if name.startswith(_RESUME)]
@@ -63,7 +62,6 @@ async def submit(request: Request) -> Response:
 
 
 async def sign_out(request: Request) -> Response:
-    """Sign out."""
     response = RedirectResponse("/sign-in", 303)
     request.app.state.sessions.end(response)
     return response

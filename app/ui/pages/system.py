@@ -23,7 +23,6 @@ async def show(request: Request) -> Response:
 
 
 async def part(request: Request) -> Response:
-    """The part that is refreshed every few seconds."""
     return fragment(request, "_system.html", **await _system(request))
 
 
@@ -70,7 +69,6 @@ def _charts(system: Mapping[str, Any], minutes: int) -> list[Markup]:
     width = (times[1] - times[0]).total_seconds()
 
     def rate(name: str, member: str, seconds: float) -> Series:
-        """A sum for so many seconds; none for the last step, which is not over."""
         found = series(name, times, history, total(member), 0).values
         return Series(name, [*((value or 0) * seconds / width for value in found[:-1]), None])
 
@@ -98,7 +96,6 @@ def _charts(system: Mapping[str, Any], minutes: int) -> list[Markup]:
 
 
 def _depths(times: Sequence[datetime], rows: Sequence[Row]) -> list[Series]:
-    """The deepest queues each, the others together."""
     deepest: dict[str, int] = {}
     for row in rows:
         deepest[row["name"]] = max(deepest.get(row["name"], 0), row["queued"])

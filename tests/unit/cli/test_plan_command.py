@@ -176,7 +176,7 @@ def test_wrong_options_are_told_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpu", "tpu"], "'tpu' is no GPU known here: there are t4-16, "),
+        (["--gpu", "tpu"], "'tpu' is not a known GPU: there are t4-16, "),
         (["--context", "100000"], "context: 100000 tokens are more than the model's 8192"),
     ],
 )

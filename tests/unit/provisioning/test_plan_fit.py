@@ -120,7 +120,7 @@ def test_many_requests_on_a_small_gpu_lack_room_for_their_overhead() -> None:
     verdicts = [plan_on(opt, GPUS["t4-16"], 1, 2048, requests).verdict for requests in (1, 20_000)]
     assert verdicts == [
         "fits, in float16",
-        "lacks 3.1 GiB per GPU for weights and overhead: ask for fewer requests",
+        "lacks 3.1 GiB per GPU for weights and overhead: request a lower concurrency",
     ]
 
 
@@ -227,7 +227,7 @@ def test_gpus_are_found_by_their_beginning() -> None:
     assert find_gpus("a10") == [GPUS["a10-24"]]
     assert find_gpus("h200-141") == [GPUS["h200-141"]]
     assert find_gpus("a100") == [GPUS["a100-40"], GPUS["a100-80"]]
-    with pytest.raises(PlanError, match="'tpu' is no GPU known here: there are t4-16, "):
+    with pytest.raises(PlanError, match="'tpu' is not a known GPU: there are t4-16, "):
         find_gpus("tpu")
 
 

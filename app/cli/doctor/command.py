@@ -4,27 +4,26 @@ import argparse
 import asyncio
 import sys
 
+from app.cli.arguments import Subcommands, add_command
+
 _HELP = """Checks settings, database, workers, Triton and disks from this machine, with the settings of the
 service's processes, and reports what to change. The command itself changes nothing.
 Exit status 1: a check failed. 0: no check failed; there may be warnings."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="Check a deployment, and report what to change.",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(commands: Subcommands) -> None:
+    text = "Check a deployment, and report what to change."
+    parser = add_command(commands, "doctor", text, _run, description=_HELP)
     parser.add_argument("--json", action="store_true", help="print a JSON list")
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     import orjson
     from pydantic import ValidationError
 
-    from app.cli.checks import Level, examine, settings_errors
+    from app.cli.doctor.checks import examine
+    from app.cli.doctor.findings import Level
+    from app.cli.doctor.local import settings_errors
     from app.cli.table import write_table
     from app.core.settings import Settings
 

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.auth.api_keys import is_prefix, prefix_of
 from app.auth.jwt_claims import MaxPriority, Team, TokenId
 from app.auth.principal import SCOPES, Scope
+from app.cli.arguments import Subcommands, add_command, add_subcommands
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _MAX_DAYS = 36_500
@@ -40,28 +41,30 @@ examples:
   ... decode eyJ..."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_to(commands: Subcommands) -> None:
     text = "Make, list and revoke API keys and JWTs."
-    parser = commands.add_parser("token", help=text, description=text, **_help_format(_EPILOG))
-    actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser = add_command(commands, "token", text, epilog=_EPILOG)
+    actions = add_subcommands(parser)
 
-    create = _add(actions, "create", "Make an API key; it is shown once.")
-    create.add_argument("--team", required=True, type=_checked(Team), help="whose rows it opens")
-    create.add_argument("--name", default="", help="what it is for; shown by `list`")
+    create = add_command(actions, "create", "Make an API key; it is shown once.", _run)
+    create.add_argument(
+        "--team", required=True, type=_checked(Team), help="the team whose results it opens"
+    )
+    create.add_argument("--name", default="", help="its purpose; shown by `list`")
     create.add_argument(
         "--scopes", type=_scopes, default=["use"],
         help="`use` (send and read; the default), `operate` (load models, ...), or use,operate",
     )  # fmt: skip
-    create.add_argument("--expires", type=_duration, help="30m, 12h, 90d, 4w; without it, never")
+    create.add_argument("--expires", type=_duration, help="30m, 12h, 90d, 4w (never)")
     create.add_argument(
         "--max-priority", type=_checked(MaxPriority), default=0,
-        help="highest priority it may ask for, 0 to 100 (0)",
+        help="highest priority of its requests, 0 to 100 (0)",
     )  # fmt: skip
 
-    listing = _add(actions, "list", "List keys, and JWTs that were revoked.")
+    listing = add_command(actions, "list", "List keys, and JWTs that were revoked.", _run)
     listing.add_argument("--team", type=_checked(Team), help="of this team only")
 
-    revoke = _add(actions, "revoke", "End a key or a JWT, for good.")
+    revoke = add_command(actions, "revoke", "Revoke a key or a JWT permanently.", _run)
     what = revoke.add_mutually_exclusive_group(required=True)
     what.add_argument("key", nargs="?", type=_key_name, help="id or prefix of a key (`list`)")
     what.add_argument("--token-id", type=_checked(TokenId), help="token_id of a JWT, with --team")
@@ -70,42 +73,25 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     _add_jwt(actions)
 
 
-def _add_jwt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_jwt(actions: Subcommands) -> None:
     text = "Make JWTs signed with a secret (HS256), and read JWTs."
-    parser = actions.add_parser("jwt", help=text, description=text, **_help_format(_JWT_EPILOG))
-    parser.add_argument("--secret", help="where JWT_SECRET is not set")
-    actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    encode = _add(actions, "encode", "Make a token of claims.")
+    parser = add_command(actions, "jwt", text, epilog=_JWT_EPILOG)
+    parser.add_argument("--secret", help="the secret, if JWT_SECRET is not set")
+    actions = add_subcommands(parser)
+    encode = add_command(actions, "encode", "Make a token from claims.", _run)
     encode.add_argument("claims", type=_claims, help="a JSON object with team_id and token_id")
     encode.add_argument("--expires", type=_duration, help="adds iat and exp: 30m, 12h, 90d, 4w")
-    decode = _add(actions, "decode", "Show a token's claims, and whether it is good.")
+    decode = add_command(actions, "decode", "Show a token's claims, and whether it is good.", _run)
     decode.add_argument("token")
 
 
-def _add(
-    actions: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    text: str,
-) -> argparse.ArgumentParser:
-    def run(options: argparse.Namespace) -> int:
-        from app.cli import token_commands
+def _run(options: argparse.Namespace) -> int:
+    from app.cli import token_commands
 
-        return token_commands.RUN[name](options)
-
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _help_format(epilog: str) -> dict[str, Any]:
-    return {"epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
-
-
-# --- arguments --------------------------------------------------------------------------------------
+    return token_commands.RUN[options.command](options)
 
 
 def _checked(kind: Any) -> Callable[[str], Any]:
-    """Parser of an argument with the validation of a claim."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def check(text: str) -> Any:
@@ -149,7 +135,7 @@ def _claims(text: str) -> dict[str, Any]:
     try:
         claims = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"invalid JSON: {error}") from None
     if not isinstance(claims, dict):
-        raise argparse.ArgumentTypeError("no JSON object")
+        raise argparse.ArgumentTypeError("not a JSON object")
     return claims
