@@ -182,7 +182,9 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     services.hub,
                     settings,
                 )
-            feeder = BatchProcessor(services, openai_batches.ENDPOINTS) if with_worker else None
+            feeder = (
+                BatchProcessor(openai_batches.batch_services(services)) if with_worker else None
+            )
             async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 tasks.append(

@@ -12,7 +12,8 @@ from app.api.readiness import Readiness
 from app.auth.authenticator import Authenticator
 from app.auth.token_store import TokenStore
 from app.batches.files import FileStore
-from app.batches.store import BatchStore, BatchWork
+from app.batches.store import BatchStore
+from app.batches.work import BatchWork
 from app.core import schema_version
 from app.core.database import Database
 from app.core.listener import Listener

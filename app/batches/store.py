@@ -1,43 +1,21 @@
-"""Batches: many requests of one file, as rows; every statement about them and their lines.
-
-A batch is fed by one process at a time, which holds it by a lease. What keeps a line from being
-sent twice is not the lease but its result's id, which is stored before the line is sent: each
-statement names the state it expects, so a feeder that was held up changes nothing over another's.
-"""
+"""Batches as their teams see them: create, read, list and cancel."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
-import asyncpg
-import orjson
-
-from app.batches.creation import ACTIVE, BY_KEY, NewBatch, create_batch, same_request
-from app.batches.files import FileDetails, FileWriter, finish_file
-from app.core.database import Connection, Database
+from app.batches.creation import BY_KEY, NewBatch, create_batch, same_request
+from app.batches.rows import COLUMNS, Batch
+from app.core.database import Database
 from app.core.errors import ConflictError, NotFoundError
 from app.core.listener import BATCHES
 from app.queue.idempotency import NewKey
 
-State = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
-    "cancelled",
-]  # fmt: skip
-End = Literal["completed", "expired", "cancelled"]
-
-_PAGE_BYTES = 8_000_000  # of bodies that are read at once
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
-_COLUMNS = """id, team_id, endpoint, input_file_id, output_file_id, error_file_id,
-  completion_window, metadata, state, errors, total, completed, failed, output_seconds, expires_at,
-  in_progress_at, cancelling_at, expiring_at, finalizing_at, ended_at"""
-
-_GET = f"SELECT {_COLUMNS} FROM batches WHERE id = $1 AND team_id = $2"
+_GET = f"SELECT {COLUMNS} FROM batches WHERE id = $1 AND team_id = $2"
 # Rows, not equalities: only an index that begins with the team has this order.
 _LIST = f"""
-SELECT {_COLUMNS} FROM batches WHERE (team_id, id) >= ($1, $2) AND (team_id, id) < ($1, $3)
+SELECT {COLUMNS} FROM batches WHERE (team_id, id) >= ($1, $2) AND (team_id, id) < ($1, $3)
 ORDER BY team_id DESC, id DESC LIMIT $4
 """
 _CANCEL = f"""
@@ -48,177 +26,6 @@ WITH marked AS (
 )
 SELECT pg_notify('{BATCHES}', id::text) FROM marked
 """
-
-_CLAIM = f"""
-WITH free AS (
-  SELECT id FROM batches
-  WHERE {ACTIVE} AND (lease_expires_at IS NULL OR lease_expires_at <= now())
-  ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED
-)
-UPDATE batches b SET feeder_id = $1, lease_expires_at = now() + make_interval(secs => $3)
-FROM free WHERE b.id = free.id RETURNING b.id
-"""
-_RENEW = f"""
-UPDATE batches SET lease_expires_at = now() + make_interval(secs => $3)
-WHERE id = $1 AND feeder_id = $2 AND {ACTIVE} RETURNING id
-"""
-_RELEASE = """
-UPDATE batches SET lease_expires_at = NULL, feeder_id = NULL
-WHERE id = ANY($1::uuid[]) AND feeder_id = $2
-"""
-_LOOK = f"""
-SELECT {_COLUMNS}, extract(epoch FROM expires_at - now())::float8 AS seconds_left
-FROM batches WHERE id = $1 AND feeder_id = $2 AND {ACTIVE}
-"""
-_MARK_EXPIRING = """
-UPDATE batches SET expiring_at = now()
-WHERE id = $1 AND state IN ('validating', 'in_progress') AND expires_at <= now()
-  AND expiring_at IS NULL
-"""
-
-_ADD_LINES = """
-INSERT INTO batch_lines (batch_id, line, custom_id, body)
-SELECT $1, line, custom_id, body FROM unnest($2::int[], $3::text[], $4::text[])
-  AS i(line, custom_id, body)
-ON CONFLICT (batch_id, line) DO NOTHING
-"""
-_BEGIN = """
-UPDATE batches SET state = 'in_progress', in_progress_at = now(), total = $2
-WHERE id = $1 AND state = 'validating'
-"""
-_REFUSE = """
-WITH refused AS (
-  UPDATE batches SET state = 'failed', ended_at = now(), errors = $2::jsonb
-  WHERE id = $1 AND state = 'validating' RETURNING id
-)
-DELETE FROM batch_lines WHERE batch_id IN (SELECT id FROM refused)
-"""
-
-# A page ends once its bodies have so many bytes: there is always one line.
-_WAITING = """
-SELECT line, custom_id, body, result_ids FROM (
-  SELECT *, sum(octet_length(body)) OVER (ORDER BY line) - octet_length(body) AS before FROM (
-    SELECT line, custom_id, body, result_ids FROM batch_lines
-    WHERE batch_id = $1 AND line > $2 AND state = 'waiting' ORDER BY line LIMIT $3
-  ) page
-) measured WHERE before < $4 ORDER BY line
-"""
-_SENT = """
-SELECT line, custom_id, result_ids FROM batch_lines
-WHERE batch_id = $1 AND state = 'sent' ORDER BY line
-"""
-_BODY = "SELECT body FROM batch_lines WHERE batch_id = $1 AND line = $2"
-# The first feeder's ids stay: the answer has those of all lines asked for.
-_ASSIGN = """
-WITH assigned AS (
-  UPDATE batch_lines l SET result_ids = i.ids::uuid[]
-  FROM unnest($2::int[], $3::text[]) AS i(line, ids)
-  WHERE l.batch_id = $1 AND l.line = i.line AND l.state = 'waiting' AND l.result_ids IS NULL
-  RETURNING l.line
-)
-SELECT count(*) FROM assigned
-"""
-_ASSIGNED = """
-SELECT line, result_ids FROM batch_lines
-WHERE batch_id = $1 AND line = ANY($2::int[]) AND state = 'waiting'
-"""
-_MARK_SENT = """
-UPDATE batch_lines SET state = 'sent'
-WHERE batch_id = $1 AND line = ANY($2::int[]) AND state = 'waiting'
-"""
-# What may have been sent when its batch is stopped.
-_MARK_ASSIGNED_SENT = """
-UPDATE batch_lines SET state = 'sent'
-WHERE batch_id = $1 AND state = 'waiting' AND result_ids IS NOT NULL
-"""
-_MARK_DONE = """
-WITH done AS (
-  UPDATE batch_lines l
-  SET state = 'done', body = NULL, is_completed = i.is_completed, outcome = i.outcome
-  FROM unnest($2::int[], $3::bool[], $4::text[]) AS i(line, is_completed, outcome)
-  WHERE l.batch_id = $1 AND l.line = i.line AND l.state <> 'done'
-  RETURNING l.is_completed
-), counted AS (
-  SELECT count(*) FILTER (WHERE is_completed) AS completed,
-    count(*) FILTER (WHERE NOT is_completed) AS failed FROM done
-)
-UPDATE batches b SET completed = b.completed + c.completed, failed = b.failed + c.failed
-FROM counted c WHERE b.id = $1
-"""
-# Results that are over, or gone.
-_OVER = """
-SELECT i.id FROM unnest($1::uuid[]) AS i(id) LEFT JOIN results r ON r.id = i.id
-WHERE r.id IS NULL OR r.state <> 'pending'
-"""
-_OUTCOMES = """
-SELECT line, is_completed, outcome FROM batch_lines
-WHERE batch_id = $1 AND line > $2 AND state = 'done' ORDER BY line LIMIT $3
-"""
-# Not on anybody's word that all lines are done. Of a batch that was stopped before it began, some are
-# not there.
-_FINALIZE = """
-UPDATE batches b SET finalizing_at = now(),
-  state = CASE WHEN state = 'cancelling' THEN state ELSE 'finalizing' END
-WHERE id = $1 AND state IN ('in_progress', 'cancelling', 'validating') AND finalizing_at IS NULL
-  AND (in_progress_at IS NULL OR NOT EXISTS (
-    SELECT FROM batch_lines l WHERE l.batch_id = b.id AND l.state <> 'done'))
-"""
-_END = """
-UPDATE batches SET state = $3, ended_at = now(), output_file_id = $4, error_file_id = $5
-WHERE id = $1 AND feeder_id = $2 AND state IN ('finalizing', 'cancelling') RETURNING id
-"""
-
-
-@dataclass(slots=True, frozen=True)
-class Batch:
-    """A batch as it stands. `ended_at` is when it became what `state` says."""
-
-    id: UUID
-    team_id: str
-    endpoint: str
-    input_file_id: UUID
-    output_file_id: UUID | None
-    error_file_id: UUID | None
-    completion_window: str
-    metadata: str
-    state: State
-    errors: str
-    total: int
-    completed: int
-    failed: int
-    output_seconds: int | None
-    expires_at: datetime
-    in_progress_at: datetime | None
-    cancelling_at: datetime | None
-    expiring_at: datetime | None
-    finalizing_at: datetime | None
-    ended_at: datetime | None
-    seconds_left: float = 0.0  # until it expires; known to its feeder
-
-
-@dataclass(slots=True, frozen=True)
-class NewLine:
-    """One request of a batch's file; `body` is JSON text, empty where it is not at hand."""
-
-    line: int
-    custom_id: str
-    body: str
-
-
-@dataclass(slots=True, frozen=True)
-class Line(NewLine):
-    """A line that is not done, with the ids of its results once it has them."""
-
-    result_ids: Sequence[UUID]
-
-
-@dataclass(slots=True, frozen=True)
-class LineOutcome:
-    """What a line's file tells of it: one JSON object as text."""
-
-    line: int
-    is_completed: bool
-    outcome: str
 
 
 class BatchStore:
@@ -249,12 +56,12 @@ class BatchStore:
         row = await self._database.fetchrow(_GET, batch_id, team_id)
         if row is None:
             raise NotFoundError(f"There is no batch {batch_id}.")
-        return _to_batch(row)
+        return Batch(**row)
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Batch]:
         """A page of batches, newest first, beginning below the id `after`."""
         rows = await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit)
-        return [_to_batch(row) for row in rows]
+        return [Batch(**row) for row in rows]
 
     async def cancel(self, team_id: str, batch_id: UUID) -> Batch:
         """Stop a batch; one that is stopped already stays so. Raises ConflictError, NotFoundError."""
@@ -263,155 +70,3 @@ class BatchStore:
         if batch.state not in ("cancelling", "cancelled"):
             raise ConflictError(f"A batch that is {batch.state} cannot be cancelled.")
         return batch
-
-
-class BatchWork:
-    """What feeders do: hold batches, send their lines, keep what became of them, end them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def claim(self, feeder_id: UUID, count: int, lease_seconds: float) -> list[UUID]:
-        """Take up to so many batches that nobody feeds.
-
-        Not sent again after a lost connection: what was taken then is free again after the lease.
-        """
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(_CLAIM, feeder_id, count, lease_seconds)
-        return [row["id"] for row in rows]
-
-    async def renew(self, feeder_id: UUID, batch_id: UUID, lease_seconds: float) -> bool:
-        """Hold a batch for longer; whether it is still this feeder's, and not ended."""
-        row = await self._database.fetchrow(_RENEW, batch_id, feeder_id, lease_seconds)
-        return row is not None
-
-    async def release(self, feeder_id: UUID, ids: Sequence[UUID]) -> None:
-        """Hand batches back."""
-        await self._database.fetch(_RELEASE, list(ids), feeder_id)
-
-    async def look(self, feeder_id: UUID, batch_id: UUID) -> Batch | None:
-        """The batch while it is this feeder's, and not ended."""
-        row = await self._database.fetchrow(_LOOK, batch_id, feeder_id)
-        return None if row is None else _to_batch(row)
-
-    async def mark_expiring(self, batch_id: UUID) -> None:
-        """Note that the batch's time is over."""
-        await self._database.fetch(_MARK_EXPIRING, batch_id)
-
-    async def refuse(self, batch_id: UUID, errors: Sequence[dict[str, object]]) -> None:
-        """End a batch whose file is no batch."""
-        await self._database.fetch(_REFUSE, batch_id, orjson.dumps(errors).decode())
-
-    async def begin(self, batch_id: UUID, total: int) -> None:
-        """All lines are stored: they may be sent."""
-        await self._database.fetch(_BEGIN, batch_id, total)
-
-    async def begin_end(self, batch_id: UUID) -> None:
-        """If all lines are done, only the files are left to be written."""
-        await self._database.fetch(_FINALIZE, batch_id)
-
-    async def end(
-        self,
-        feeder_id: UUID,
-        batch: Batch,
-        end: End,
-        output: FileWriter | None,
-        errors: FileWriter | None,
-    ) -> bool:
-        """End a batch, have its files seen and its lines forgotten; False if it is another's."""
-
-        async def work(connection: Connection) -> bool:
-            async with connection.transaction():
-                ended = await connection.fetchval(
-                    _END,
-                    batch.id,
-                    feeder_id,
-                    end,
-                    output and output.id,
-                    errors and errors.id,
-                )
-                if ended is None:
-                    return False
-                for writer, name in ((output, "output"), (errors, "error")):
-                    if writer is not None:
-                        details = FileDetails(
-                            "batch_output", f"batch_{batch.id}_{name}.jsonl",
-                            batch.output_seconds,
-                        )  # fmt: skip
-                        await finish_file(connection, writer, details)
-                await connection.execute("DELETE FROM batch_lines WHERE batch_id = $1", batch.id)
-            return True
-
-        return await self._database.run(work)
-
-    # --- lines ----------------------------------------------------------------------------------
-
-    async def add_lines(self, batch_id: UUID, lines: Sequence[NewLine]) -> None:
-        """Store lines of a batch that is being validated."""
-        await self._database.fetch(
-            _ADD_LINES,
-            batch_id,
-            [line.line for line in lines],
-            [line.custom_id for line in lines],
-            [line.body for line in lines],
-        )
-
-    async def waiting(
-        self, batch_id: UUID, after: int, limit: int, max_bytes: int = _PAGE_BYTES
-    ) -> list[Line]:
-        """The next lines to be sent, behind a line; none past `max_bytes` of bodies is begun."""
-        rows = await self._database.fetch(_WAITING, batch_id, after, limit, max_bytes)
-        return [
-            Line(row["line"], row["custom_id"], row["body"], row["result_ids"] or ())
-            for row in rows
-        ]
-
-    async def sent(self, batch_id: UUID) -> list[Line]:
-        """Lines that are under way, without their bodies."""
-        rows = await self._database.fetch(_SENT, batch_id)
-        return [Line(row["line"], row["custom_id"], "", row["result_ids"] or ()) for row in rows]
-
-    async def body(self, batch_id: UUID, line: int) -> str:
-        """The body of a line that is not done. Raises NotFoundError."""
-        row = await self._database.fetchrow(_BODY, batch_id, line)
-        if row is None or row["body"] is None:
-            raise NotFoundError(f"Line {line} of batch {batch_id} is done.")
-        return str(row["body"])
-
-    async def assign(self, batch_id: UUID, ids: dict[int, list[UUID]]) -> dict[int, list[UUID]]:
-        """Give lines the ids of their results; returns those that they have from now on."""
-        texts = ["{" + ",".join(str(one) for one in of_line) + "}" for of_line in ids.values()]
-        await self._database.fetch(_ASSIGN, batch_id, list(ids), texts)
-        rows = await self._database.fetch(_ASSIGNED, batch_id, list(ids))
-        return {row["line"]: row["result_ids"] for row in rows}
-
-    async def mark_sent(self, batch_id: UUID, lines: Sequence[int]) -> None:
-        """Note that the results of these lines are committed."""
-        await self._database.fetch(_MARK_SENT, batch_id, list(lines))
-
-    async def mark_assigned_sent(self, batch_id: UUID) -> None:
-        """Take every line that may have been sent for sent."""
-        await self._database.fetch(_MARK_ASSIGNED_SENT, batch_id)
-
-    async def mark_done(self, batch_id: UUID, outcomes: Sequence[LineOutcome]) -> None:
-        """Keep what became of lines, and count them, once."""
-        await self._database.fetch(
-            _MARK_DONE,
-            batch_id,
-            [one.line for one in outcomes],
-            [one.is_completed for one in outcomes],
-            [one.outcome for one in outcomes],
-        )
-
-    async def over(self, ids: Sequence[UUID]) -> set[UUID]:
-        """Those of these results that are terminal, or gone."""
-        return {row["id"] for row in await self._database.fetch(_OVER, list(ids))}
-
-    async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:
-        """What became of the next lines, behind a line."""
-        rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit)
-        return [LineOutcome(**row) for row in rows]
-
-
-def _to_batch(row: asyncpg.Record) -> Batch:
-    return Batch(**row)

@@ -259,7 +259,7 @@ def _settings() -> Settings:
 async def _run_worker(settings: Settings) -> None:
     """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
     from app.api.container import background, open_services
-    from app.api.openai.batches_router import ENDPOINTS
+    from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor
     from app.core import gc_tuning
     from app.core.tracing import tracing
@@ -287,7 +287,7 @@ async def _run_worker(settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)
         gc_tuning.settle()
-        async with background(services, BatchProcessor(services, ENDPOINTS)) as tasks:
+        async with background(services, BatchProcessor(batch_services(services))) as tasks:
             running = asyncio.create_task(worker.run(), name="worker")
             done, _ = await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if running not in done:

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import orjson
 from fastapi import APIRouter, Query
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf
+from app.api.errors.error_responses import refusal
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import json_response, parse
 from app.api.openai.batches_schemas import (
@@ -28,9 +30,9 @@ from app.api.openai.responses_serving import prepare_response
 from app.api.openai.serving import prepare_chat, prepare_completion
 from app.api.raw_routes import body_of, describe, reference
 from app.auth.principal import Principal
-from app.batches.processor import Endpoint, LineRequest
-from app.batches.store import Batch
-from app.core.errors import invalid_field
+from app.batches.dialect import BatchServices, LineRequest
+from app.batches.rows import Batch
+from app.core.errors import ServiceError, invalid_field
 from app.queue.idempotency import hash_request
 
 router = APIRouter(tags=["openai"])
@@ -101,24 +103,40 @@ async def cancel_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Res
     return json_response(batch_to_wire(batch))
 
 
-async def _read_chat(services: Services, _principal: Principal, body: bytes) -> LineRequest:
-    prepared = await prepare_chat(services, parse(_CHAT, body))
-    return LineRequest(prepared.group, prepared.answer)
+class _OpenAIBatches:
+    """OpenAI's endpoints for `BatchDialect`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def read(self, principal: Principal, endpoint: str, body: bytes) -> LineRequest:
+        services = self._services
+        if endpoint == "/v1/responses":
+            prepared_response = await prepare_response(services, principal, parse(_RESPONSE, body))
+            return LineRequest(
+                prepared_response.group,
+                lambda rows: response_to_wire(prepared_response.stored, rows[0]),
+            )
+        if endpoint == "/v1/completions":
+            prepared = await prepare_completion(services, parse(_COMPLETION, body))
+        else:
+            prepared = await prepare_chat(services, parse(_CHAT, body))
+        return LineRequest(prepared.group, prepared.answer)
+
+    def refuse(self, error: ServiceError) -> tuple[int, object]:
+        response = refusal("/v1/batches", error)
+        return response.status_code, orjson.loads(bytes(response.body))
 
 
-async def _read_completion(services: Services, _principal: Principal, body: bytes) -> LineRequest:
-    prepared = await prepare_completion(services, parse(_COMPLETION, body))
-    return LineRequest(prepared.group, prepared.answer)
-
-
-async def _read_response(services: Services, principal: Principal, body: bytes) -> LineRequest:
-    asked = await prepare_response(services, principal, parse(_RESPONSE, body))
-    return LineRequest(asked.group, lambda rows: response_to_wire(asked.stored, rows[0]))
-
-
-# Reader of a batch's lines, by its endpoint.
-ENDPOINTS: dict[str, Endpoint] = {
-    "/v1/chat/completions": _read_chat,
-    "/v1/completions": _read_completion,
-    "/v1/responses": _read_response,
-}
+def batch_services(services: Services) -> BatchServices:
+    return BatchServices(
+        services.settings,
+        services.listener,
+        services.batch_work,
+        services.files,
+        services.submissions,
+        services.results,
+        services.erasure,
+        services.queue,
+        _OpenAIBatches(services),
+    )

@@ -3,7 +3,7 @@
 https://platform.openai.com/docs/api-reference/files, .../batch, and guides/batch for the lines.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -12,16 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from app.batches.creation import NewBatch
 from app.batches.files import File, FileDetails
-from app.batches.store import Batch, NewLine
-from app.core.errors import FieldError, NotFoundError, invalid_field
+from app.batches.rows import Batch
+from app.core.errors import NotFoundError, invalid_field
 from app.core.ids import created_at, new_id
 from app.queue.idempotency import NewKey
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 
 WINDOWS = {"24h": 86_400.0}  # seconds
-MAX_ERRORS = 100  # reported per file
-MAX_CUSTOM_ID = 512
 _MAX_FILENAME = 255
 _MIN_EXPIRY, _MAX_EXPIRY = 3_600, 2_592_000  # seconds
 
@@ -133,16 +131,6 @@ class BatchListRead(BaseModel):
     has_more: bool
 
 
-class _LineRequest(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    custom_id: Annotated[str, Field(min_length=1, max_length=MAX_CUSTOM_ID, pattern=r"^[^\x00]*$")]
-    method: Literal["POST"]
-    url: str
-    body: dict[str, Any]
-
-
-_LINE = TypeAdapter(_LineRequest)
 _EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)])
 
 
@@ -252,95 +240,6 @@ def page_to_wire(items: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
         "last_id": data[-1]["id"] if data else None,
         "has_more": len(items) > limit,
     }
-
-
-class LineReader:
-    """Reads the lines of a batch's file as they arrive, and collects their errors."""
-
-    def __init__(self, endpoint: str, max_lines: int) -> None:
-        self.errors: list[dict[str, object]] = []
-        self.total = 0
-        self._endpoint = endpoint
-        self._max_lines = max_lines
-        self._custom_ids: set[str] = set()
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.errors) >= MAX_ERRORS
-
-    def read(self, number: int, content: bytes) -> NewLine | None:
-        """Read a line; None for an empty or invalid one."""
-        if not content.strip():
-            return None
-        self.total += 1
-        if self.total == self._max_lines + 1:
-            self.refuse(
-                "too_many_requests_in_batch",
-                f"A batch may have at most {self._max_lines} requests (LLM_MAX_BATCH_LINES).",
-                number,
-            )
-        try:
-            value = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
-            self.refuse("invalid_json_line", f"This line is not valid JSON: {error}.", number)
-            return None
-        try:
-            request = _LINE.validate_python(value)
-        except ValidationError as error:
-            for wrong in _wrong(error):
-                self.refuse("invalid_request", wrong.message, number, wrong.field)
-            return None
-        return self._check(number, request)
-
-    def refuse(
-        self, code: str, message: str, line: int | None = None, param: str | None = None
-    ) -> None:
-        if not self.is_full:
-            self.errors.append({"code": code, "message": message, "line": line, "param": param})
-
-    def _check(self, number: int, request: _LineRequest) -> NewLine | None:
-        try:
-            body = orjson.dumps(request.body).decode()
-        except (TypeError, ValueError):  # orjson parses deeper nesting than it serializes
-            self.refuse("invalid_json_line", "The body is nested too deep.", number, "body")
-            return None
-        if request.custom_id in self._custom_ids:
-            self.refuse(
-                "duplicate_custom_id",
-                f"The custom_id {request.custom_id!r} is another line's.",
-                number,
-                "custom_id",
-            )
-            return None
-        self._custom_ids.add(request.custom_id)
-        if request.url != self._endpoint:
-            self.refuse(
-                "invalid_url", f"Must be the batch's endpoint, {self._endpoint}.", number, "url"
-            )
-            return None
-        for name in ("stream", "background"):
-            if request.body.get(name):
-                self.refuse("invalid_request", "Has no meaning in a batch.", number, f"body.{name}")
-                return None
-        return NewLine(number, request.custom_id, body)
-
-
-def _wrong(error: ValidationError) -> Iterable[FieldError]:
-    for one in error.errors()[:MAX_ERRORS]:
-        yield FieldError(".".join(str(part) for part in one["loc"]) or "line", str(one["msg"]))
-
-
-def line_to_wire(
-    batch_id: UUID, line: int, custom_id: str, *, response: object = None, error: object = None
-) -> str:
-    return orjson.dumps(
-        {
-            "id": f"batch_req_{batch_id}_{line}",
-            "custom_id": custom_id,
-            "response": response,
-            "error": error,
-        }
-    ).decode()
 
 
 def _seconds(moment: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Waiting for results and reading them live: one LISTEN connection per process, any number of both.
+"""Waiting for results and reading them live: one LISTEN connection per process for all of them.
 
-Subscribe first, then read the table, then wait: no transition falls between. Results that run in
-this very process are read from memory; the text of others is read from the table, by offset,
-whenever a notification says that there is more.
+Subscribe first, then read the table, then wait: then no transition is missed. Text of results that
+run in this process is read from memory; text of others is read from the table, by offset, after a
+notification of more.
 """
 
 import asyncio
@@ -39,51 +39,48 @@ class RunningAttempt(Protocol):
 
 
 class ResultSignal(asyncio.Event):
-    """Set when there is news of a result.
-
-    `is_end` tells that it has ended, `row` is what a read would give, where that is at hand.
-    """
+    """Set when a result has more text or has ended."""
 
     is_end = False
-    row: ResultRow | None = None
+    row: ResultRow | None = None  # of an ended result, if this process has it
 
 
 class _Subscribers:
-    """Those who are to hear news, by result."""
+    """The signals of waiters or readers, by result."""
 
     def __init__(self) -> None:
-        self._events: dict[UUID, set[ResultSignal]] = {}
+        self._signals: dict[UUID, set[ResultSignal]] = {}
         self.count = 0
 
     def __contains__(self, result_id: UUID) -> bool:
-        return result_id in self._events
+        return result_id in self._signals
 
     def __iter__(self) -> Iterator[UUID]:
-        return iter(self._events)
+        return iter(self._signals)
 
     @contextlib.contextmanager
     def subscribed(self, result_id: UUID) -> Iterator[ResultSignal]:
-        event = ResultSignal()
-        self._events.setdefault(result_id, set()).add(event)
+        signal = ResultSignal()
+        self._signals.setdefault(result_id, set()).add(signal)
         self.count += 1
         try:
-            yield event
+            yield signal
         finally:
             self.count -= 1
-            events = self._events[result_id]
-            events.discard(event)
-            if not events:
-                del self._events[result_id]
+            signals = self._signals[result_id]
+            signals.discard(signal)
+            if not signals:
+                del self._signals[result_id]
 
     def wake(self, result_id: UUID) -> None:
-        for event in self._events.get(result_id, ()):
-            event.set()
+        for signal in self._signals.get(result_id, ()):
+            signal.set()
 
-    def tell_end(self, result_id: UUID, row: ResultRow | None = None) -> None:
-        for event in self._events.get(result_id, ()):
-            event.is_end = True
-            event.row = row or event.row
-            event.set()
+    def notify_end(self, result_id: UUID, row: ResultRow | None = None) -> None:
+        for signal in self._signals.get(result_id, ()):
+            signal.is_end = True
+            signal.row = row or signal.row
+            signal.set()
 
     def wake_all(self) -> None:
         for result_id in self:
@@ -91,10 +88,10 @@ class _Subscribers:
 
 
 class StreamHub:
-    """Wakes those who wait for a result's end or read its text, wherever it runs."""
+    """Notifies waiters and readers of results, wherever those run."""
 
     def __init__(self, database: Database, results: ResultStore, settings: Settings) -> None:
-        self.id = uuid4()  # of this process among those that read
+        self.id = uuid4()  # of this process, in its announcements
         self.is_closing = False
         self._database = database
         self._results = results
@@ -106,13 +103,13 @@ class StreamHub:
         self._announce_now = asyncio.Event()
 
     def subscribe(self, listener: Listener) -> None:
-        """Listen; before the listener runs. Only a process that has readers needs it."""
+        """Subscribe to the channels before the listener runs; for processes that have readers."""
         listener.subscribe(ENDED, self._on_ended)
         listener.subscribe(APPENDED, self._on_appended)
         listener.subscribe(WATCHED, self._on_watched)
 
     async def run(self) -> None:
-        """Announce which results are read here until cancelled; see `watched`."""
+        """Announce the results that are read here until cancelled; see `interest`."""
         loop = asyncio.get_running_loop()
         all_at = loop.time() + ANNOUNCE_SECONDS
         while True:
@@ -136,7 +133,7 @@ class StreamHub:
         self._announce_now.set()
 
     def close(self) -> None:
-        """The process stops: readers and waiters leave with what there is."""
+        """End all waiting and reading: the process stops."""
         self.is_closing = True
         self._waiters.wake_all()
         self._readers.wake_all()
@@ -149,7 +146,7 @@ class StreamHub:
         return self._waiters.count >= self._settings.max_waiters
 
     def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
-        """An event that is set when the result has ended. Raises TooManyWaitersError."""
+        """A signal of the result's end. Raises TooManyWaitersError."""
         if self.is_full:
             raise TooManyWaitersError(
                 f"{self._waiters.count} requests are waiting already (LLM_MAX_WAITERS). "
@@ -163,37 +160,38 @@ class StreamHub:
         team_id: str,
         result_id: UUID,
         seconds: float,
-        woken: ResultSignal | None = None,
+        signal: ResultSignal | None = None,
         *,
         is_new: bool = False,
         is_disconnected: Callable[[], bool] = bool,
     ) -> ResultRow:
-        """The result once it is terminal, or as it stands after `seconds`.
+        """The result once it is terminal, or its present state after `seconds` or a disconnection.
 
-        `woken` is the caller's own event of `expecting`. If it was had before the result was stored
-        (`is_new`), the table is read only once there is news. Who sets it and has left gets the
-        result as it stands. Raises NotFoundError, and TooManyWaitersError beyond the process's limit.
+        `signal` is the caller's own, from `expecting`. If the caller has it since before the result
+        was stored (`is_new`), the table is not read before the first signal. Raises NotFoundError,
+        TooManyWaitersError.
         """
         if seconds <= 0:
             return await self._results.get(team_id, result_id)
         ends = asyncio.get_running_loop().time() + seconds
-        with self.expecting(result_id) if woken is None else contextlib.nullcontext(woken) as news:
+        expecting = self.expecting(result_id) if signal is None else contextlib.nullcontext(signal)
+        with expecting as own:
             if is_new:
-                await is_set_by(news, ends)
+                await is_set_by(own, ends)
             while True:
-                news.clear()
-                row = news.row
+                own.clear()
+                row = own.row
                 if row is None or row.team_id != team_id:
                     row = await self._results.get(team_id, result_id)
                 is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
                 if row.state != "pending" or is_over or is_disconnected():
                     return row
-                await is_set_by(news, ends)
+                await is_set_by(own, ends)
 
     # --- reading the text -----------------------------------------------------------------------
 
     def check_room(self) -> None:
-        """Raises TooManyStreamsError when this process has no room for a further reader."""
+        """Raise TooManyStreamsError when this process has no room for a further reader."""
         if self._readers.count >= self._settings.max_streams:
             raise TooManyStreamsError(
                 f"{self._readers.count} streams are open already (LLM_MAX_STREAMS). Poll instead, "
@@ -202,7 +200,7 @@ class StreamHub:
             )
 
     def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
-        """An event that is set whenever the result may have more text, or has ended."""
+        """A signal of more text, and of the result's end."""
         return self._readers.subscribed(result_id)
 
     def running(self, result_id: UUID) -> RunningAttempt | None:
@@ -210,33 +208,33 @@ class StreamHub:
         return self._running.get(result_id)
 
     def announce(self, result_id: UUID) -> None:
-        """Have the worker that runs a result, now or later, tell this process of its text."""
+        """Have the worker that runs a result, now or later, notify this process of its text."""
         self._to_announce.add(result_id)
         self._announce_now.set()
 
     # --- the worker of this process -------------------------------------------------------------
 
     def attach(self, attempt: RunningAttempt) -> None:
-        """An attempt begins in this process: it is read from memory."""
+        """Serve the readers of an attempt from the memory of this process."""
         self._running[attempt.claim.id] = attempt
         self._readers.wake(attempt.claim.id)
 
     def on_text(self, attempt: RunningAttempt) -> None:
-        """An attempt of this process has more text."""
+        """Notify the readers of an attempt in this process."""
         self._readers.wake(attempt.claim.id)
 
     def awaits(self, result_id: UUID) -> bool:
-        """Whether somebody waits for the result, or reads it, here."""
+        """Whether this process waits for the result or reads it."""
         return result_id in self._waiters or result_id in self._readers
 
     def hand(self, record: asyncpg.Record) -> None:
-        """A result has ended in this process: those who wait need not read it again."""
+        """Deliver a result that ended in this process to its waiters and readers."""
         row = ResultRow.of(record)
-        self._waiters.tell_end(row.id, row)
-        self._readers.tell_end(row.id, row)
+        self._waiters.notify_end(row.id, row)
+        self._readers.notify_end(row.id, row)
 
     def detach(self, attempt: RunningAttempt) -> None:
-        """The attempt is over, and its end committed unless it was decided elsewhere."""
+        """Forget an attempt whose end is committed, here or by another process."""
         result_id = attempt.claim.id
         if self._running.get(result_id) is attempt:
             del self._running[result_id]
@@ -246,15 +244,15 @@ class StreamHub:
     # --- notifications --------------------------------------------------------------------------
 
     def _on_ended(self, payload: str) -> None:
-        if not payload:  # (re)connected: what happened meanwhile was told to nobody
+        if not payload:  # (re)connected: earlier notifications are lost
             self._waiters.wake_all()
             return
         for result_id in split_ids(payload):
             attempt = self._running.get(result_id)
-            # Else its end is on its way back to us, and will be handed on.
+            # Otherwise the statement that ends it is about to return its row, for `hand`.
             if attempt is None or not attempt.is_over:
-                self._waiters.tell_end(result_id)
-                self._readers.tell_end(result_id)
+                self._waiters.notify_end(result_id)
+                self._readers.notify_end(result_id)
 
     def _on_appended(self, payload: str) -> None:
         if not payload:

@@ -1,6 +1,6 @@
-"""Following one result: its text from a position on, live, until it is terminal.
+"""Live reading of one result: its text from a position on, until it is terminal.
 
-Independent of any dialect: `schemas/` and `sse` make wire formats of what comes out here.
+Independent of any dialect: the packages of `api` encode these events.
 """
 
 import re
@@ -14,19 +14,19 @@ import orjson
 from app.core.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
 from app.core.waiting import is_set_within
 from app.results.rows import ResultRow
-from app.results.store import ResultStore, StoredText
+from app.results.store import ResultStore
 from app.results.streams.hub import ResultSignal, StreamHub
 
-# The text of one event: a reader that is slow gets its text in pieces, and holds no more of it.
+# The text of one event: a slow reader gets and holds its text in pieces.
 _MAX_CHARACTERS = 8192
 _POSITION = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
 
 
 @dataclass(slots=True, frozen=True)
 class Position:
-    """A place in a result: the attempt, and how many code points of its text are known.
+    """A position in a result: the attempt, and how many code points of its text are known.
 
-    The end has a place of its own, one behind the last character.
+    The end has a position of its own, one behind the last character.
     """
 
     attempt: int = 0
@@ -46,7 +46,7 @@ class Position:
 
     @classmethod
     def of_end(cls, row: ResultRow) -> "Position":
-        """The place behind a terminal result."""
+        """The position behind a terminal result."""
         return cls(row.attempt, len(row.text) + 1)
 
 
@@ -63,12 +63,12 @@ class AttemptStarted:
 
 @dataclass(slots=True, frozen=True)
 class TextDelta:
-    """More text; `position` is the place behind it.
+    """More text; `position` is behind it.
 
-    `tokens` are the log probabilities of further tokens, for a follower of tokens. They need not be
+    `tokens` are the log probabilities of further tokens, for a reader of tokens. They need not be
     the tokens of this text: a token may be half a character, or the beginning of a stop text.
-    `completion_tokens` counts those of the attempt so far, where the engine tells it and this text
-    is all there is at the moment.
+    `completion_tokens` counts those of the attempt so far, where the engine reports it and this
+    text is all there is at the moment.
     """
 
     position: Position
@@ -87,7 +87,7 @@ class Ended:
 
 @dataclass(slots=True, frozen=True)
 class KeepAlive:
-    """Nothing happened for a while."""
+    """No event for a while."""
 
 
 Event = AttemptStarted | TextDelta | Ended | KeepAlive
@@ -95,7 +95,7 @@ Event = AttemptStarted | TextDelta | Ended | KeepAlive
 
 @dataclass(slots=True, frozen=True)
 class _Part:
-    """What was found behind a position."""
+    """The text behind a position, from one source."""
 
     attempt: int
     begins: int  # offset of the text in that attempt
@@ -107,7 +107,7 @@ class _Part:
 
 
 class ResultReader:
-    """Reads one result from a position on. The caller has checked that it is the team's.
+    """Reads one result from a position on. The caller has checked that it belongs to the team.
 
     With tokens, it reads from the beginning: positions do not count them. `continues`: an attempt
     that continues an earlier one begins where the reader is, instead of at its start.
@@ -137,16 +137,16 @@ class ResultReader:
         self._tokens = 0  # how many of the position's attempt are known
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield what happens, until the result is terminal or deleted, or the process stops.
+        """Yield events until the result is terminal or deleted, or the process stops.
 
-        Survives an outage of the database: it goes on when that is back.
+        Waits while the database is unavailable.
         """
-        with self._hub.reading(self._result_id) as woken:
+        with self._hub.reading(self._result_id) as signal:
             while not self._hub.is_closing:
-                woken.clear()
+                signal.clear()
                 has_more = False
                 try:
-                    part = await self._read(woken)
+                    part = await self._read(signal)
                 except NotFoundError:  # deleted
                     return
                 except DatabaseUnavailableError:
@@ -158,67 +158,76 @@ class ResultReader:
                     if part.ended is not None:
                         yield Ended(Position.of_end(part.ended), part.ended)
                         return
-                if not has_more and not await is_set_within(woken, self._silence_seconds):
+                if not has_more and not await is_set_within(signal, self._silence_seconds):
                     yield KeepAlive()
 
-    async def _read(self, news: ResultSignal) -> _Part:
-        """What there is behind the position: from memory, else from the table."""
-        if news.row is not None:
-            return await self._last_part(news.row)
-        attempt = self._hub.running(self._result_id)
-        # An older one than the reader's this process has lost, and does not know it yet.
-        if attempt is not None and attempt.claim.attempt >= self._position.attempt:
-            self._is_announced = False  # should it run elsewhere later
-            number, resume = attempt.claim.attempt, attempt.claim.resume
-            offset = self._offset_in(number)
-            if number != self._position.attempt and self._continues and resume is not None:
-                offset = resume.kept_of(self._position.attempt, self._position.offset)
-            text = attempt.text.since(offset, _MAX_CHARACTERS)
-            return _Part(
-                number,
-                offset,
-                text,
-                has_more=offset + len(text) < len(attempt.text),
-                tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
-                completion_tokens=attempt.completion_tokens or None,
-            )
-        if not news.is_end:
-            stored = await self._results.text_since(
-                self._result_id,
-                self._position.attempt,
-                self._position.offset,
-                continues=self._continues,
-            )
-            if stored.is_pending:
-                self._announce()
-                return self._stored_part(stored)
-        return await self._last_part(await self._results.get(self._team_id, self._result_id))
+    async def _read(self, signal: ResultSignal) -> _Part:
+        """The text behind the position, from the first source that has it.
 
-    def _stored_part(self, stored: StoredText) -> _Part:
+        In this order: the row of an end in this process, the memory of an attempt that runs here,
+        the stored chunks of one that runs elsewhere, the stored row.
+        """
+        if signal.row is not None:
+            return await self._from_row(signal.row)
+        part = self._from_memory()
+        if part is None and not signal.is_end:
+            part = await self._from_chunks()
+        if part is None:
+            part = await self._from_row(await self._results.get(self._team_id, self._result_id))
+        return part
+
+    def _from_memory(self) -> _Part | None:
+        """The text of an attempt that runs in this process."""
+        attempt = self._hub.running(self._result_id)
+        # This process has lost an attempt that is older than the reader's, and has not noticed yet.
+        if attempt is None or attempt.claim.attempt < self._position.attempt:
+            return None
+        self._is_announced = False  # it may run elsewhere later
+        number, resume = attempt.claim.attempt, attempt.claim.resume
+        offset = self._offset_in(number)
+        if number != self._position.attempt and self._continues and resume is not None:
+            offset = resume.kept_of(self._position.attempt, self._position.offset)
+        text = attempt.text.since(offset, _MAX_CHARACTERS)
+        return _Part(
+            number,
+            offset,
+            text,
+            has_more=offset + len(text) < len(attempt.text),
+            tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
+            completion_tokens=attempt.completion_tokens or None,
+        )
+
+    async def _from_chunks(self) -> _Part | None:
+        """The stored text of a pending result."""
+        position = self._position
+        stored = await self._results.text_since(
+            self._result_id, position.attempt, position.offset, continues=self._continues
+        )
+        if not stored.is_pending:
+            return None
+        self._announce()
         lists = stored.logprobs if self._with_tokens else ()
-        tokens = [token for logprobs in lists for token in orjson.loads(logprobs)]
         return _Part(
             stored.attempt,
             stored.begins,
             stored.text,
             has_more=stored.has_more,
-            tokens=tokens,
+            tokens=[token for logprobs in lists for token in orjson.loads(logprobs)],
             completion_tokens=stored.completion_tokens,
         )
 
-    async def _last_part(self, row: ResultRow) -> _Part:
-        """What is behind the position in a terminal result."""
-        output, place = row.text, self._position
+    async def _from_row(self, row: ResultRow) -> _Part:
+        """The text of a terminal result."""
+        position, since = self._position, row.text_attempt
         offset = self._offset_in(row.attempt)
-        since: int | None = row.text_attempt
-        if self._continues and since is not None and since <= place.attempt < row.attempt:
-            kept = await self._results.continued_from(self._result_id, place.attempt)
-            offset = min(place.offset, kept, len(output))
+        if self._continues and since is not None and since <= position.attempt < row.attempt:
+            kept = await self._results.continued_from(self._result_id, position.attempt)
+            offset = min(position.offset, kept, len(row.text))
         tokens = row.token_logprobs() if self._with_tokens else []
         return _Part(
             row.attempt,
             offset,
-            output[offset:],
+            row.text[offset:],
             ended=row,
             tokens=tokens[self._tokens_in(row.attempt) :],
             completion_tokens=row.completion_tokens,

@@ -14,9 +14,10 @@ import pytest
 from openai.types import Batch
 from pydantic import SecretStr
 
-from app.api.openai.batches_router import ENDPOINTS
-from app.batches.processor import BatchProcessor, _Feed
-from app.batches.store import Line, NewLine
+from app.api.openai.batches_router import batch_services
+from app.batches.feed import BatchFeed
+from app.batches.processor import BatchProcessor
+from app.batches.rows import Line, NewLine
 from app.core.errors import NotFoundError
 from app.core.ids import new_id
 from app.core.settings import Settings
@@ -162,7 +163,7 @@ async def test_a_file_that_goes_before_it_is_read(settings: Settings) -> None:
     async with serve(settings) as service, openai_client(service) as client:
         batch = await begin(client, [line("a")])
         await client.files.delete(batch.input_file_id)
-        feeding = asyncio.create_task(BatchProcessor(service.services, ENDPOINTS).run())
+        feeding = asyncio.create_task(BatchProcessor(batch_services(service.services)).run())
         ended = await end_of(client, batch)
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
@@ -296,7 +297,7 @@ async def test_a_batch_goes_on_where_its_process_died_and_sends_nothing_twice(
     few = settings.model_copy(update={"batch_in_flight": 10})
     async with serve(few) as service, openai_client(service) as client:
         batch = await begin(client, [line(str(n)) for n in range(40)])
-        feeding = asyncio.create_task(BatchProcessor(service.services, ENDPOINTS).run())
+        feeding = asyncio.create_task(BatchProcessor(batch_services(service.services)).run())
 
         async def are_sent() -> bool:
             sent = "SELECT count(*) FROM batch_lines WHERE state = 'sent'"
@@ -337,9 +338,9 @@ async def test_lines_that_a_late_feeder_sent_are_not_forgotten(
         if after == 100 and not is_late.is_set():
             is_late.set()
             found = await services.batches.get("default", batch_id)
-            late = _Feed(services, ENDPOINTS, new_id(), batch_id)
+            late = BatchFeed(batch_services(services), new_id(), batch_id)._dispatcher
             late._after = after
-            await late._send(replace(found, seconds_left=3600))
+            await late.send(replace(found, seconds_left=3600))
         return await look(batch_id, after, limit)
 
     monkeypatch.setattr(services.batch_work, "waiting", after_the_late_one)

@@ -19,7 +19,9 @@ import pytest_asyncio
 
 from app.batches.creation import NewBatch
 from app.batches.files import FileStore
-from app.batches.store import BatchStore, BatchWork, LineOutcome
+from app.batches.rows import LineOutcome
+from app.batches.store import BatchStore
+from app.batches.work import BatchWork
 from app.core.database import Connection, Database
 from app.core.errors import ConflictError
 from app.core.ids import created_at, new_id

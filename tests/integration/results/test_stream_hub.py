@@ -109,7 +109,7 @@ async def test_five_hundred_waiters_are_told(hub: Hub) -> None:
     rows = await asyncio.wait_for(asyncio.gather(*waiting), 20)
     assert {row.state for row in rows} == {"completed"}
     assert hub.hub._waiters.count == 0
-    assert hub.hub._waiters._events == {}
+    assert hub.hub._waiters._signals == {}
 
 
 async def test_only_the_results_own_waiters_wake(hub: Hub) -> None:
@@ -143,7 +143,7 @@ async def test_unknown_results_and_other_teams(hub: Hub) -> None:
     for seconds in (0, 30):
         with pytest.raises(NotFoundError):
             await hub.hub.wait_terminal("other", identifier, seconds)
-    assert hub.hub._waiters._events == {}
+    assert hub.hub._waiters._signals == {}
 
 
 async def test_a_waiter_that_leaves_is_forgotten(hub: Hub) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from app.api.openai.upload_form import UploadForm
-from app.batches.processor import split_lines
+from app.batches.lines import split_lines
 from app.core.errors import InvalidRequestError, MediaTypeError
 
 TYPE = "multipart/form-data; boundary=edge"

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import orjson
 from hypothesis import given, strategies as st
 
-from app.api.openai.batches_schemas import LineReader
+from app.batches.lines import LineReader
 from app.ui.bulk.conversion import Bounds, Conversion, SeenTexts, convert
 from app.ui.bulk.mapping import CHAT, check_line, read_mapping, to_line
 from app.ui.bulk.table import read_table

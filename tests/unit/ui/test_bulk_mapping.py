@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import TypeAdapter
 
-from app.api.openai.batches_schemas import LineReader
 from app.api.openai.chat_schemas import ChatRequest
+from app.batches.lines import LineReader
 from app.ui.bulk.mapping import (
     CHAT,
     COMPLETION,

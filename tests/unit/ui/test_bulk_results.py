@@ -9,7 +9,7 @@ from uuid import UUID
 import orjson
 import pytest
 
-from app.api.openai.batches_schemas import line_to_wire
+from app.batches.lines import line_to_wire
 from app.ui.bulk.results import (
     Answer,
     AnsweredRow,

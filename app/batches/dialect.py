@@ -1,0 +1,90 @@
+"""The dialect of a batch: its API reads the bodies of lines and answers them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+from uuid import UUID
+
+from app.auth.principal import Principal
+from app.batches.errors import to_service_error
+from app.batches.files import FileStore
+from app.batches.rows import Batch, Line
+from app.batches.work import BatchWork
+from app.core.errors import ServiceError
+from app.core.listener import Listener
+from app.core.settings import Settings
+from app.queue.job_queue import JobQueue
+from app.results.drafts import GroupRequest
+from app.results.retention.erasure import Erasure
+from app.results.rows import ResultRow
+from app.results.store import ResultStore
+from app.results.submission import Submissions
+
+_PRIORITY = -1  # a batch has a day: requests with a waiting client go first
+
+# The body of a response, as JSON members.
+Render = Callable[[Sequence[ResultRow]], object]
+
+
+@dataclass(slots=True, frozen=True)
+class LineRequest:
+    """The request of a line, and the body of its response."""
+
+    group: GroupRequest
+    render: Render
+
+
+class BatchDialect(Protocol):
+    """Reads the bodies of lines, and renders refusals."""
+
+    async def read(self, principal: Principal, endpoint: str, body: bytes) -> LineRequest:
+        """The request of a line. Raises ServiceError."""
+
+    def refuse(self, error: ServiceError) -> tuple[int, object]:
+        """Status and body of the response to a request that ends with this error."""
+
+
+@dataclass(slots=True, frozen=True)
+class BatchServices:
+    """The parts of a process that batches are processed with."""
+
+    settings: Settings
+    listener: Listener
+    work: BatchWork
+    files: FileStore
+    submissions: Submissions
+    results: ResultStore
+    erasure: Erasure
+    queue: JobQueue
+    dialect: BatchDialect
+
+    async def read_line(self, batch: Batch, line: Line) -> LineRequest | ServiceError:
+        """The request of a line, with the deadline and priority of its batch."""
+        try:
+            request = await self.dialect.read(
+                principal_of(batch), batch.endpoint, line.body.encode()
+            )
+        except Exception as error:  # noqa: BLE001 # reported in the line's outcome
+            return to_service_error(error, batch.id)
+        deadline = max(1.0, min(batch.seconds_left, self.settings.max_deadline_seconds))
+        options = request.group.options.model_copy(
+            update={"deadline_seconds": deadline, "priority": _PRIORITY, "idempotency_key": None}
+        )
+        group = replace(
+            request.group, options=options, on_disconnect="continue", waits_for_model=True
+        )
+        return replace(request, group=group)
+
+    async def submit(
+        self, batch: Batch, request: LineRequest, ids: Sequence[UUID]
+    ) -> ServiceError | None:
+        """Send a line as the results `ids`; the error of a refused one."""
+        try:
+            await self.submissions.submit_group_once(principal_of(batch), request.group, ids)
+        except Exception as error:  # noqa: BLE001 # reported in the line's outcome
+            return to_service_error(error, batch.id)
+        return None
+
+
+def principal_of(batch: Batch) -> Principal:
+    return Principal(batch.team_id, frozenset({"use"}))

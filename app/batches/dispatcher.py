@@ -1,0 +1,143 @@
+"""Sending the lines of a batch, as far as the queue and its own bound have room."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from app.batches.dialect import BatchServices, LineRequest
+from app.batches.in_flight import InFlightLines
+from app.batches.lease import BatchLease
+from app.batches.outcomes import LineOutcomes
+from app.batches.rows import Batch, End, Line
+from app.core.errors import ServiceError
+from app.core.ids import new_id
+
+_PAGE = 100  # lines that one step reads and sends
+_RETRY_SECONDS = 1.0  # until a queue without room is tried again
+_TRANSIENT_STATUSES = (429, 503)
+
+_Requests = Mapping[int, LineRequest | ServiceError]
+
+
+class Dispatcher:
+    """Sends the waiting lines of one batch, in their order."""
+
+    def __init__(
+        self,
+        services: BatchServices,
+        batch_id: UUID,
+        in_flight: InFlightLines,
+        lease: BatchLease,
+    ) -> None:
+        self.is_all_sent = False
+        self._services = services
+        self._work = services.work
+        self._batch_id = batch_id
+        self._in_flight = in_flight
+        self._lease = lease
+        self._outcomes = LineOutcomes(batch_id, services.dialect)
+        self._loop = asyncio.get_running_loop()
+        self._after = 0  # no line up to this one waits
+        self._refused_until = 0.0
+
+    def reset(self) -> None:
+        """Look for waiting lines from the first on."""
+        self._after, self.is_all_sent = 0, False
+
+    def seconds_until_ready(self) -> float | None:
+        """Seconds until lines can be sent; None while there are no lines or no room."""
+        if self.is_all_sent or self._room <= 0:
+            return None
+        return max(0.0, self._refused_until - self._loop.time())
+
+    @property
+    def _room(self) -> int:
+        return self._services.settings.batch_in_flight - self._in_flight.result_count
+
+    async def send(self, batch: Batch) -> None:
+        """Send the next lines."""
+        if self.seconds_until_ready() != 0.0:
+            return
+        lines = await self._work.waiting(self._batch_id, self._after, min(self._room, _PAGE))
+        self.is_all_sent = not lines
+        read = await asyncio.gather(*(self._services.read_line(batch, line) for line in lines))
+        requests = {line.line: request for line, request in zip(lines, read, strict=True)}
+        ids = await self._assign_ids(lines, requests)
+        errors = await asyncio.gather(
+            *(self._submit(batch, requests[line.line], ids.get(line.line)) for line in lines)
+        )
+        sent = [
+            replace(line, result_ids=ids[line.line])
+            for line, error in zip(lines, errors, strict=True)
+            if error is None and line.line in ids
+        ]
+        await self._record_sent(sent, requests)
+        await self._record_refused(lines, requests, errors)
+
+    async def discard(self, end: End) -> None:
+        """Store the outcomes of all waiting lines: their batch is stopped."""
+        while lines := await self._work.waiting(self._batch_id, self._after, _PAGE):
+            outcomes = [self._outcomes.stopped(line, end) for line in lines]
+            await self._work.mark_done(self._batch_id, outcomes)
+            self._after = lines[-1].line
+            await self._lease.renew()
+        self.is_all_sent = True
+
+    async def _assign_ids(
+        self, lines: Sequence[Line], requests: _Requests
+    ) -> dict[int, Sequence[UUID]]:
+        """The ids of the lines' results, stored before the lines are sent."""
+        ids = {line.line: line.result_ids for line in lines if line.result_ids}
+        new = {
+            number: [new_id() for _ in range(request.group.size)]
+            for number, request in requests.items()
+            if isinstance(request, LineRequest) and number not in ids
+        }
+        return ids | await self._work.assign(self._batch_id, new) if new else ids
+
+    async def _submit(
+        self, batch: Batch, request: LineRequest | ServiceError, ids: Sequence[UUID] | None
+    ) -> ServiceError | None:
+        if isinstance(request, ServiceError):
+            return request
+        return None if ids is None else await self._services.submit(batch, request, ids)
+
+    async def _record_sent(self, sent: Sequence[Line], requests: _Requests) -> None:
+        if sent:
+            await self._work.mark_sent(self._batch_id, [line.line for line in sent])
+        for line in sent:
+            request = requests[line.line]
+            assert isinstance(request, LineRequest)
+            self._in_flight.add(line, request.render)
+            self._in_flight.mark_ended(line.result_ids)  # one may have ended before it was added
+
+    async def _record_refused(
+        self,
+        lines: Sequence[Line],
+        requests: _Requests,
+        errors: Sequence[ServiceError | None],
+    ) -> None:
+        refused = [(one, error) for one, error in zip(lines, errors, strict=True) if error]
+        waiting = [one.line for one, error in refused if _is_transient(error, requests[one.line])]
+        outcomes = [
+            self._outcomes.refused(line, error)
+            for line, error in refused
+            if line.line not in waiting
+        ]
+        if outcomes:
+            await self._work.mark_done(self._batch_id, outcomes)
+        if waiting:
+            self._refused_until = self._loop.time() + _RETRY_SECONDS
+            self._after = waiting[0] - 1
+        elif lines:
+            self._after = lines[-1].line
+
+
+def _is_transient(error: ServiceError, request: LineRequest | ServiceError) -> bool:
+    """Whether a refused line may be accepted later: not if it alone exceeds the queue's bound."""
+    allowed = error.extra.get("allowed") if error.extra.get("limit") == "max_queued" else None
+    is_too_large = (
+        allowed is not None and isinstance(request, LineRequest) and request.group.size > allowed
+    )
+    return error.status in _TRANSIENT_STATUSES and not is_too_large

@@ -1,0 +1,137 @@
+"""One batch in the hands of this process, from its validation to its files."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from uuid import UUID
+
+from app.batches.collector import Collector
+from app.batches.dialect import BatchServices
+from app.batches.dispatcher import Dispatcher
+from app.batches.finalizer import Finalizer
+from app.batches.in_flight import InFlightLines
+from app.batches.lease import BatchLease
+from app.batches.rows import Batch
+from app.batches.validator import Validator
+from app.core.database import is_transient
+from app.core.errors import DatabaseUnavailableError
+from app.core.waiting import is_set_within
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 5.0  # for changes without a notification
+_GATHER_SECONDS = 0.05  # results that end within this time are collected together
+_RETRY_SECONDS = 1.0  # while the database is unavailable
+
+
+class BatchFeed:
+    """Brings one batch to its end, step by step."""
+
+    def __init__(self, services: BatchServices, feeder_id: UUID, batch_id: UUID) -> None:
+        self.batch_id = batch_id
+        self._services = services
+        self._work = services.work
+        self._feeder_id = feeder_id
+        self._signal = asyncio.Event()
+        self._in_flight = InFlightLines()
+        self._is_stopped = False
+        self._lease = BatchLease(
+            services.work, feeder_id, batch_id, services.settings.lease_seconds
+        )
+        self._validator = Validator(services, batch_id, self._lease)
+        self._dispatcher = Dispatcher(services, batch_id, self._in_flight, self._lease)
+        self._collector = Collector(services, batch_id, self._in_flight, self._lease)
+        self._finalizer = Finalizer(services, feeder_id, self._lease)
+
+    def notify(self) -> None:
+        """The batch has changed."""
+        self._signal.set()
+
+    def on_ended(self, ids: Sequence[UUID] | None) -> None:
+        """These results have ended; None: any may have."""
+        if self._in_flight.mark_ended(ids):
+            self._signal.set()
+
+    async def run(self) -> None:
+        """Process the batch until it ends or another process holds it."""
+        while True:
+            try:
+                await self._load()
+                while await self._step():
+                    pass
+            except Exception as error:
+                if is_transient(error) or isinstance(error, DatabaseUnavailableError):
+                    logger.info("a batch waits: %s", error, extra=self._extra("batch_waits"))
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    continue
+                # Its lease expires, and a process takes it again.
+                logger.exception("batch %s broke", self.batch_id, extra=self._extra("batch_broke"))
+            return
+
+    async def _load(self) -> None:
+        """Start from what is stored, by this process or an earlier one."""
+        self._in_flight.load(await self._work.sent(self.batch_id))
+        self._dispatcher.reset()
+        self._collector.reset()
+        self._is_stopped = False
+
+    async def _step(self) -> bool:
+        """Advance the batch by one step; False once it has ended or another process holds it."""
+        self._signal.clear()
+        if not await self._lease.renew():
+            return False
+        batch = await self._work.look(self._feeder_id, self.batch_id)
+        if batch is None:
+            return False
+        if batch.finalizing_at is not None:
+            await self._finalizer.finalize(batch)
+            return False
+        if batch.seconds_left <= 0 and batch.expiring_at is None:
+            await self._work.mark_expiring(self.batch_id)
+        elif batch.expected_end == "completed" and batch.state == "validating":
+            await self._validator.validate(batch)
+        else:
+            await self._advance(batch)
+        return True
+
+    async def _advance(self, batch: Batch) -> None:
+        """Send or stop lines, collect outcomes, and begin the end once all lines are done."""
+        if batch.expected_end == "completed":
+            await self._dispatcher.send(batch)
+        else:
+            await self._stop(batch)
+        await self._collector.collect(batch)
+        if self._dispatcher.is_all_sent and self._in_flight.is_empty:
+            await self._work.begin_end(self.batch_id)
+            # A delayed process that lost the batch may have sent lines since the last look: then
+            # the batch does not end yet.
+            await self._load()
+        else:
+            await self._pause(batch)
+
+    async def _stop(self, batch: Batch) -> None:
+        """Cancel the results in flight, and discard the waiting lines."""
+        if not self._is_stopped:
+            await self._work.mark_assigned_sent(self.batch_id)
+            await self._load()
+            self._is_stopped = True
+        await self._services.queue.cancel_ids(batch.team_id, self._in_flight.result_ids)
+        if batch.in_progress_at is None:  # stopped while its lines were still being stored
+            self._dispatcher.is_all_sent = True
+        else:
+            await self._dispatcher.discard(batch.expected_end)
+
+    async def _pause(self, batch: Batch) -> None:
+        """Wait until results have ended, or there may be room."""
+        seconds = self._dispatcher.seconds_until_ready()
+        if seconds == 0.0:
+            return
+        seconds = min(_POLL_SECONDS if seconds is None else seconds, self._lease.renewal_seconds)
+        is_open = batch.expected_end == "completed"
+        if is_open:
+            seconds = min(seconds, max(batch.seconds_left, 0.0))
+        if await is_set_within(self._signal, seconds) and is_open:
+            await asyncio.sleep(_GATHER_SECONDS)
+
+    def _extra(self, action: str) -> dict[str, str]:
+        return {"action": action, "batch_id": str(self.batch_id)}

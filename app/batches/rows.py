@@ -1,0 +1,76 @@
+"""Rows of batches and of their lines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+State = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
+    "cancelled",
+]  # fmt: skip
+End = Literal["completed", "expired", "cancelled"]
+
+COLUMNS = """id, team_id, endpoint, input_file_id, output_file_id, error_file_id,
+  completion_window, metadata, state, errors, total, completed, failed, output_seconds, expires_at,
+  in_progress_at, cancelling_at, expiring_at, finalizing_at, ended_at"""
+
+
+@dataclass(slots=True, frozen=True)
+class Batch:
+    """A batch. `ended_at` is when it entered its terminal state."""
+
+    id: UUID
+    team_id: str
+    endpoint: str
+    input_file_id: UUID
+    output_file_id: UUID | None
+    error_file_id: UUID | None
+    completion_window: str
+    metadata: str
+    state: State
+    errors: str
+    total: int
+    completed: int
+    failed: int
+    output_seconds: int | None
+    expires_at: datetime
+    in_progress_at: datetime | None
+    cancelling_at: datetime | None
+    expiring_at: datetime | None
+    finalizing_at: datetime | None
+    ended_at: datetime | None
+    seconds_left: float = 0.0  # until it expires; only a feeder reads it
+
+    @property
+    def expected_end(self) -> End:
+        """The state in which the batch ends if nothing else happens."""
+        if self.cancelling_at is not None:
+            return "cancelled"
+        return "completed" if self.expiring_at is None else "expired"
+
+
+@dataclass(slots=True, frozen=True)
+class NewLine:
+    """One request of a batch's file; `body` is JSON text, empty where it was not read."""
+
+    line: int
+    custom_id: str
+    body: str
+
+
+@dataclass(slots=True, frozen=True)
+class Line(NewLine):
+    """A line that is not done, with the ids of its results once it has them."""
+
+    result_ids: Sequence[UUID]
+
+
+@dataclass(slots=True, frozen=True)
+class LineOutcome:
+    """The entry of a line in its output or error file: a JSON object as text."""
+
+    line: int
+    is_completed: bool
+    outcome: str
