@@ -19,7 +19,6 @@ from app import __version__
 from app.api import error_pages, health, json_codec
 from app.api.admin import launches, servers
 from app.api.admin.servers_schemas import ServerCreate
-from app.api.common import RawRoutes
 from app.api.container import background, open_services
 from app.api.errors import error_responses, tenstorrent_errors, tgi_errors
 from app.api.infini_gram import router as infini_gram
@@ -59,6 +58,7 @@ from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionRequest
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.schemas import OpenAIErrorRead
+from app.api.raw_routes import RawRoutes
 from app.api.tenstorrent import router as tenstorrent
 from app.api.tenstorrent.schemas import InferenceRequest
 from app.api.tgi import router as tgi

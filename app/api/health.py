@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
-from app.api.common import ServicesOf
+from app.api.dependencies import ServicesOf
 from app.api.json_codec import json_response
 from app.core import metrics
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from app.core.errors import FieldError, InvalidRequestError
+from app.core.errors import invalid_field
 from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
 from app.provisioning import patterns
@@ -119,15 +119,15 @@ def to_spec(
 ) -> LaunchSpec:
     """Complete a request; blocks. Raises InvalidRequestError that names the wrong field."""
     if is_static_name(request.name):
-        raise _wrong("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
+        raise invalid_field("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
     offered = catalogue.get(request.model)
     profile, model, revision = resolve(request, profiles, offered)
     resources = _resources(request, profile, offered, model, revision)
     if request.trust_remote_code and not profile.trust_remote_code:
-        raise _wrong("trust_remote_code", f"the profile {profile.name!r} does not allow it")
+        raise invalid_field("trust_remote_code", f"the profile {profile.name!r} does not allow it")
     minutes = request.time_limit_minutes or profile.default_minutes
     if minutes > profile.max_minutes:
-        raise _wrong(
+        raise invalid_field(
             "time_limit_minutes", f"the profile allows at most {profile.max_minutes} minutes"
         )
     return LaunchSpec(
@@ -178,11 +178,11 @@ def _profile(
     profile = find_profile(profiles, name, request.provider)
     if profile is None:
         known = ", ".join(profiles) or "none: the operator writes them (LLM_PROFILES_FILE)"
-        raise _wrong(
+        raise invalid_field(
             "profile" if name else "provider", f"there is no such profile; there are {known}"
         )
     if request.provider not in (None, profile.provider):
-        raise _wrong("provider", f"the profile {profile.name!r} is of {profile.provider}")
+        raise invalid_field("provider", f"the profile {profile.name!r} is of {profile.provider}")
     return profile
 
 
@@ -191,9 +191,9 @@ def _model(request: ModelChoice, profile: Profile, offered: CatalogueEntry | Non
     if not model.startswith("/"):
         return model
     if request.revision is not None:
-        raise _wrong("revision", "only of a Hugging Face id: a path has none")
+        raise invalid_field("revision", "only of a Hugging Face id: a path has none")
     if not is_below_a_root(model, profile.model_roots):
-        raise _wrong("model", f"must lie below a model root of the profile {profile.name!r}")
+        raise invalid_field("model", f"must lie below a model root of the profile {profile.name!r}")
     return model
 
 
@@ -220,7 +220,7 @@ def _resources(
     if suggested is None:
         names = ", ".join(one.name for one in profile.tiers)
         what = "has no such tier" if tier else f"has no tier for {size} GB"
-        raise _wrong("tier", f"the profile {profile.name!r} {what}; there are {names}")
+        raise invalid_field("tier", f"the profile {profile.name!r} {what}; there are {names}")
     given = request.resources
     gpus = suggested.gpus if given.gpus is None else given.gpus
     follows = suggested.gres if gpus == suggested.gpus else (f"gpu:{gpus}" if gpus else None)
@@ -241,9 +241,5 @@ def _served_name(model: str) -> str:
     except ModelRepositoryError:
         name = ""
     if not patterns.fits(patterns.NAME, name):
-        raise _wrong("served_name", f"{model!r} gives no plain name: name one")
+        raise invalid_field("served_name", f"{model!r} gives no plain name: name one")
     return name
-
-
-def _wrong(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

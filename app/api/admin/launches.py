@@ -20,18 +20,11 @@ from app.api.admin.launches_schemas import (
     profile_to_wire,
 )
 from app.api.admin.plan_schemas import EXAMPLE, PlanRead
-from app.api.common import (
-    After,
-    Limit,
-    ServicesOf,
-    TeamOf,
-    describe,
-    page_response,
-    reference,
-    to_id,
-)
 from app.api.container import Services
+from app.api.dependencies import ServicesOf, TeamOf, to_id
 from app.api.json_codec import json_response, parse
+from app.api.pagination import After, Limit, page_response
+from app.api.raw_routes import describe, reference
 from app.core.errors import ConflictError
 from app.core.ids import new_id
 from app.provisioning.catalogue import CatalogueEntry, read_catalogue
@@ -111,8 +104,8 @@ async def list_profiles(services: ServicesOf) -> Response:
 )
 async def plan_launch(request: Request, services: ServicesOf) -> Response:
     """Calculate which GPUs fit a model and the resources to request; stores and starts nothing."""
-    asked = parse(_PLAN, await request.body())
-    return json_response(await asyncio.to_thread(_plan, services, asked))
+    create = parse(_PLAN, await request.body())
+    return json_response(await asyncio.to_thread(_plan, services, create))
 
 
 @router.get("/launches/{launch_id}", response_model=LaunchRead)
@@ -150,8 +143,8 @@ def _spec(services: Services, body: bytes) -> LaunchSpec:
     return to_spec(parse(_CREATE, body), services.profiles, _catalogue(services))
 
 
-def _plan(services: Services, asked: PlanCreate) -> dict[str, Any]:
-    return plan_model(asked, services.profiles, _catalogue(services))
+def _plan(services: Services, create: PlanCreate) -> dict[str, Any]:
+    return plan_model(create, services.profiles, _catalogue(services))
 
 
 def _catalogue(services: Services) -> dict[str, CatalogueEntry]:

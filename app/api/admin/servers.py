@@ -6,9 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.admin.servers_schemas import ServerCreate, ServerRead, server_to_wire
-from app.api.common import ServicesOf, describe, reference
 from app.api.container import Services
+from app.api.dependencies import ServicesOf
 from app.api.json_codec import json_response, parse
+from app.api.raw_routes import describe, reference
 from app.core.errors import ConflictError
 from app.inference.server_pool import Server
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import ServicesOf, body_of, describe, reference, services_of
+from app.api.dependencies import ServicesOf, services_of
 from app.api.infini_gram.response_schemas import (
     CountCnfRead,
     CountRead,
@@ -64,6 +64,7 @@ from app.api.infini_gram.schemas import (
     to_ids,
 )
 from app.api.json_codec import JSON, json_response, parse, validate
+from app.api.raw_routes import body_of, describe, reference
 from app.core.errors import EngineInputError, FieldError
 from app.infini_gram.engine import Engine
 

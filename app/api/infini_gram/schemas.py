@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic.alias_generators import to_camel
 
-from app.core.errors import FieldError, InvalidRequestError
+from app.core.errors import invalid_field
 from app.infini_gram.engine import Engine
 from app.infini_gram.tokenizer import Tokenizer
 
@@ -169,7 +169,7 @@ def check_page(wanted: SearchRequest) -> None:
 
 def _check_asked(field: str, asked: int) -> None:
     if asked > MAX_DOCUMENT_TOKENS:
-        raise _refused(
+        raise invalid_field(
             field,
             f"the documents could have {asked:,} tokens together, and {MAX_DOCUMENT_TOKENS:,} are "
             "most: ask for fewer, or for less context",
@@ -205,10 +205,10 @@ def to_cnf(engine: Engine, query: str | list[list[list[int]]]) -> list[list[list
 def _split(tokenizer: Tokenizer, query: str) -> list[list[list[int]]]:
     clauses = [clause.split(OR) for clause in query.split(AND)]
     if len(clauses) > MAX_CLAUSES:
-        raise _refused("query", f"has {len(clauses)} clauses, and {MAX_CLAUSES} are most")
+        raise invalid_field("query", f"has {len(clauses)} clauses, and {MAX_CLAUSES} are most")
     for clause in clauses:
         if len(clause) > MAX_TERMS:
-            raise _refused(
+            raise invalid_field(
                 "query", f"has a clause of {len(clause)} terms, and {MAX_TERMS} are most"
             )
     return [
@@ -220,14 +220,14 @@ def _split(tokenizer: Tokenizer, query: str) -> list[list[list[int]]]:
 def _encode(tokenizer: Tokenizer, text: str, field: str) -> list[int]:
     ids = tokenizer.encode(text)
     if not ids:
-        raise _refused(field, f"{text[:64]!r} has no tokens: there is nothing to look for")
+        raise invalid_field(field, f"{text[:64]!r} has no tokens: there is nothing to look for")
     return ids
 
 
 def _check_ids(ids: list[int], vocab_size: int, field: str) -> None:
     for place, token_id in enumerate(ids):
         if token_id >= vocab_size:
-            raise _refused(
+            raise invalid_field(
                 f"{field}.{place}",
                 f"{token_id} is no token of this index: ids are 0 to {vocab_size - 1}",
             )
@@ -235,8 +235,4 @@ def _check_ids(ids: list[int], vocab_size: int, field: str) -> None:
 
 def _check_count(count: int) -> None:
     if count > MAX_TOKENS:
-        raise _refused("query", f"has {count} tokens, and {MAX_TOKENS} are most")
-
-
-def _refused(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
+        raise invalid_field("query", f"has {count} tokens, and {MAX_TOKENS} are most")

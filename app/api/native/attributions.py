@@ -7,6 +7,7 @@ run: clients can poll, stream and cancel it, and a webhook reports its end.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -15,40 +16,26 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.attribution_schemas import AttributionRead
-from app.api.common import (
-    KEY_HEADER,
-    REPLAYED_HEADER,
-    PrincipalOf,
-    ServicesOf,
-    TeamOf,
-    body_of,
-    describe,
-    idempotency_key,
-    on_disconnect_of,
-    principal_of,
-    reference,
-    result_wire,
-    services_of,
-    to_id,
-    watching,
-)
 from app.api.container import Services
+from app.api.dependencies import PrincipalOf, ServicesOf, TeamOf, principal_of, services_of, to_id
+from app.api.disconnects import ON_DISCONNECT_HEADER, on_disconnect_of, watch_disconnect
+from app.api.group_responses import RESULT_ID_HEADER
+from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
-from app.api.native.schemas import ResultRead
+from app.api.native.attributions_schemas import AttributionRead
+from app.api.native.schemas import ResultRead, result_wire
 from app.api.native.send import WISHES, send
+from app.api.raw_routes import body_of, describe, reference
 from app.api.sse import MEDIA_TYPE
-from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER
 from app.core.errors import (
     ConflictError,
     EngineError,
     FailureCode,
-    FieldError,
-    InvalidRequestError,
     NotFoundError,
     OverloadedError,
     ServiceError,
     StoppingError,
+    invalid_field,
 )
 from app.core.ids import new_id
 from app.core.queue_names import queue_of
@@ -98,66 +85,83 @@ async def attribute_text(request: Request) -> Response:
     given = idempotency_key(request)
     key = _key(services, given, content, services.settings.attribution_cache_seconds)
     is_cancelled = on_disconnect_of(request, "continue" if given else "cancel") == "cancel"
-    row, is_new, is_disconnected = await _wait(
+    outcome = await _attribute(
         request, index, wanted.response, parameters, key, None if given else version
     )
-    result_id = row.id
-    headers = {RESULT_ID_HEADER: str(result_id)}
+    row = outcome.row
+    headers = {RESULT_ID_HEADER: str(row.id)}
     if row.state == "pending":
-        if is_new and is_cancelled:
-            await services.groups.cancel(row.team_id, [result_id])
-        if is_disconnected:
+        if outcome.is_new and is_cancelled:
+            await services.groups.cancel(row.team_id, [row.id])
+        if outcome.is_disconnected:
             return Response(status_code=_CLIENT_LEFT)
-        raise _too_long(services, result_id, headers)
-    if not is_new:
+        raise _too_long(services, row.id, headers)
+    if not outcome.is_new:
         headers[REPLAYED_HEADER] = "true"
     if row.state == "failed":
         raise _failure(row, headers)
     if row.erased_at is not None:
         raise erased(row)
-    if not is_new and given is None:
+    if not outcome.is_new and given is None:
         seconds = services.settings.attribution_cache_hit_seconds
         await services.keys.keep(row.team_id, key.key, seconds)
     return Response(row.output, media_type=JSON, headers=headers)
 
 
-async def _wait(
+@dataclass(slots=True, frozen=True)
+class _Outcome:
+    """An attribution at its end, or pending after the time limit or the client's disconnect."""
+
+    row: ResultRow
+    is_new: bool
+    is_disconnected: bool
+
+
+async def _attribute(
     request: Request,
     index: str,
     text: str,
     parameters: Mapping[str, Any],
     key: NewKey,
     version: int | None,
-) -> tuple[ResultRow, bool, bool]:
-    """The attribution once it has ended or the time is over, whether it is new, and whether the
-    client has left. With a `version` the key is of the cache.
+) -> _Outcome:
+    """Submit an attribution, or find the one of the same key, and wait.
+
+    With a `version` the key is the cache's: a cached attribution that failed, as when another client
+    cancelled it, is replaced.
     """
-    services, principal = services_of(request), principal_of(request)
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + services.settings.attribution_seconds
-    deadline = services.settings.default_deadline_seconds
+    settings = services_of(request).settings
+    ends = asyncio.get_running_loop().time() + settings.attribution_seconds
+    deadline = settings.default_deadline_seconds
     if version is not None:  # no client looks for it later if this process dies
-        deadline = services.settings.attribution_seconds + _MARGIN_SECONDS
-    while True:
-        result_id = new_id()
-        with services.hub.expecting(result_id) as woken:
-            draft = AttributionDraft(result_id, index, text, parameters, deadline)
-            answer = await services.submissions.submit_attribution(principal, draft, key, version)
-            is_new = not isinstance(answer, Replayed)
-            found = answer.result_id
-            expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
-            with expecting as news, watching(request, news) as is_disconnected:
-                row = await services.hub.wait_terminal(
-                    principal.team_id,
-                    found,
-                    max(0.0, ends - loop.time()),
-                    news,
-                    is_new=is_new,
-                    is_disconnected=is_disconnected,
-                )
-        # Another client may have cancelled it: try again.
-        if is_new or version is None or row.state != "failed":
-            return row, is_new, is_disconnected()
+        deadline = settings.attribution_seconds + _MARGIN_SECONDS
+    draft = AttributionDraft(new_id(), index, text, parameters, deadline)
+    outcome = await _submit_and_wait(request, draft, key, version, ends)
+    while version is not None and not outcome.is_new and outcome.row.state == "failed":
+        draft = replace(draft, id=new_id())
+        outcome = await _submit_and_wait(request, draft, key, version, ends)
+    return outcome
+
+
+async def _submit_and_wait(
+    request: Request, draft: AttributionDraft, key: NewKey, version: int | None, ends: float
+) -> _Outcome:
+    """Wait for a new or replayed attribution until `ends`, by the loop's clock."""
+    services, principal = services_of(request), principal_of(request)
+    with services.hub.expecting(draft.id) as woken:
+        answer = await services.submissions.submit_attribution(principal, draft, key, version)
+        is_new, found = not isinstance(answer, Replayed), answer.result_id
+        expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
+        with expecting as signal, watch_disconnect(request, signal) as is_disconnected:
+            row = await services.hub.wait_terminal(
+                principal.team_id,
+                found,
+                max(0.0, ends - asyncio.get_running_loop().time()),
+                signal,
+                is_new=is_new,
+                is_disconnected=is_disconnected,
+            )
+            return _Outcome(row, is_new, is_disconnected())
 
 
 @router.post(
@@ -225,8 +229,9 @@ async def read_attribution(
 def _named(services: Services, index: str | None) -> str:
     if index is not None:
         return index
-    message = f"must be given: one of {', '.join(services.indexes.names) or 'none'}"
-    raise InvalidRequestError(f"index: {message}.", [FieldError("index", message)])
+    raise invalid_field(
+        "index", f"must be given: one of {', '.join(services.indexes.names) or 'none'}"
+    )
 
 
 def _key(

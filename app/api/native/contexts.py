@@ -5,22 +5,11 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import (
-    After,
-    Force,
-    Limit,
-    ServicesOf,
-    TeamOf,
-    body_of,
-    describe,
-    page_response,
-    reference,
-    services_of,
-    team_of,
-    to_id,
-)
+from app.api.dependencies import Force, ServicesOf, TeamOf, services_of, team_of, to_id
 from app.api.json_codec import json_response, parse
 from app.api.native.schemas import ContextRead
+from app.api.pagination import After, Limit, page_response
+from app.api.raw_routes import body_of, describe, reference
 from app.results.contexts import to_new_context
 from app.results.requests import ContextCreate
 from app.results.serialization import context_to_wire

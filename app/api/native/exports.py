@@ -9,10 +9,12 @@ import orjson
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from app.api.common import After, ServicesOf, TeamOf, reference, result_wire
 from app.api.container import Services
+from app.api.dependencies import ServicesOf, TeamOf
 from app.api.native.results import Narrowed
-from app.api.native.schemas import ExportRead
+from app.api.native.schemas import ExportRead, result_wire
+from app.api.pagination import After
+from app.api.raw_routes import reference
 from app.api.sse import CutOffError, EventStreamResponse
 from app.core.errors import ServiceError
 from app.results.rows import ExportedResult

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from app import __version__
-from app.api.common import Name, ServicesOf, TeamOf
+from app.api.dependencies import Name, ServicesOf, TeamOf
 from app.api.json_codec import json_response
 from app.api.native.history_schemas import PointRead, SystemRead, points_to_wire, system_to_wire
 from app.results.stats.history import MAX_MINUTES

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.api.common import PrincipalOf, ServicesOf
+from app.api.dependencies import PrincipalOf, ServicesOf
 from app.api.json_codec import json_response
 from app.api.native.me_schemas import MeRead, me_to_wire
 

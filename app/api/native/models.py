@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.api.common import ServicesOf
+from app.api.dependencies import ServicesOf
 from app.api.json_codec import json_response
 from app.api.native.schemas import ModelRead
 from app.inference.model_registry import Model

@@ -8,25 +8,14 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import (
-    After,
-    Force,
-    Limit,
-    Name,
-    ServicesOf,
-    TeamOf,
-    describe,
-    page_response,
-    result_wire,
-    services_of,
-    team_of,
-    to_id,
-    watching,
-)
 from app.api.container import Services
+from app.api.dependencies import Force, Name, ServicesOf, TeamOf, services_of, team_of, to_id
+from app.api.disconnects import watch_disconnect
 from app.api.json_codec import json_response
-from app.api.native.schemas import AttemptRead, ResultRead
-from app.core.errors import FieldError, InvalidRequestError
+from app.api.native.schemas import AttemptRead, ResultRead, result_wire
+from app.api.pagination import After, Limit, page_response
+from app.api.raw_routes import describe
+from app.core.errors import FieldError, InvalidRequestError, invalid_field
 from app.results.pages import ResultFilter
 from app.results.rows import ResultRow
 from app.results.serialization import attempts_to_wire
@@ -73,7 +62,7 @@ async def read_result(request: Request) -> Response:
     if seconds > 0:
         with (
             services.hub.expecting(result_id) as woken,
-            watching(request, woken) as is_disconnected,
+            watch_disconnect(request, woken) as is_disconnected,
         ):
             row = await services.hub.wait_terminal(
                 team, result_id, seconds, woken, is_disconnected=is_disconnected
@@ -225,6 +214,5 @@ def _to_seconds(text: str, most: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= most:
-        message = f"must be a number of seconds from 0 to {most:.0f}"
-        raise InvalidRequestError(f"wait: {message}.", [FieldError("wait", message)])
+        raise invalid_field("wait", f"must be a number of seconds from 0 to {most:.0f}")
     return seconds

@@ -6,6 +6,10 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from app.api.container import Services
+from app.results.rows import ResultRow
+from app.results.serialization import result_to_wire
+
 MAX_BULK = 1000
 
 
@@ -155,3 +159,7 @@ class ProblemRead(BaseModel):
     detail: str = Field(description="For people: what to change.")
     code: str = Field(description="For programs: stable, listed in docs/errors.md.")
     errors: list[FieldProblem] = Field(default_factory=list)
+
+
+def result_wire(services: Services, row: ResultRow) -> dict[str, Any]:
+    return result_to_wire(row, model_ready=services.registry.is_ready(row.model_name))

@@ -13,27 +13,14 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import (
-    KEY_HEADER,
-    REPLAYED_HEADER,
-    PrincipalOf,
-    ServicesOf,
-    body_of,
-    describe,
-    idempotency_key,
-    on_disconnect_of,
-    principal_of,
-    reference,
-    result_wire,
-    services_of,
-    team_of,
-    to_id,
-    watching,
-)
 from app.api.container import Services
+from app.api.dependencies import PrincipalOf, ServicesOf, principal_of, services_of, team_of, to_id
+from app.api.disconnects import on_disconnect_of, watch_disconnect
+from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import json_response, parse, validate
-from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead
+from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead, result_wire
 from app.api.native.streams import event_frames
+from app.api.raw_routes import body_of, describe, reference
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import (
     BodyTooLargeError,
@@ -42,6 +29,7 @@ from app.core.errors import (
     InvalidRequestError,
     ServiceError,
     TooManyWaitersError,
+    invalid_field,
 )
 from app.core.ids import new_id
 from app.core.settings import Settings
@@ -170,7 +158,9 @@ async def create_results(request: Request) -> Response:
     services, principal = services_of(request), principal_of(request)
     if body.lstrip()[:1] == b"[":
         if idempotency_key(request) is not None:
-            raise _one_key_for_many()
+            raise invalid_field(
+                "Idempotency-Key", "cannot apply to a list: give each item its own idempotency_key"
+            )
         answers = await services.submissions.submit_all(principal, _parse_list(body))
         return json_response([_bulk_item(services, answer) for answer in answers], 202)
     create = _with_key(request, parse(_CREATE, body))
@@ -238,7 +228,7 @@ async def _wait(
     with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
         # A replayed result has another id than the one that is expected.
         expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
-        with expecting as news, watching(request, news) as is_disconnected:
+        with expecting as news, watch_disconnect(request, news) as is_disconnected:
             row = await services.hub.wait_terminal(
                 team, result_id, seconds, news, is_new=is_new, is_disconnected=is_disconnected
             )
@@ -289,13 +279,6 @@ def _with_key(request: Request, options: Options) -> Options:
     if key == options.idempotency_key:
         return options
     return options.model_copy(update={"idempotency_key": key})
-
-
-def _one_key_for_many() -> InvalidRequestError:
-    message = "cannot apply to a list: give each item its own idempotency_key"
-    return InvalidRequestError(
-        f"Idempotency-Key: {message}.", [FieldError("Idempotency-Key", message)]
-    )
 
 
 def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:

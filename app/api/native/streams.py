@@ -10,12 +10,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import ServicesOf, TeamOf, describe, result_wire, services_of, team_of, to_id
 from app.api.container import Services
+from app.api.dependencies import ServicesOf, TeamOf, services_of, team_of, to_id
 from app.api.json_codec import json_response
-from app.api.native.schemas import TicketRead
+from app.api.native.schemas import TicketRead, result_wire
+from app.api.raw_routes import describe
 from app.api.sse import KEEP_ALIVE, MEDIA_TYPE, EventStreamResponse, encode_event
-from app.core.errors import FieldError, InvalidRequestError
+from app.core.errors import invalid_field
 from app.core.ids import seconds_since
 from app.results.streams.result_reader import (
     AttemptStarted,
@@ -75,8 +76,10 @@ async def stream_result(request: Request) -> Response:
         team = await services.tickets.redeem(ticket, result_id)
     row = await services.results.get(team, result_id)
     if position.attempt > row.attempt:
-        message = f"there is no attempt {position.attempt} yet; the present one is {row.attempt}"
-        raise InvalidRequestError(f"after: {message}.", [FieldError("after", message)])
+        raise invalid_field(
+            "after",
+            f"there is no attempt {position.attempt} yet; the current one is {row.attempt}",
+        )
     if row.state != "pending" and position == Position.of_end(row):
         return Response(status_code=204)
     services.hub.check_room()

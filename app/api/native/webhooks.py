@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import After, Limit, ServicesOf, TeamOf, page_response, to_id
+from app.api.dependencies import ServicesOf, TeamOf, to_id
 from app.api.json_codec import json_response
 from app.api.native.webhooks_schemas import (
     DeliveryRead,
@@ -15,6 +15,7 @@ from app.api.native.webhooks_schemas import (
     delivery_to_wire,
     secret_to_wire,
 )
+from app.api.pagination import After, Limit, page_response
 
 router = APIRouter(tags=["webhooks"])
 

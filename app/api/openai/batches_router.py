@@ -8,18 +8,10 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import (
-    KEY_HEADER,
-    REPLAYED_HEADER,
-    ServicesOf,
-    TeamOf,
-    body_of,
-    describe,
-    idempotency_key,
-    reference,
-)
 from app.api.container import Services
+from app.api.dependencies import ServicesOf, TeamOf
 from app.api.errors.error_responses import refusal
+from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import json_response, parse
 from app.api.openai.batches_schemas import (
     BatchCreate,
@@ -27,19 +19,20 @@ from app.api.openai.batches_schemas import (
     BatchRead,
     batch_to_wire,
     from_wire_id,
-    invalid,
     page_to_wire,
     to_new_batch,
 )
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionRequest
-from app.api.openai.responses_schemas import ResponseCreate, response_to_wire
+from app.api.openai.responses_output import response_to_wire
+from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.responses_serving import prepare_response
 from app.api.openai.serving import prepare_chat, prepare_completion
+from app.api.raw_routes import body_of, describe, reference
 from app.auth.principal import Principal
 from app.batches.dialect import BatchServices, LineRequest
 from app.batches.rows import Batch
-from app.core.errors import ServiceError
+from app.core.errors import ServiceError, invalid_field
 from app.queue.idempotency import hash_request
 
 router = APIRouter(tags=["openai"])
@@ -72,7 +65,7 @@ async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> 
             return _replayed(known)
     file = await services.files.get(team, from_wire_id("file-", create.input_file_id, "file"))
     if file.purpose != "batch":
-        raise invalid("input_file_id", f"is a file for `{file.purpose}`, not for `batch`")
+        raise invalid_field("input_file_id", f"is a file for `{file.purpose}`, not for `batch`")
     batch, is_new = await services.batches.create(to_new_batch(team, create, file.id, key))
     return json_response(batch_to_wire(batch)) if is_new else _replayed(batch)
 
@@ -111,7 +104,7 @@ async def cancel_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Res
 
 
 class _OpenAIBatches:
-    """OpenAI's endpoints, as `BatchDialect` has them."""
+    """OpenAI's endpoints for `BatchDialect`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -119,8 +112,11 @@ class _OpenAIBatches:
     async def read(self, principal: Principal, endpoint: str, body: bytes) -> LineRequest:
         services = self._services
         if endpoint == "/v1/responses":
-            asked = await prepare_response(services, principal, parse(_RESPONSE, body))
-            return LineRequest(asked.group, lambda rows: response_to_wire(asked.stored, rows[0]))
+            prepared_response = await prepare_response(services, principal, parse(_RESPONSE, body))
+            return LineRequest(
+                prepared_response.group,
+                lambda rows: response_to_wire(prepared_response.stored, rows[0]),
+            )
         if endpoint == "/v1/completions":
             prepared = await prepare_completion(services, parse(_COMPLETION, body))
         else:
@@ -133,7 +129,6 @@ class _OpenAIBatches:
 
 
 def batch_services(services: Services) -> BatchServices:
-    """The parts of this process that batches are processed with."""
     return BatchServices(
         services.settings,
         services.listener,

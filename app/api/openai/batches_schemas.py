@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from app.batches.creation import NewBatch
 from app.batches.files import File, FileDetails
 from app.batches.rows import Batch
-from app.core.errors import FieldError, InvalidRequestError, NotFoundError
+from app.core.errors import NotFoundError, invalid_field
 from app.core.ids import created_at, new_id
 from app.queue.idempotency import NewKey
 
@@ -151,17 +151,17 @@ def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
 def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails:
     """Read a form's fields. Raises InvalidRequestError."""
     if filename is None:
-        raise invalid("file", "the form has no file of this name")
+        raise invalid_field("file", "the form has no file of this name")
     if fields.get("purpose") != "batch":
-        raise invalid("purpose", "must be `batch`: files have no other use here")
+        raise invalid_field("purpose", "must be `batch`: files have no other use here")
     expires = None
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
-        raise invalid("expires_after.anchor", "must be `created_at`")
+        raise invalid_field("expires_after.anchor", "must be `created_at`")
     if "expires_after[seconds]" in fields:
         try:
             expires = _EXPIRY.validate_strings(fields["expires_after[seconds]"])
         except ValidationError as error:
-            raise invalid(
+            raise invalid_field(
                 "expires_after.seconds", f"must be from {_MIN_EXPIRY} to {_MAX_EXPIRY}"
             ) from error
     return FileDetails("batch", filename[:_MAX_FILENAME], expires)
@@ -240,10 +240,6 @@ def page_to_wire(items: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
         "last_id": data[-1]["id"] if data else None,
         "has_more": len(items) > limit,
     }
-
-
-def invalid(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
 
 
 def _seconds(moment: Any) -> Any:

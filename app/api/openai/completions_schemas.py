@@ -9,7 +9,6 @@ from uuid import UUID
 
 import orjson
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
 
 from app.api.logprobs import logprob_of
 from app.api.openai.schemas import (
@@ -18,10 +17,11 @@ from app.api.openai.schemas import (
     SYSTEM_FINGERPRINT,
     OpenAIRequest,
     Refused,
-    created,
+    created_seconds,
     likeliest,
     sampled_of,
     usage_of,
+    value_error,
 )
 from app.inference.sampling import MAX_TOKENS
 from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
@@ -31,13 +31,9 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's own
 TokenIds = list[int]
 
 
-def _error(message: str) -> PydanticCustomError:
-    return PydanticCustomError("wrong", "{message}", {"message": message})
-
-
 def _refuse_false(value: bool) -> bool:
     if not value:
-        raise _error("false is not supported: the engine adds the model's special tokens")
+        raise value_error("false is not supported: the engine adds the model's special tokens")
     return value
 
 
@@ -46,15 +42,15 @@ def _read_prompts(value: Any) -> list[str | TokenIds]:
     if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise _error("must be a text, a list of texts, or lists of token ids")
+        raise value_error("must be a text, a list of texts, or lists of token ids")
     if len(value) > MAX_ROWS:
-        raise _error(f"must have at most {MAX_ROWS} texts")
+        raise value_error(f"must have at most {MAX_ROWS} texts")
     for one in value:
         if isinstance(one, list) and one:
             if not all(type(token) is int and 0 <= token < 2**31 for token in one):
-                raise _error("token ids must be whole numbers of at least 0")
+                raise value_error("token ids must be whole numbers of at least 0")
         elif not isinstance(one, str) or not 0 < len(one) <= MAX_PROMPT_CHARACTERS:
-            raise _error(f"must have texts of 1 to {MAX_PROMPT_CHARACTERS} characters")
+            raise value_error(f"must have texts of 1 to {MAX_PROMPT_CHARACTERS} characters")
     return value
 
 
@@ -87,14 +83,14 @@ class CompletionRequest(OpenAIRequest):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.echo and self.logprobs is not None:
-            raise _error("echo cannot be combined with logprobs: prompts have none")
+            raise value_error("echo cannot be combined with logprobs: prompts have none")
         if self.best_of is not None:
             if self.best_of < (self.n or 1):
-                raise _error("best_of must be at least n")
+                raise value_error("best_of must be at least n")
             if self.stream and self.best_of > (self.n or 1):
-                raise _error("best_of cannot be streamed: only the end shows which is best")
+                raise value_error("best_of cannot be streamed: only the end shows which is best")
         if len(self.prompt) * self.rows_per_prompt > MAX_ROWS:
-            raise _error(f"prompts times n or best_of must be at most {MAX_ROWS}")
+            raise value_error(f"prompts times n or best_of must be at most {MAX_ROWS}")
         return self
 
     @property
@@ -119,7 +115,7 @@ def completion(
     answer = {
         "id": f"cmpl-{rows[0].id}",
         "object": "text_completion",
-        "created": created(rows[0].id),
+        "created": created_seconds(rows[0].id),
         "model": request.model,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "choices": [
@@ -197,7 +193,7 @@ class CompletionFrames:
         self._n = request.rows_per_prompt
         self._echoed = [one for one in prompts for _ in range(self._n)] if request.echo else []
         self._head = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,"system_fingerprint":%b,' % (
-            str(ids[0]).encode(), created(ids[0]), orjson.dumps(request.model),
+            str(ids[0]).encode(), created_seconds(ids[0]), orjson.dumps(request.model),
             orjson.dumps(SYSTEM_FINGERPRINT),
         )  # fmt: skip
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Query
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from app.api.common import ServicesOf, TeamOf
 from app.api.container import Services
+from app.api.dependencies import ServicesOf, TeamOf
 from app.api.json_codec import json_response
 from app.api.openai.batches_schemas import (
     DeletedRead,

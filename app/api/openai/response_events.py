@@ -9,14 +9,14 @@ from uuid import UUID
 import orjson
 
 from app.api.openai.batches_schemas import to_wire_id
-from app.api.openai.responses_schemas import (
+from app.api.openai.responses_output import (
     Status,
-    Stored,
     bare_response,
     message_item,
     response_to_wire,
     text_part,
 )
+from app.api.openai.stored_responses import StoredRequest
 from app.inference.tool_calls import Reader, ToolCall
 from app.results.rows import ResultRow
 
@@ -31,7 +31,7 @@ ATTEMPT_STEP = 1_000_000_000
 class ResponseEvents:
     """Encoder of one response's events; those up to the number `after` are left out."""
 
-    def __init__(self, stored: Stored, result_id: UUID, after: int = -1) -> None:
+    def __init__(self, stored: StoredRequest, result_id: UUID, after: int = -1) -> None:
         self._stored = stored
         self._result_id = result_id
         self._item_id = to_wire_id("msg_", result_id)

@@ -12,36 +12,9 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import (
-    KEY_HEADER,
-    ServicesOf,
-    TeamOf,
-    body_of,
-    describe,
-    principal_of,
-    reference,
-    services_of,
-    team_of,
-)
 from app.api.container import Services
-from app.api.json_codec import json_response, parse
-from app.api.openai.batches_schemas import DeletedRead, page_to_wire
-from app.api.openai.response_events import ATTEMPT_STEP, ResponseEvents
-from app.api.openai.responses_schemas import (
-    InputItemListRead,
-    ResponseCreate,
-    ResponseRead,
-    Stored,
-    bare_response,
-    from_response_id,
-    page_of,
-    response_to_wire,
-    stored_of,
-    to_response_id,
-)
-from app.api.openai.responses_serving import AskedResponse, prepare_response, response_frames
-from app.api.sse import MEDIA_TYPE, EventStreamResponse
-from app.api.synchronous import (
+from app.api.dependencies import ServicesOf, TeamOf, principal_of, services_of, team_of
+from app.api.group_responses import (
     RESULT_ID_HEADER,
     erase_delivered,
     replayed_header,
@@ -49,7 +22,28 @@ from app.api.synchronous import (
     to_header,
     with_headers,
 )
-from app.core.errors import FieldError, InvalidRequestError
+from app.api.idempotency_header import KEY_HEADER
+from app.api.json_codec import json_response, parse
+from app.api.openai.batches_schemas import DeletedRead, page_to_wire
+from app.api.openai.response_events import ATTEMPT_STEP, ResponseEvents
+from app.api.openai.responses_output import (
+    InputItemListRead,
+    ResponseRead,
+    bare_response,
+    page_of,
+    response_to_wire,
+)
+from app.api.openai.responses_schemas import ResponseCreate
+from app.api.openai.responses_serving import PreparedResponse, prepare_response, response_frames
+from app.api.openai.stored_responses import (
+    StoredRequest,
+    from_response_id,
+    stored_of,
+    to_response_id,
+)
+from app.api.raw_routes import body_of, describe, reference
+from app.api.sse import MEDIA_TYPE, EventStreamResponse
+from app.core.errors import FieldError, InvalidRequestError, invalid_field
 from app.core.ids import new_id
 from app.results.rows import ResultRow
 from app.results.submission import Accepted, SubmissionOutcome
@@ -87,12 +81,12 @@ async def create_response(request: Request) -> Response:
     """
     create = parse(_CREATE, await body_of(request))
     try:
-        asked = await prepare_response(services_of(request), principal_of(request), create)
+        prepared = await prepare_response(services_of(request), principal_of(request), create)
         if create.stream:
-            return await _respond_stream(request, asked)
+            return await _respond_stream(request, prepared)
         if create.background:
-            return await _respond_at_once(request, asked)
-        return await respond_complete(request, asked.group, partial(_render, asked))
+            return await _respond_at_once(request, prepared)
+        return await respond_complete(request, prepared.group, partial(_render, prepared))
     except InvalidRequestError as error:
         error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
         raise
@@ -119,7 +113,7 @@ async def read_response(
         return json_response(response_to_wire(stored, row))
     after = -1 if starting_after is None else starting_after
     if after // ATTEMPT_STEP >= max(row.attempt, 1):
-        raise _invalid("starting_after", "no such event exists yet")
+        raise invalid_field("starting_after", "no such event exists yet")
     services.hub.check_room()
     events = ResponseEvents(stored, row.id, after)
     return EventStreamResponse(response_frames(services, team, row.id, events, resumable=True))
@@ -148,7 +142,7 @@ async def cancel_response(response_id: str, services: ServicesOf, team: TeamOf) 
     result_id = from_response_id(response_id)
     stored = stored_of(await services.results.get(team, result_id))
     if not stored.background:
-        raise _invalid("response_id", "only a response in the background can be cancelled")
+        raise invalid_field("response_id", "only a response in the background can be cancelled")
     await services.queue.cancel(team, id=result_id)
     seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
     row = await services.hub.wait_terminal(team, result_id, seconds)
@@ -169,8 +163,8 @@ async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) 
     return json_response(deleted)
 
 
-def _render(asked: AskedResponse, rows: Sequence[ResultRow]) -> Response:
-    return json_response(response_to_wire(asked.stored, rows[0]))
+def _render(prepared: PreparedResponse, rows: Sequence[ResultRow]) -> Response:
+    return json_response(response_to_wire(prepared.stored, rows[0]))
 
 
 def _member(field: str) -> str:
@@ -179,9 +173,9 @@ def _member(field: str) -> str:
     return names.get(field, field.removeprefix("parameters."))
 
 
-async def _respond_at_once(request: Request, asked: AskedResponse) -> Response:
+async def _respond_at_once(request: Request, prepared: PreparedResponse) -> Response:
     services = services_of(request)
-    answer, result_id, stored = await _submit(request, services, asked)
+    answer, result_id, stored = await _submit(request, services, prepared)
     if isinstance(answer, Accepted):
         wire = bare_response(stored, result_id, "queued")
     else:
@@ -190,11 +184,11 @@ async def _respond_at_once(request: Request, asked: AskedResponse) -> Response:
     return json_response(wire, 200, headers)
 
 
-async def _respond_stream(request: Request, asked: AskedResponse) -> Response:
+async def _respond_stream(request: Request, prepared: PreparedResponse) -> Response:
     services, team = services_of(request), team_of(request)
     services.hub.check_room()
-    answer, result_id, stored = await _submit(request, services, asked)
-    is_cancelled = with_headers(request, asked.group).on_disconnect == "cancel"
+    answer, result_id, stored = await _submit(request, services, prepared)
+    is_cancelled = with_headers(request, prepared.group).on_disconnect == "cancel"
     events = ResponseEvents(stored, result_id)
 
     async def frames() -> AsyncGenerator[bytes, None]:
@@ -203,7 +197,7 @@ async def _respond_stream(request: Request, asked: AskedResponse) -> Response:
             async for frame in encoded:
                 yield frame
         await leave()  # an interrupted stream leaves running results without a reader
-        if events.is_over and not asked.group.store:
+        if events.is_over and not prepared.group.store:
             await erase_delivered(services, [result_id])
 
     async def leave() -> None:
@@ -215,20 +209,16 @@ async def _respond_stream(request: Request, asked: AskedResponse) -> Response:
 
 
 async def _submit(
-    request: Request, services: Services, asked: AskedResponse
-) -> tuple[SubmissionOutcome, UUID, Stored]:
+    request: Request, services: Services, prepared: PreparedResponse
+) -> tuple[SubmissionOutcome, UUID, StoredRequest]:
     """Submit the request; the outcome may be a replay of an earlier one."""
-    group = with_headers(request, asked.group)
-    if asked.stored.background:
+    group = with_headers(request, prepared.group)
+    if prepared.stored.background:
         group = replace(group, on_disconnect="continue")
     result_id = new_id()
     with services.hub.reading(result_id):  # reserves the place of its stream
         (answer,) = await services.submissions.submit_group(
             principal_of(request), group, [result_id]
         )
-    known = None if isinstance(answer, Accepted) else Stored.of(answer.row.request)
-    return answer, answer.result_id, known or asked.stored
-
-
-def _invalid(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
+    known = None if isinstance(answer, Accepted) else StoredRequest.of(answer.row.request)
+    return answer, answer.result_id, known or prepared.stored

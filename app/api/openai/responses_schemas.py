@@ -4,13 +4,8 @@ https://platform.openai.com/docs/api-reference/responses. A request becomes a ch
 has messages, tools and parameters; the members that a response echoes are stored with the result.
 """
 
-import json
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from uuid import UUID
 
 import orjson
 from pydantic import (
@@ -22,117 +17,26 @@ from pydantic import (
     PlainValidator,
     ValidationError,
 )
-from pydantic_core import PydanticCustomError
 
 from app.api.json_codec import to_field_errors
-from app.api.openai.batches_schemas import OpenAIMetadata, from_wire_id, to_wire_id
-from app.api.openai.chat_schemas import ChatRequest, ToolUse, chat_message, token_logprobs
-from app.api.openai.schemas import OpenAIRequest, Refused, created
+from app.api.openai.batches_schemas import OpenAIMetadata
+from app.api.openai.chat_schemas import ChatRequest
+from app.api.openai.chat_tools import ToolUse
+from app.api.openai.responses_input import read_input
+from app.api.openai.schemas import STRICT, OpenAIRequest, Refused
+from app.api.openai.stored_responses import DIALECT
 from app.core.bounded_json import check_json
-from app.core.errors import FailureCode, InvalidRequestError, NotFoundError
-from app.core.ids import new_id
+from app.core.errors import InvalidRequestError
 from app.inference.sampling import MAX_TOKENS
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
-from app.inference.tool_calls import NamedReader, Reader, ToolFormat, reader_of, reader_of_forced
-from app.results.rows import ResultRow
 
-_STRICT = ConfigDict(strict=True, extra="ignore")
 _LOGPROBS = "message.output_text.logprobs"
-_MAX_ITEMS = 10_000
-_TEXT_PARTS = ("input_text", "output_text", "text")
-
-
-def _error(message: str) -> PydanticCustomError:
-    return PydanticCustomError("wrong", "{message}", {"message": message})
-
-
-# --- Requests -------------------------------------------------------------------------------------
-
-
-def _read_input(value: Any) -> list[dict[str, Any]]:
-    """The input as items, each with an id, as `input_items` returns them."""
-    if isinstance(value, str):
-        value = [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not 1 <= len(value) <= _MAX_ITEMS:
-        raise _error(f"must be a text, or a list of 1 to {_MAX_ITEMS} items")
-    return [item for place, given in enumerate(value) if (item := _read_item(place, given))]
-
-
-def _read_item(place: int, given: Any) -> dict[str, Any] | None:
-    """Validate an item; None for one that the model does not receive."""
-    if not isinstance(given, dict):
-        raise _error(f"item {place} must be an object")
-    kind = given.get("type", "message" if "role" in given else None)
-    if kind == "message":
-        return _read_message(place, given)
-    if kind == "function_call":
-        names = ("call_id", "name", "arguments")
-        return _with_id("fc_", given) | {"type": kind} | _texts(place, given, names)
-    if kind == "function_call_output":
-        output = {
-            "call_id": _text(place, given, "call_id"),
-            "output": _join(place, given, "output"),
-        }
-        return _with_id("fco_", given) | {"type": kind} | output
-    if kind == "reasoning":
-        return None  # another model's reasoning
-    raise _error(
-        f"item {place} is of type {str(kind)[:40]!r}; message, function_call and "
-        "function_call_output are supported"
-    )
-
-
-def _read_message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    role = given.get("role")
-    if role not in ("user", "assistant", "system", "developer"):
-        raise _error(f"item {place} must have the role user, assistant, system or developer")
-    kind = "output_text" if role == "assistant" else "input_text"
-    content: dict[str, Any] = {"type": kind, "text": _join(place, given, "content")}
-    if role == "assistant":
-        content["annotations"] = []
-    return _with_id("msg_", given) | {"type": "message", "role": role, "content": [content]}
-
-
-def _join(place: int, given: Mapping[str, Any], name: str) -> str:
-    """A text, or parts joined as its lines."""
-    content = given.get(name)
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _error(f"item {place} needs {name}: a text, or a list of parts")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if kind else None
-        if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
-            raise _error(
-                f"item {place} has a part of type {str(kind)[:40]!r}: only text is supported"
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _with_id(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    identifier = given.get("id")
-    is_id = isinstance(identifier, str) and 0 < len(identifier) <= 256
-    return {"id": identifier if is_id else to_wire_id(prefix, new_id()), "status": "completed"}
-
-
-def _texts(place: int, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    return {name: _text(place, given, name) for name in names}
-
-
-def _text(place: int, given: Mapping[str, Any], name: str) -> str:
-    value = given.get(name)
-    if not isinstance(value, str):
-        raise _error(f"item {place} needs {name}, a text")
-    return value
 
 
 class ResponseFunction(BaseModel):
     """A function that the model may call."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     type: Literal["function"]
     name: str
@@ -158,7 +62,7 @@ _Choice = Annotated[
 class TextOptions(BaseModel):
     """Format of the text."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     format: _Format | None = Field(
         None, description="`text`, `json_object`, or `json_schema` with `name` and `schema`."
@@ -167,7 +71,7 @@ class TextOptions(BaseModel):
 
 
 class ResponseStreamOptions(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     include_obfuscation: bool | None = Field(None, description="Ignored.")
 
@@ -187,7 +91,7 @@ _INPUT_SCHEMA = str | list[dict[str, JsonValue]]
 
 class ResponseCreate(OpenAIRequest):
     input: Annotated[
-        list[dict[str, Any]], PlainValidator(_read_input, json_schema_input_type=_INPUT_SCHEMA)
+        list[dict[str, Any]], PlainValidator(read_input, json_schema_input_type=_INPUT_SCHEMA)
     ]
     instructions: Annotated[str, Field(max_length=2_000_000)] | None = Field(
         None, description="The system message; not carried over to the next response."
@@ -289,7 +193,7 @@ class ResponseCreate(OpenAIRequest):
                 "is_parallel": use.is_parallel,
             }
         stored = {
-            "dialect": _DIALECT,
+            "dialect": DIALECT,
             "background": bool(self.background),
             "is_stored": self.store is not False,
             "has_instructions": bool(self.instructions),
@@ -330,7 +234,6 @@ class ResponseCreate(OpenAIRequest):
         }
 
 
-_DIALECT = "responses"
 # Members with the same name and meaning in a chat completion.
 _SAME = (
     OpenAIRequest.model_fields.keys() & ChatRequest.model_fields.keys()
@@ -351,279 +254,3 @@ def _to_tool_choice(given: Any) -> Any:
     if isinstance(given, dict) and given.get("type") == "function" and "name" in given:
         return {"type": "function", "function": {"name": given["name"]}}
     return given
-
-
-# --- Stored requests ------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, frozen=True)
-class Stored:
-    """Stored members of a response's request."""
-
-    echo: dict[str, Any]
-    input: list[dict[str, Any]]
-    background: bool
-    is_stored: bool
-    has_instructions: bool
-    logprobs: int | None
-    use: ToolUse | None
-
-    @classmethod
-    def of(cls, request: str | None) -> "Stored | None":
-        """Parse them; None for a result that is not a response."""
-        if request is None:
-            return None
-        members = orjson.loads(request)
-        if members.pop("dialect", None) != _DIALECT:
-            return None
-        return cls(use=_to_use(members.pop("calls")), **members)
-
-
-def _to_use(calls: Mapping[str, Any] | None) -> ToolUse | None:
-    if calls is None:
-        return None
-    tool_format = ToolFormat(calls["format"]) if calls["format"] else None
-
-    def new_reader() -> Reader:
-        if calls["name"] is not None:
-            return NamedReader(calls["name"])
-        if calls["is_forced"] or tool_format is None:
-            return reader_of_forced()
-        return reader_of(tool_format)
-
-    return ToolUse(
-        new_reader,
-        tool_format,
-        {},
-        is_named=calls["name"] is not None,
-        is_parallel=calls["is_parallel"],
-    )
-
-
-def to_response_id(result_id: UUID) -> str:
-    return to_wire_id("resp_", result_id)
-
-
-def from_response_id(text: str) -> UUID:
-    """The result's id. Raises NotFoundError."""
-    return from_wire_id("resp_", text, "response")
-
-
-def stored_of(row: ResultRow) -> Stored:
-    """The stored request. Raises NotFoundError for other results, and for responses that are not stored."""
-    stored = Stored.of(row.request)
-    if stored is None or not stored.is_stored:
-        raise NotFoundError(f"There is no response {to_response_id(row.id)!r}.")
-    return stored
-
-
-# --- Responses ------------------------------------------------------------------------------------
-
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-
-
-class ResponseRead(BaseModel):
-    """A response, in any state."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | None
-    status: Status
-    error: dict[str, Any] | None
-    incomplete_details: dict[str, Any] | None
-    output: list[dict[str, Any]]
-    usage: dict[str, Any] | None
-    model: str
-    metadata: dict[str, str]
-    background: bool
-    previous_response_id: str | None
-
-
-class InputItemListRead(BaseModel):
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-def status_of(row: ResultRow) -> Status:
-    if row.state == "pending":
-        return "in_progress" if row.started_at is not None else "queued"
-    if row.state == "completed":
-        return "incomplete" if row.finish_reason == "length" else "completed"
-    return "cancelled" if row.error_code == FailureCode.CANCELLED else "failed"
-
-
-def response_to_wire(stored: Stored, row: ResultRow) -> dict[str, Any]:
-    status = status_of(row)
-    wire = bare_response(stored, row.id, status)
-    if row.state == "pending":
-        return wire
-    assert row.finished_at is not None
-    wire["completed_at"] = int(row.finished_at.timestamp())
-    wire["output"] = output_of(stored, row, status)
-    wire["usage"] = _usage(row)
-    if status == "incomplete":
-        wire["incomplete_details"] = {"reason": "max_output_tokens"}
-    elif status == "failed":
-        is_clients = row.error_code == FailureCode.INVALID_REQUEST
-        wire["error"] = {
-            "code": "invalid_prompt" if is_clients else "server_error",
-            "message": row.error_message,
-            "type": row.error_code,
-        }
-    return wire
-
-
-def bare_response(stored: Stored, result_id: UUID, status: Status) -> dict[str, Any]:
-    """A response without output."""
-    return {
-        "id": to_response_id(result_id),
-        "object": "response",
-        "created_at": created(result_id),
-        "completed_at": None,
-        "status": status,
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-        **stored.echo,
-    }
-
-
-def _usage(row: ResultRow) -> dict[str, Any] | None:
-    prompt, completion = row.prompt_tokens, row.completion_tokens
-    if prompt is None or completion is None:
-        return None
-    # The dialect requires the details and forbids null in them; the engine returns none.
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + completion,
-    }
-
-
-def output_of(stored: Stored, row: ResultRow, status: Status) -> list[dict[str, Any]]:
-    """The output of a terminal result, as items."""
-    message, _ = chat_message(stored.use, row)
-    is_whole = status == "completed"
-    items = []
-    if message["content"] or (message["content"] is not None and row.state == "completed"):
-        part = text_part(message["content"])
-        if stored.logprobs is not None:
-            part["logprobs"] = token_logprobs(row.token_logprobs(), stored.logprobs)
-        state = "completed" if is_whole else "incomplete"
-        items.append(message_item(row.id, state, [part]))
-    calls = message.get("tool_calls", ())
-    for place, call in enumerate(calls):
-        is_cut = (
-            not is_whole
-            and place == len(calls) - 1
-            and _read_arguments(call["function"]["arguments"]) is None
-        )
-        items.append(
-            {
-                "id": f"fc_{row.id.hex}{place}",
-                "type": "function_call",
-                "status": "incomplete" if is_cut else "completed",
-                "call_id": call["id"],
-                "name": call["function"]["name"],
-                "arguments": call["function"]["arguments"],
-            }
-        )
-    return items
-
-
-def answer_message(stored: Stored, row: ResultRow) -> dict[str, Any]:
-    """A completed response as the assistant's message, for chat templates.
-
-    Models do not keep to the bounds of requests, and may be cut within a call: invalid arguments become
-    none.
-    """
-    message, _ = chat_message(stored.use, row)
-    answer: dict[str, Any] = {
-        "role": "assistant",
-        "content": _to_storable(message["content"] or ""),
-    }
-    if calls := message.get("tool_calls"):
-        answer["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {
-                    "name": _to_storable(call["function"]["name"]),
-                    "arguments": _read_arguments(call["function"]["arguments"]) or {},
-                },
-            }
-            for call in calls
-        ]
-    return answer
-
-
-_MAX_DEPTH = 64  # of arguments
-_NOT_STORABLE = re.compile("[\x00\ud800-\udfff]")
-
-
-def _read_arguments(text: str) -> dict[str, Any] | None:
-    """Parse arguments that a model wrote, for storage; None unless they are a JSON object."""
-    try:
-        value = _to_storable(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _to_storable(value: Any, depth_left: int = _MAX_DEPTH) -> Any:
-    """Make JSON storable: no NUL, no half of a surrogate pair, no number beyond JSON's or 64 bits.
-
-    Raises ValueError if it is nested too deep.
-    """
-    if isinstance(value, str):
-        return _NOT_STORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
-    if isinstance(value, dict | list) and not depth_left:
-        raise ValueError("nested too deep")
-    if isinstance(value, dict):
-        return {
-            _to_storable(key): _to_storable(member, depth_left - 1) for key, member in value.items()
-        }
-    if isinstance(value, list):
-        return [_to_storable(member, depth_left - 1) for member in value]
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if (isinstance(value, float) and not math.isfinite(value)) or (
-        is_int and not -(2**63) <= value < 2**63
-    ):
-        return str(value)
-    return value
-
-
-def message_item(result_id: UUID, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": to_wire_id("msg_", result_id),
-        "type": "message",
-        "status": status,
-        "role": "assistant",
-        "content": content,
-    }
-
-
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def page_of(
-    items: Sequence[dict[str, Any]], *, after: str | None, limit: int, order: str
-) -> Iterator[dict[str, Any]]:
-    """Up to `limit` + 1 items after the one with the id `after`."""
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    if after is not None:
-        places = [place for place, item in enumerate(ordered) if item["id"] == after]
-        if not places:
-            raise NotFoundError(f"There is no input item {after[:100]!r}.")
-        ordered = ordered[places[0] + 1 :]
-    yield from ordered[: limit + 1]

@@ -12,18 +12,15 @@ from uuid import UUID
 import orjson
 
 from app.api.container import Services
-from app.api.openai.chat_schemas import MAX_MESSAGES, tool_use_of
+from app.api.openai.chat_messages import MAX_MESSAGES
 from app.api.openai.response_events import ResponseEvents
-from app.api.openai.responses_schemas import (
-    ResponseCreate,
-    Stored,
-    answer_message,
-    from_response_id,
-    stored_of,
-)
+from app.api.openai.responses_output import answer_message
+from app.api.openai.responses_schemas import ResponseCreate
+from app.api.openai.stored_responses import StoredRequest, from_response_id, stored_of
+from app.api.openai.tool_selection import tool_use_of
 from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
-from app.core.errors import FieldError, InvalidRequestError, NotFoundError
+from app.core.errors import NotFoundError, invalid_field
 from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import MAX_PROMPT_CHARACTERS
 from app.results.streams.result_reader import (
@@ -37,19 +34,19 @@ from app.results.streams.result_reader import (
 
 
 @dataclass(slots=True, frozen=True)
-class AskedResponse:
+class PreparedResponse:
     """A request for a response, ready to be sent, and its echo."""
 
     group: GroupRequest
-    stored: Stored
+    stored: StoredRequest
 
 
 async def prepare_response(
     services: Services, principal: Principal, create: ResponseCreate
-) -> AskedResponse:
+) -> PreparedResponse:
     """Assemble the conversation and the options. Raises InvalidRequestError, UnknownModelError."""
     if create.background and create.store is False:
-        raise _invalid("store", "must be true in the background, because it is read later")
+        raise invalid_field("store", "must be true in the background, because it is read later")
     model = await services.registry.choose(create.model)
     create = create.model_copy(update={"model": model.name})  # returned in the response
     chat = create.to_chat()
@@ -59,7 +56,7 @@ async def prepare_response(
         earlier = await _conversation(services, principal.team_id, create.previous_response_id)
         messages = _bounded(_with_earlier(earlier, messages, create))
     request = create.to_stored(use)
-    stored = Stored.of(request)
+    stored = StoredRequest.of(request)
     assert stored is not None
     group = GroupRequest(
         model=model.name,
@@ -70,7 +67,7 @@ async def prepare_response(
         store=create.store is not False,
         waits_for_model=bool(create.background),
     )
-    return AskedResponse(group, stored)
+    return PreparedResponse(group, stored)
 
 
 async def _conversation(services: Services, team_id: str, response_id: str) -> list[dict[str, Any]]:
@@ -81,9 +78,11 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
         stored = stored_of(row)
         context = await services.contexts.get(team_id, row.context_id)
     except NotFoundError:
-        raise _invalid(name, f"there is no response {response_id!r}") from None
+        raise invalid_field(name, f"there is no response {response_id!r}") from None
     if row.state != "completed":
-        raise _invalid(name, f"response {response_id} is not completed, so it cannot be continued")
+        raise invalid_field(
+            name, f"response {response_id} is not completed, so it cannot be continued"
+        )
     messages = context.messages or []
     return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]
 
@@ -99,7 +98,7 @@ def _with_earlier(
 def _bounded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     size = len(orjson.dumps(messages))
     if len(messages) > MAX_MESSAGES or size > MAX_PROMPT_CHARACTERS:
-        raise _invalid(
+        raise invalid_field(
             "previous_response_id",
             f"the conversation has {len(messages)} messages of {size} bytes; at most {MAX_MESSAGES} "
             f"of {MAX_PROMPT_CHARACTERS} are taken",
@@ -141,7 +140,3 @@ async def response_frames(
         yield events.error(
             "stopping", "The stream ended early: this process of the service is stopping."
         )
-
-
-def _invalid(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

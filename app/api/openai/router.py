@@ -7,12 +7,15 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import KEY_HEADER, ServicesOf, body_of, describe, reference, services_of
+from app.api.dependencies import ServicesOf, services_of
+from app.api.disconnects import ON_DISCONNECT_HEADER
+from app.api.group_responses import respond_complete, respond_stream
+from app.api.idempotency_header import KEY_HEADER
 from app.api.json_codec import json_response, parse
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionRequest
 from app.api.openai.serving import PreparedRequest, prepare_chat, prepare_completion
-from app.api.synchronous import ON_DISCONNECT_HEADER, respond_complete, respond_stream
+from app.api.raw_routes import body_of, describe, reference
 from app.core.errors import FieldError, InvalidRequestError
 from app.inference.model_registry import Model
 

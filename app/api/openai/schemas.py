@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from app import __version__
 from app.api.errors.openai_errors import error_body
 from app.api.json_codec import to_field_errors
-from app.core.errors import FieldError, InvalidRequestError, ServiceError
+from app.core.errors import InvalidRequestError, ServiceError, invalid_field
 from app.core.ids import created_at
 from app.inference.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTexts, TokenId
 from app.inference.structured_outputs import StructuredOutputs
@@ -27,6 +27,13 @@ MAX_CHOICES = 128
 MAX_ROWS = 1000  # results of one request
 DONE = b"data: [DONE]\n\n"
 _INT64 = 2**63
+
+STRICT = ConfigDict(strict=True, extra="ignore")
+
+
+def value_error(message: str) -> PydanticCustomError:
+    """A validator's error, reported with this message."""
+    return PydanticCustomError("wrong", "{message}", {"message": message})
 
 
 def _refuse(value: Any) -> None:
@@ -133,7 +140,7 @@ class OpenAIRequest(BaseModel):
         structured = self._structured_outputs()
         if structured is not None:
             if "structured_outputs" in given:
-                raise invalid(
+                raise invalid_field(
                     "structured_outputs", "cannot be combined with response_format or a forced tool"
                 )
             sampling["structured_outputs"] = structured
@@ -158,7 +165,7 @@ class OpenAIRequest(BaseModel):
             if (value := getattr(self, name)) is not None:
                 found[name] = {_GUIDED[name]: value}
         if len(found) > 1:
-            raise invalid("structured_outputs", "give one constraint, not several")
+            raise invalid_field("structured_outputs", "give one constraint, not several")
         return next(iter(found.values()), None)
 
 
@@ -187,11 +194,6 @@ class OpenAIErrorRead(BaseModel):
     error: OpenAIError
 
 
-def invalid(field: str, message: str) -> InvalidRequestError:
-    """Build an error that names one member of the request."""
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
-
-
 def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
     """Tokens of all choices, each prompt's once; None if the engine did not count them."""
     prompts = [row.prompt_tokens for row in rows[::n] if row.prompt_tokens is not None]
@@ -206,7 +208,7 @@ def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
     }
 
 
-def created(result_id: UUID) -> int:
+def created_seconds(result_id: UUID) -> int:
     """Creation time in Unix seconds."""
     return int(created_at(result_id).timestamp())
 

@@ -10,16 +10,18 @@ from typing import Any
 from uuid import UUID
 
 from app.api.container import Services
-from app.api.openai.chat_schemas import ChatFrames, ChatRequest, chat_completion, tool_use_of
+from app.api.openai.chat_responses import ChatFrames, chat_completion
+from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import (
     CompletionFrames,
     CompletionRequest,
     TokenIds,
     completion,
 )
-from app.api.openai.schemas import DONE, Frames, error_frame, invalid
+from app.api.openai.schemas import DONE, Frames, error_frame
+from app.api.openai.tool_selection import tool_use_of
 from app.api.sse import KEEP_ALIVE
-from app.core.errors import ServiceError
+from app.core.errors import ServiceError, invalid_field
 from app.inference.model_registry import Model
 from app.results.drafts import GroupRequest, Prompt
 from app.results.multi_result import GroupEvent
@@ -79,7 +81,7 @@ async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequ
     model = await services.registry.choose(request.model)
     request = request.model_copy(update={"model": model.name})  # returned in the response
     if not model.has_chat:
-        raise invalid(
+        raise invalid_field(
             "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
         )
     use = tool_use_of(request, model.format)
@@ -130,7 +132,7 @@ async def _text_of(model: Model, prompt: str | TokenIds) -> str:
         return prompt
     text = await model.format.text_of(prompt) if model.format is not None else None
     if not text or "\x00" in text:
-        raise invalid(
+        raise invalid_field(
             "prompt",
             f"model {model.name}'s tokenizer produces these token ids from no text; send the text",
         )

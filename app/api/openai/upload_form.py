@@ -3,7 +3,7 @@
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.core.errors import FieldError, InvalidRequestError, MediaTypeError
+from app.core.errors import MediaTypeError, invalid_field
 
 _MAX_FIELDS = 32
 _MAX_FIELD_BYTES = 4_096
@@ -48,7 +48,7 @@ class UploadForm:
         try:
             self._parser.write(piece)
         except FormParserError as error:
-            raise _invalid("body", f"is no form: {error}") from error
+            raise invalid_field("body", f"is no form: {error}") from error
         content = bytes(self._file)
         self._file.clear()
         return content
@@ -56,7 +56,7 @@ class UploadForm:
     def close(self) -> None:
         """Raise InvalidRequestError if the body ended before the form did."""
         if not self.is_complete:
-            raise _invalid("body", "the form ends before its last boundary")
+            raise invalid_field("body", "the form ends before its last boundary")
 
     def _on_part_begin(self) -> None:
         self._disposition = b""
@@ -80,7 +80,7 @@ class UploadForm:
         self._value.clear()
         if self._is_file:
             if self.filename is not None:
-                raise _invalid(self._file_field, "may be given once")
+                raise invalid_field(self._file_field, "may be given once")
             self.filename = _clean(options.get(b"filename", b"")) or "file"
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -89,12 +89,12 @@ class UploadForm:
             return
         self._value += data[start:end]
         if len(self._value) > _MAX_FIELD_BYTES:
-            raise _invalid(self._name or "body", f"may have at most {_MAX_FIELD_BYTES} bytes")
+            raise invalid_field(self._name or "body", f"may have at most {_MAX_FIELD_BYTES} bytes")
 
     def _on_part_end(self) -> None:
         if not self._is_file:
             if len(self.fields) == _MAX_FIELDS:
-                raise _invalid("body", f"may have at most {_MAX_FIELDS} fields")
+                raise invalid_field("body", f"may have at most {_MAX_FIELDS} fields")
             self.fields[self._name] = self._value.decode("utf-8", "replace")
 
     def _on_end(self) -> None:
@@ -105,7 +105,3 @@ def _clean(name: bytes) -> str:
     """The file's name without a path, and only with characters that PostgreSQL and headers can hold."""
     text = name.decode("utf-8", "replace").replace("\\", "/").rsplit("/", 1)[-1]
     return "".join(character for character in text if character.isprintable())
-
-
-def _invalid(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

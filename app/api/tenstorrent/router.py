@@ -13,10 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.common import KEY_HEADER, body_of, describe, reference, services_of
+from app.api.dependencies import services_of
+from app.api.disconnects import ON_DISCONNECT_HEADER
 from app.api.errors.error_responses import refusal
+from app.api.group_responses import RESULT_ID_HEADER, Events, respond_stream
+from app.api.idempotency_header import KEY_HEADER
+from app.api.raw_routes import body_of, describe, reference
 from app.api.sse import MEDIA_TYPE, CutOffError, EventStreamResponse
-from app.api.synchronous import ON_DISCONNECT_HEADER, RESULT_ID_HEADER, Events, respond_stream
 from app.api.tenstorrent.schemas import (
     DEFAULT_MAX_TOKENS,
     Inference,

@@ -17,20 +17,14 @@ from starlette.responses import Response
 from tokenizers import Encoding
 
 from app import __version__
-from app.api.common import (
-    KEY_HEADER,
-    Name,
-    ServicesOf,
-    body_of,
-    describe,
-    idempotency_key,
-    reference,
-    services_of,
-)
+from app.api.dependencies import Name, ServicesOf, services_of
+from app.api.disconnects import ON_DISCONNECT_HEADER
 from app.api.errors.tgi_errors import to_error
+from app.api.group_responses import Events, respond_complete, respond_stream
+from app.api.idempotency_header import KEY_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
+from app.api.raw_routes import body_of, describe, reference
 from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
-from app.api.synchronous import ON_DISCONNECT_HEADER, Events, respond_complete, respond_stream
 from app.api.tgi.response_schemas import (
     EventWriter,
     best_first,

@@ -10,9 +10,11 @@ from pydantic import BaseModel, TypeAdapter
 
 from app.api.errors.openai_errors import error_body, error_response
 from app.api.json_codec import parse
-from app.api.openai.chat_schemas import ChatFrames, ChatRequest, chat_completion, tool_use_of
+from app.api.openai.chat_responses import ChatFrames, chat_completion
+from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionFrames, CompletionRequest, completion
 from app.api.openai.schemas import likeliest, sampled_of, usage_of
+from app.api.openai.tool_selection import tool_use_of
 from app.api.tgi.response_schemas import best_first
 from app.core.errors import (
     FieldError,

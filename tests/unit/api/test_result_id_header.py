@@ -1,6 +1,6 @@
 """X-Result-Id stays readable for clients with small buffers."""
 
-from app.api.synchronous import to_header
+from app.api.group_responses import to_header
 from app.core.ids import new_id
 
 # What common proxies and clients read of one header line.

@@ -6,22 +6,17 @@ The first byte is sent after the group is committed. A disconnect cancels it, un
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.common import (
-    REPLAYED_HEADER,
-    idempotency_key,
-    on_disconnect_of,
-    principal_of,
-    services_of,
-    watching,
-)
 from app.api.container import Services
+from app.api.dependencies import principal_of, services_of
+from app.api.disconnects import on_disconnect_of, watch_disconnect
+from app.api.idempotency_header import REPLAYED_HEADER, idempotency_key
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
 from app.core.ids import new_id
@@ -33,12 +28,6 @@ from app.results.submission import SubmissionOutcome
 
 RESULT_ID_HEADER = "X-Result-Id"
 _MAX_IDS = 200
-ON_DISCONNECT_HEADER = {
-    "X-On-Disconnect": {
-        "schema": {"type": "string", "enum": ["cancel", "continue"], "default": "cancel"},
-        "description": "Cancel or continue the result if the client disconnects before its end.",
-    }
-}
 _CLIENT_LEFT = 499  # for the log alone
 
 Events = AsyncGenerator[GroupEvent, None]
@@ -63,7 +52,7 @@ async def respond_complete(
         if not is_new:
             ids = ids_of(answers)
             woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
-        is_disconnected = stack.enter_context(watching(request, *woken))
+        is_disconnected = stack.enter_context(watch_disconnect(request, *woken))
         is_over = False
         try:
             rows = await services.groups.wait(
@@ -111,48 +100,59 @@ async def respond_stream(
         for one in ids:  # reserve the places of the streams
             stack.enter_context(services.hub.reading(one))
         answers = await services.submissions.submit_group(principal, group, ids)
-    ids = ids_of(answers)
-    headers = {RESULT_ID_HEADER: to_header(ids)} | replayed_header(answers)
-    is_complete = False
+    headers = replayed_header(answers)
+    session = StreamSession(
+        services, principal.team_id, group, ids_of(answers), is_replayed=bool(headers)
+    )
+    headers[RESULT_ID_HEADER] = to_header(session.ids)
+    return response_type(
+        session.frames(encode(session.ids, session.events(with_tokens=with_tokens))),
+        headers,
+        on_disconnect=session.cancel_unfinished,
+        media_type=media_type,
+    )
 
-    async def events() -> Events:
-        nonlocal is_complete
-        followed = services.groups.read(principal.team_id, ids, with_tokens=with_tokens)
-        marked = _mark_replayed(followed, is_replayed=REPLAYED_HEADER in headers)
-        async with contextlib.aclosing(marked) as items:
-            async for item in items:
-                yield item
-        is_complete = True
 
-    async def frames() -> AsyncGenerator[bytes, None]:
+@dataclass(slots=True)
+class StreamSession:
+    """The stream of a group's results, from the first event to completion, an error or a disconnect."""
+
+    services: Services
+    team_id: str
+    group: GroupRequest
+    ids: Sequence[UUID]
+    is_replayed: bool
+    is_complete: bool = False
+
+    async def events(self, *, with_tokens: bool) -> Events:
+        """The results' events. A replayed result's failure is marked as such."""
+        read = self.services.groups.read(self.team_id, self.ids, with_tokens=with_tokens)
         try:
-            async with contextlib.aclosing(encode(ids, events())) as encoded:
-                async for frame in encoded:
-                    yield frame
-        except Exception:
-            await leave()
-            raise
-        await leave()  # a stream that ended with an error leaves running results without a reader
-        if is_complete and not group.store:
-            await erase_delivered(services, ids)
-
-    async def leave() -> None:
-        if not is_complete and group.on_disconnect == "cancel":
-            await services.groups.cancel(principal.team_id, ids)
-
-    return response_type(frames(), headers, on_disconnect=leave, media_type=media_type)
-
-
-async def _mark_replayed(followed: Events, *, is_replayed: bool) -> Events:
-    """The results' events; a replayed result's failure is marked as such."""
-    async with contextlib.aclosing(followed) as items:
-        try:
-            async for item in items:
-                yield item
+            async with contextlib.aclosing(read) as events:
+                async for event in events:
+                    yield event
         except ResultFailedError as error:
-            if is_replayed:
+            if self.is_replayed:
                 mark_replayed(error)
             raise
+        self.is_complete = True
+
+    async def frames(self, encoded: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """The encoded events. An error cancels the results that still run, which have no reader."""
+        try:
+            async with contextlib.aclosing(encoded) as frames:
+                async for frame in frames:
+                    yield frame
+        except Exception:
+            await self.cancel_unfinished()
+            raise
+        await self.cancel_unfinished()  # `encoded` may end with an error's frame
+        if self.is_complete and not self.group.store:
+            await erase_delivered(self.services, self.ids)
+
+    async def cancel_unfinished(self) -> None:
+        if not self.is_complete and self.group.on_disconnect == "cancel":
+            await self.services.groups.cancel(self.team_id, self.ids)
 
 
 async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:

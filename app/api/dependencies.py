@@ -1,0 +1,46 @@
+"""Dependencies of the handlers: services, principal, team and ids of a request."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Depends, Query
+from starlette.requests import Request
+
+from app.api.container import Services
+from app.auth.principal import Principal
+from app.core.errors import NotFoundError
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def principal_of(request: Request) -> Principal:
+    """The principal that the authentication middleware found."""
+    principal: Principal = request.scope["principal"]
+    return principal
+
+
+def team_of(request: Request) -> str:
+    """The team whose rows the request may read."""
+    return principal_of(request).team_id
+
+
+ServicesOf = Annotated[Services, Depends(services_of)]
+
+PrincipalOf = Annotated[Principal, Depends(principal_of)]
+
+TeamOf = Annotated[str, Depends(team_of)]
+
+Name = Annotated[str | None, Query(max_length=256, pattern=r"^[^\x00]*$")]
+
+Force = Annotated[bool, Query(description="Delete pending results too, after stopping them.")]
+
+
+def to_id(text: str, noun: str) -> UUID:
+    """An id from a path. Raises NotFoundError for an invalid one."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise NotFoundError(f"There is no {noun} {text[:64]!r}.") from None

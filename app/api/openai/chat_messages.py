@@ -1,0 +1,131 @@
+"""Messages of a chat completion, and their form for chat templates."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    model_validator,
+)
+
+from app.api.openai.schemas import (
+    STRICT,
+    Refused,
+    value_error,
+)
+from app.core.bounded_json import check_json
+from app.results.requests import MAX_PROMPT_CHARACTERS
+
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 128
+
+_ARGUMENTS_DEPTH = 64
+_ESCAPE = re.compile(r"\\(?:u0000|.)", re.DOTALL)  # in JSON; `\\u0000` after a backslash is none
+
+
+def _join_parts(content: Any) -> Any:
+    """Join content parts as lines of one text, as vLLM does for text templates."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if kind else None
+        if kind not in ("text", "refusal"):
+            raise value_error(f"part {place} is of type {str(kind)[:40]!r}; only text is supported")
+        if not isinstance(text, str):
+            raise value_error(f"part {place} has no text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+Content = Annotated[
+    str,
+    BeforeValidator(_join_parts),
+    Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
+]
+
+
+def _read_arguments(text: str) -> str:
+    """Check that a text is the JSON of an object. A model may have written NUL, which cannot be
+    stored; U+FFFD replaces it.
+    """
+    text = _ESCAPE.sub(lambda found: "\\ufffd" if found[0] == "\\u0000" else found[0], text)
+    try:
+        value = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError as error:
+        raise value_error(f"must be the JSON text of an object: {error}") from None
+    if not isinstance(value, dict):
+        raise value_error("must be the JSON text of an object")
+    check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_ARGUMENTS_DEPTH)
+    return text
+
+
+class CalledFunction(BaseModel):
+    model_config = STRICT
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: Annotated[str, AfterValidator(_read_arguments)] = "{}"
+
+
+class AssistantToolCall(BaseModel):
+    """A call in an earlier message of the assistant."""
+
+    model_config = STRICT
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    model_config = STRICT
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[AssistantToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    audio: Refused = Field(None, description="Not supported.")
+    function_call: Refused = Field(None, description="Not supported: use tool_calls.")
+
+    @model_validator(mode="after")
+    def _has_its_members(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise value_error("only assistant messages have tool_calls")
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise value_error("has no content")
+        return self
+
+    def to_template(self, *, knows_developer: bool) -> dict[str, Any]:
+        """The message for templates: arguments of calls as objects, as in transformers."""
+        role = self.role
+        if role == "developer" and not knows_developer:
+            role = "system"  # its older name
+        message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": orjson.loads(call.function.arguments or "{}"),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        return message
