@@ -206,18 +206,19 @@ class AttemptExecutor:
         running = Counter(attempt.claim.model_name for attempt in self.running.values())
         generated, self._generated = self._generated, Counter()
         rates = self._throughput.beat(running.keys() | generated.keys())
+        dead = self._backend.dead_engines()
         models: dict[str, dict[str, object]] = {
             model: {
                 "running": running[model],
                 "tokens_per_second": round(generated[model] / seconds, 1),
                 "results_per_second": round(rates.get(model, 0.0), 4),
             }
-            for model in rates.keys() | set(self._backend.ready())
+            for model in rates.keys() | set(self._backend.ready()) | dead.keys()
         }
-        for model, dead in self._backend.dead_engines().items():
-            models.setdefault(model, {"running": running[model]})["dead"] = {
+        for model, engines in dead.items():
+            models[model]["dead"] = {
                 server: {"since": one.since.isoformat(), "reason": one.reason}
-                for server, one in dead.items()
+                for server, one in engines.items()
             }
         servers = self._backend.servers(self.running.values())
         return Load(orjson.dumps(models).decode(), orjson.dumps(servers).decode())

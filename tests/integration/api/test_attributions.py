@@ -279,7 +279,7 @@ async def test_who_attributes_what_is_being_deleted_is_refused(
 async def _until_blocked(service: Service) -> None:
     """Return when the statement that stores results waits for a lock."""
     watcher = await connect(service.services.settings)
-    await until(lambda: watcher.fetchval(BLOCKED, "keyed"))
+    await until(lambda: watcher.fetchval(BLOCKED, "key_seconds"))
     await watcher.close()
 
 

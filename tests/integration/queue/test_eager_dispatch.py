@@ -146,6 +146,17 @@ async def test_repetitions_do_not_begin_early(bench: Bench, dispatcher: Dispatch
     assert dispatcher.counts == [0, 0, 3]
 
 
+async def test_a_statement_that_is_sent_again_begins_nothing_early(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    """The first sending may be committed: its claims are another's to hand back."""
+    result = make_result()
+    async with bench.database.connection() as connection:
+        assert await bench.queue._enqueues._statement(connection, [result], True) == [True]
+    assert dispatcher.counts == []
+    assert [claim.id for claim in dispatcher.started] == [result.id]
+
+
 async def test_what_is_not_stored_is_stopped(
     service: Service, connection: asyncpg.Connection
 ) -> None:

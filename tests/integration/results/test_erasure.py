@@ -81,7 +81,7 @@ async def test_who_sends_while_a_context_is_erased_is_refused(
             for path in (f"/models/send/scripted/{context_id}", f"/results/{ids[0]}/retry")
         ]
         watcher = await connect(service.services.settings)
-        await until(lambda: watcher.fetchval(BLOCKED, "context_input"))
+        await until(lambda: watcher.fetchval(BLOCKED, "may_start"))
         await watcher.close()
         await connection.execute("UPDATE results SET erased_at = now(), output = NULL")
         await connection.execute("UPDATE contexts SET erased_at = now(), content = ''")

@@ -13,6 +13,7 @@ from app.core.settings import Settings
 from app.core.settings.fields import split_address
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import EngineDeadError
+from app.queue.depth import QueueDepth
 from app.worker import attempt_executor
 from tests.chaos.stack import MortalTriton
 from tests.conftest import Service, make_settings, run_service, run_triton
@@ -246,6 +247,9 @@ async def test_every_process_reports_a_dead_engine(
         backend.health.record(EngineDeadError("found by this worker"), place)
         for process in (service, api, idle):
             await until_dead(process)
+        # The load of a worker that never ran the model counts as any other.
+        depth = QueueDepth(api.services.database, settings)
+        assert (await depth.by_model())[MODEL].running == 0
         answer = await api.client.post(
             "/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 1}
         )
