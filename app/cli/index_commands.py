@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.cli.table import write_table
 from app.core.errors import EngineError
-from app.inference.prompts import tokenizer_file
+from app.inference.tokenizer_files import tokenizer_file
 from app.infini_gram.builder import GIB, BuildError, BuildOptions, build
 from app.infini_gram.corpus import CorpusError
 from app.infini_gram.declarations import (
