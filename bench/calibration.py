@@ -1,7 +1,7 @@
-"""Parameters of the simulation, measured on this machine, and the loops that validate it.
+"""Calibration of the simulation of the service on this machine, and the loops that verify it.
 
-Statements are measured by themselves (`bench.statements`). The costs of a request, a generation and a wake-up
-cost beside them is what makes the simulation spend, at two loops, the CPU time that was measured there.
+Statements are measured by themselves (`bench.statements`). The other costs of a request, a generation and
+a wake-up are chosen so that the simulation of two loops spends the CPU time that was measured there.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _CHUNK_MS = 10
 
 _DAMPING = 0.5
 _MOST_WAKING = 0.3  # of a part's time where many call
-# Costs of each part that are not measured by themselves.
+# The cost of each part that is not measured by itself.
 _WORK = {
     API: "request",
     WORKER: "generation",
@@ -96,7 +96,7 @@ class Loops:
         *,
         warm_up: bool = True,
     ) -> Measured:
-        """Run callers with `Prefer: wait`, as in P2; unused parts are left out."""
+        """So many callers with `Prefer: wait`, as in P2; the cost of an idle service is subtracted."""
         body = {"model": MODEL, "content": prompt, "parameters": {"max_tokens": 64}}
         request = post("/results/", orjson.dumps(body), "Prefer: wait=30\r\n")
         seconds = min(self.options.seconds, seconds)

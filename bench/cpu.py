@@ -1,4 +1,4 @@
-"""CPU time of process trees and proportional memory, from /proc."""
+"""Costs of processes, from /proc: CPU time of whole trees, and proportional memory."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ async def measure(parts: Mapping[str, int], work: Awaitable[Load]) -> Sample:
 
 
 async def cores_in_use(seconds: float) -> float:
-    """Return the number of cores that other processes keep busy; reported with every run."""
+    """The number of cores that the rest of the machine keeps busy; every run reports it."""
     before, began = busy_seconds(), time.perf_counter()
     await asyncio.sleep(seconds)
     return (busy_seconds() - before) / (time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Idle clients: open streams and long-polls of results that no worker runs."""
+"""Idle waiters: open streams and long-polls of results that no worker runs."""
 
 import asyncio
 import contextlib

@@ -97,7 +97,7 @@ def _build(directory: Path, size: int) -> int:
 
 
 async def _compare(api: Server, engine: Engine, bare: Bare, asker: Asker, questions: int) -> int:
-    """Return the number of answers that differ from the package's."""
+    """The number of answers that differ from the package's."""
     differing = 0
     url = f"http://{HOST}:{api.port}/{NAME}"
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
@@ -179,9 +179,7 @@ async def _beside_attributions(
 ) -> None:
     """GET /health and a result, alone and while as many attributions run as there are engines.
 
-    One caller in a process of its own.
-
-    Each text is another one: no answer is an older one's.
+    One caller in a process of its own. Each text is a new one, so that no answer comes from a cache.
     """
     numbers = count()
 

@@ -123,7 +123,7 @@ def _ours(life: Sample) -> float:
 
 
 def _plot(script: str, bare: list[_Bare], lives: list[list[Sample]]) -> Bars:
-    """Return the figure of a script's goal: CPU, or the rate where the model is the limit."""
+    """The unit of a script's goal: CPU, or the rate if the model is the limit."""
     if script == "paced":
         most = statistics.median(one.rate for one in bare)
         values = [[life.load.rate for life in found] for found in lives]

@@ -1,6 +1,6 @@
 """P4: the first token and the tokens after it, through the service and from Triton directly.
 
-The chunks of the script hold the time of their sending. Direct: one gRPC stream. Through us: a POST and
+The chunks of the script hold their sending times. Direct: one gRPC stream. Through us: a POST and
 the GET of its stream (or a POST that is the stream, where the service has it), with the worker in
 the API's process and apart. All take turns.
 """

@@ -1,10 +1,10 @@
 """P8: CPU per result while what the service holds grows: streams, waiters, rows, queue, workers.
 
 Cost is the CPU time of API, workers and PostgreSQL together, over results that ended meanwhile. The
-sizes of one kind take turns. By default 64 callers send prompts of one chunk with
+sizes of one kind take turns. Unless stated otherwise, 64 callers send prompts of one chunk with
 `Prefer: wait`, and what grows is idle beside them: streams and long-polls of results that stay in
 the queue. Live streams are read from a worker apart, ten chunks each, about 100 results a second
-independent of their number. Rows are ended results of a month. The queue is kept at its length by lists
+at any number. Rows are ended results of a month. The queue is kept at its length by lists
 of 20, of the model that the worker drains it for. Workers share 24 places of a model that takes
 0.2 s a result: it is the limit, not the cores.
 """
@@ -109,7 +109,7 @@ async def run(house: House, options: Options) -> Report:
     _add_workers(report, await _grow_workers(options, house))
     report.notes.append(f"{options.rounds} rounds of each size, {options.seconds:g} s each")
     for name, title, series in (
-        ("cost", "Cost of a result as other quantities grow", lines),
+        ("cost", "Cost of a result as other things grow", lines),
         ("live", "Cost of a stream of ten chunks as more are read at a time", [live]),
     ):
         report.plots.append(Lines(name, title, "how many", _COST, series, is_log=True))
@@ -151,7 +151,7 @@ async def _lives(service: _Service, seconds: float, prompt: str = "{{chunks=1}} 
 
 
 async def _idle_cost(service: _Service, paths: list[str], options: Options) -> str:
-    """Cost of idle open streams: keep-alives and announcements."""
+    """Cost of open streams when nothing happens: keep-alives, announcements."""
     seconds = min(_IDLE_SECONDS, 2 * options.rounds * options.seconds)
     progress.tell(f"{len(paths):,} idle streams and nothing else, 2 x {seconds:.0f} s")
 
@@ -302,7 +302,7 @@ async def _feed(client: HttpClient, told: "_Ended") -> None:
 
 
 class _Ended:
-    """Return the number of results that ended since it listens."""
+    """The number of results that ended since it listens."""
 
     def __init__(self) -> None:
         self.count = 0

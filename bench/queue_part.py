@@ -31,7 +31,7 @@ _RETRY_SECONDS = 5.0
 
 
 async def main(jobs: int, callers: int, length: int) -> None:
-    """Run the steps, with a listener for stored and ended results, as in the service."""
+    """Do the steps, with a listener for stored and ended results, as in the service's processes."""
     settings = Settings()
     async with Database(settings, "bench") as database:
         queue = JobQueue(database, settings)

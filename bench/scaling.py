@@ -1,9 +1,9 @@
 """SCALING: what limits at 1, 10 and 100 hosts: simulated, by a model that is held to this machine first.
 
-The costs of the service's statements are measured one by one; those of a request and a generation beside
-them, at two closed loops (2 and 32 callers, worker apart). The simulation then runs loops that it was not
-not fitted to, next to the real ones: other numbers of callers, one process, two workers, one and two Triton
-servers of eight places. Only then it simulates what this machine lacks: more hosts before one PostgreSQL. Its
+The cost of the service's statements is measured one by one; the other cost of a request and a generation,
+at two closed loops (2 and 32 callers, worker apart). The simulation then runs further loops, next to the
+real ones: other numbers of callers, one process, two workers, one and two Triton servers of eight places.
+Only then it runs layouts that this machine does not have: more hosts before one PostgreSQL. Its
 cores are assumed to be as fast as these, and PostgreSQL to use all of its own equally well.
 """
 
@@ -49,7 +49,7 @@ _HOSTS = (
 
 async def run(house: House, options: Options) -> Report:
     """Measure, fit, compare, extrapolate."""
-    report = Report("SCALING", "measured, simulated; shares of each resource", _COLUMNS)
+    report = Report("SCALING", "measured, simulated; shares of the capacity", _COLUMNS)
     statements, stored = await measure_statements(house, min(options.rounds, _TURNS))
     notified = await measure_notifications(house)
     costs, pairs = await _measure(house, options, statements, notified, report)
@@ -111,7 +111,7 @@ async def _measure(
             measured = await Loops(house, api, [worker, other], options, loops.idle).measure(64)
         layout = Layout(callers=64, workers=2)
         pairs["two workers, 64 callers"] = (measured, layout, _SIMULATED_SECONDS)
-    # The additional wait of a single caller is the script's own time.
+    # A lone caller's longer wait is the script's own time.
     pairs |= await _measure_places(house, options, slow.p50 - pairs[_LONE][0].p50)
     return costs, pairs
 
@@ -152,7 +152,7 @@ def _add(report: Report, name: str, found: Outcome, measured: Measured | None = 
     }
 
 
-# --- the gaps ----------------------------------------------------------------------------------
+# --- extrapolation --------------------------------------------------------------------------------
 
 
 def _extrapolate(report: Report, costs: Costs) -> None:
@@ -193,10 +193,10 @@ _WINDOWS = {False: (0.5, 0.5), True: (0.5, 1.0)}  # simulated seconds, and those
 
 
 def _tell(report: Report, costs: Costs, stored: Stored) -> None:
-    """Notes: figures of a day, and the cost of a result."""
+    """Figures outside the columns: those of a day, and the cost of a result."""
     rate = _PER_DAY / _DAY
     report.notes += [
-        f"Parameters of the model: {_microseconds(costs)}.",
+        f"The input of the model: {_microseconds(costs)}.",
         "CPU time of statements, process and PostgreSQL, us: "
         + "; ".join(_of_statement(name, one) for name, one in costs.statements.items()),
         f"A notification costs PostgreSQL {costs.notified.postgres * 1e6:.1f} us for each connection that "
@@ -223,7 +223,7 @@ def _microseconds(costs: Costs) -> str:
         "generation": costs.generation,
         "Triton": costs.triton,
         "load generator": costs.caller,
-        "PostgreSQL except statements": costs.digest,
+        "PostgreSQL without statements": costs.digest,
         "commit": costs.commit,
         "the lock's change of hands": costs.turn,
         "hand-over": costs.hand_over,

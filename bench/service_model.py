@@ -35,7 +35,7 @@ _MODEL_THREADS = 2  # of Triton: the server's, and the model's process
 
 @dataclass(slots=True, frozen=True)
 class Costs:
-    """Seconds; CPU time unless another kind is named."""
+    """Seconds, of CPU time unless stated otherwise."""
 
     statements: dict[str, Statement]
     notified: Notified
@@ -47,13 +47,13 @@ class Costs:
     caller: float  # of the load generator: a request
     wake: Mapping[str, float]  # of a thread that slept, by part, beyond its share of the above
     commit: float  # time until the log is on disk
-    turn: float  # time without a flush when the lock of notifying commits changes hands
+    turn: float  # time with no flush when the lock of notifying commits changes hands
     hand_over: float  # time from one process to another that sleeps
 
 
 @dataclass(slots=True, frozen=True)
 class Layout:
-    """Processes and hosts. With no workers, each API process runs results itself."""
+    """The processes and machines. If there are no workers, each API process runs results itself."""
 
     callers: int
     apis: int = 1
@@ -71,11 +71,11 @@ class Layout:
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """Outcome of a period of the loop."""
+    """Result of a stretch of the loop."""
 
     rate: float  # results a second
     latencies: Sequence[float]  # seconds
-    busy: Mapping[str, float]  # share of each resource
+    busy: Mapping[str, float]  # share of the capacity, by resource
     used: Mapping[str, float]  # the same in cores, or as a share of the time
     batches: Mapping[str, float]
     spent: Mapping[str, float]  # seconds of CPU time for each result, by part
@@ -138,7 +138,7 @@ class _Postgres:
 
 @dataclass(slots=True)
 class _News:
-    """Notification of a commit: new results, or ended results."""
+    """The notification of a commit: these results wait, or these have ended."""
 
     waiting: Sequence[_Result] = ()
     ended: Sequence[_Result] = ()
@@ -250,7 +250,7 @@ class _Process:
         await self._ask(backend, READ, lambda: results)
 
     async def fetch(self, news: Sequence[_News]) -> None:
-        """Read notifications of the channels with listeners here."""
+        """Read notifications, except those of channels that this process does not listen to."""
         heard = [one for one in news if one.ended or self.has_worker]
         if heard:
             cost = self._costs.notified.process
@@ -368,7 +368,7 @@ class _World:
         await self.simulation.sleep(self.layout.service_seconds + self.costs.hand_over)
 
     def digest(self, rows: int) -> None:
-        """PostgreSQL's work for ended results, which delays no client."""
+        """PostgreSQL's work for ended results, for which no caller waits."""
 
         async def work() -> None:
             await self._behind.work(self.costs.digest * rows)

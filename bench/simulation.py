@@ -1,6 +1,6 @@
 """A small discrete-event simulation: time that jumps, cores, threads, locks, shared statements.
 
-Behaviour is written as coroutines that await steps (`await thread.work(0.001)`), in seconds of
+Processes are coroutines that await steps (`await thread.work(0.001)`), in seconds of
 simulated time. Nothing here knows the service: `bench.service_model` does.
 """
 
@@ -18,7 +18,7 @@ SLICE_SECONDS = 0.003  # as Linux shares cores among those who want more than th
 
 
 class Step:
-    """Step that a coroutine awaits: `start` takes the callback of its end."""
+    """A step that a coroutine waits for: `start` receives the callback for its end."""
 
     __slots__ = ("start",)
 
@@ -30,7 +30,7 @@ class Step:
 
 
 class Simulation:
-    """Clock and queue of events; events of one moment run in the order of their entry."""
+    """The clock, and the events that are due; events of one moment run in the order of their addition."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -76,7 +76,7 @@ class Cores:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether a thread waits for a core."""
+        """Return True if a thread waits for a core."""
         return bool(self._waiting)
 
     def acquire(self, resume: Resume) -> None:
@@ -155,7 +155,7 @@ class Lock:
         self._waiting: deque[Resume] = deque()
 
     def acquire(self) -> Step:
-        """Acquire it, in the order of requests."""
+        """Acquire it, in the order of the calls."""
         return Step(self._ask)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Costs of the service's own statements, each measured by itself: CPU, time, WAL, notification.
+"""Cost of the service's own statements, each measured by itself: CPU, time, log, notification.
 
 The service's classes run them in this process on a database of their own: many statements of one row,
 and many of 64, which separates the cost of a statement from that of a row in it.
@@ -36,7 +36,7 @@ _STATEMENTS = {1: 120, _MANY: 24}  # of each size, a turn
 _LISTENERS = 16
 _NOTIFICATIONS = 400
 _INSERT = "INSERT INTO probes VALUES (1)"
-# A statement that only notifies has nothing to flush.
+# A transaction that only notifies has nothing to flush.
 _INSERT_AND_NOTIFY = f"WITH i AS ({_INSERT}) SELECT pg_notify('{ENDED}', '')"
 _COMMITS = 100  # of each connection
 _TRIES = 3  # of which the fastest was disturbed least
@@ -66,8 +66,7 @@ class Cost:
 
 @dataclass(slots=True, frozen=True)
 class Statement:
-    """Costs of one kind for its process and PostgreSQL; `seconds` is the time that one of one row takes
-    when nothing disturbs it."""
+    """Cost of one kind for its process and PostgreSQL; `seconds` is the undisturbed time for one row."""
 
     process: Cost
     postgres: Cost
@@ -77,17 +76,17 @@ class Statement:
 
 @dataclass(slots=True, frozen=True)
 class Notified:
-    """Additional costs of a commit that notifies."""
+    """Extra cost of a commit that notifies."""
 
     postgres: float  # seconds of CPU time for each connection that listens
     process: Cost  # of a notified process: a notification, and each id in it
     commits: float  # a second at most, however many connections commit: they take turns
-    unlocked_commits: float  # the same of commits that notify no listener
+    unlocked_commits: float  # the same of commits that do not notify
 
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """Storage of a result, its prompt and its words in the search included."""
+    """Storage of a result, including its prompt and its words in the search."""
 
     table_bytes: float
     log_bytes: float  # until it ended
@@ -316,7 +315,7 @@ def _end_of(result: NewResult, output: str) -> AttemptEnd:
 
 
 async def measure_notifications(house: House) -> Notified:
-    """Notify with no and with many listeners; return the differences, by listener."""
+    """Notify with no listener and with many; the differences, by listener."""
     settings = Settings.model_validate(await house.environment("bench_scaling_notified"))
     name = settings.database_name
     sender = await house.connect(name)
@@ -354,7 +353,7 @@ async def _commit(connections: Sequence[asyncpg.Connection], statement: str) -> 
 
 
 def _hear(*news: object) -> None:
-    """As the hub does: look up each id among the awaited ones."""
+    """Look up each id among the awaited ones, as the hub does."""
     for identifier in split_ids(str(news[-1])):
         _AWAITED.get(identifier)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.cli.table import write_table
 from app.core.errors import EngineError
-from app.inference.prompts import tokenizer_file
+from app.inference.tokenizer_files import tokenizer_file
 from app.infini_gram.build_options import GIB, BuildError, BuildOptions
 from app.infini_gram.builder import build
 from app.infini_gram.corpus import CorpusError

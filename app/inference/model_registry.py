@@ -1,7 +1,7 @@
-"""Which models there are: what the Triton servers serve now, and every model they ever served here.
+"""The models of the service: those that the Triton servers serve, and all they have served before.
 
-A model seen once stays known: unknown names are refused, known ones that are not ready are accepted
-and wait inside their deadline.
+A model that was ready once stays known. Requests for unknown models are refused; requests for known
+models that are not ready wait within their deadline.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from app.inference.server_pool import DeadEngine, DeadReport, Server, ServerPool
 from app.inference.triton_client import IndexEntry
 
 _MISS_REFRESH_SECONDS = 0.5
-# Workers tell with each heartbeat which queues they serve.
+# Each heartbeat of a worker lists the queues that it serves.
 _SERVED = """
 SELECT DISTINCT name FROM workers w, jsonb_object_keys(w.load) AS k(name)
 WHERE w.dead_at IS NULL AND w.lease_expires_at > now() AND starts_with(name, $1)
@@ -39,13 +39,13 @@ FROM workers w, jsonb_each(w.load) AS m, jsonb_each(m.value -> 'dead') AS s
 WHERE w.dead_at IS NULL AND w.lease_expires_at > now()
 GROUP BY s.key, m.key
 """
-# What the clients of TGI send where a name must stand: text_generation, and huggingface_hub.
+# The model names that TGI's clients send by default: text_generation, huggingface_hub.
 _PLACEHOLDERS = {"tgi", "dummy"}
 
 
 @dataclass(slots=True, frozen=True)
 class Model:
-    """A model as this process knows it. `format` is None where no tokenizer is at hand."""
+    """A model as this process knows it. `format` is None if its files are not available."""
 
     name: str
     version: int | None
@@ -56,16 +56,15 @@ class Model:
 
     @property
     def max_model_len(self) -> int | None:
-        """Longest prompt plus output, in tokens, where known."""
+        """The maximum of prompt and output together, in tokens, if known."""
         return self.format.max_model_len if self.format else None
 
     @property
     def has_chat(self) -> bool:
-        """Whether messages can be rendered for it."""
         return self.format is not None and self.format.has_chat
 
     async def tokens_left(self, prompt: str) -> int | None:
-        """Most tokens that can follow a prompt, where its length and the model's are known."""
+        """The maximum number of tokens after a prompt; None if its length or the model's is unknown."""
         if self.format is None or self.max_model_len is None:
             return None
         tokens = await self.format.count_tokens(prompt)
@@ -73,11 +72,11 @@ class Model:
 
 
 class ModelRegistry:
-    """The models of one process; `run` keeps it fresh."""
+    """The models as one process knows them; `run` refreshes them."""
 
-    def __init__(self, database: Database, fleet: ServerPool, settings: Settings) -> None:
+    def __init__(self, database: Database, pool: ServerPool, settings: Settings) -> None:
         self._database = database
-        self._fleet = fleet
+        self._pool = pool
         self._period = settings.triton_refresh_seconds
         self._default = settings.default_model
         self._formats = PromptFormats(settings.model_repository)
@@ -92,33 +91,32 @@ class ModelRegistry:
 
     @property
     def triton_error(self) -> str | None:
-        """Why no model can be asked for; None while some server answers."""
-        return self._fleet.error
+        """The reason that no model is available; None while some server answers."""
+        return self._pool.error
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever models or servers became ready, or ceased to be."""
+        """Call `handler` at each change of the readiness of models or servers."""
         self._on_change.append(handler)
 
     def all(self) -> list[Model]:
-        """Every known model, by name."""
+        """All known models, by name."""
         return [self._models[name] for name in sorted(self._models)]
 
     def ready(self) -> list[str]:
-        """Names of the models that are ready now."""
         return [model.name for model in self._models.values() if model.ready]
 
     def is_ready(self, name: str) -> bool:
-        """Whether a model is ready, or somebody serves an index's queue of this name."""
+        """Return True if a model is ready, or a worker serves the index's queue of this name."""
         model = self._models.get(name)
         return name in self._served if model is None else model.ready
 
     def serving(self, queue: str) -> Model:
-        """What stands for the model of an index's queue."""
+        """A stand-in for the model of an index's queue."""
         ready = self.is_ready(queue)
         return Model(queue, None, ready, "" if ready else "no attribution worker is up", None)
 
     async def find(self, name: str) -> Model:
-        """The model of that name. Raises UnknownModelError with the list of known ones."""
+        """The model with this name. Raises UnknownModelError with the list of known ones."""
         model = self._models.get(name)
         if model is None:
             await self.refresh(_MISS_REFRESH_SECONDS)  # it may have been loaded a moment ago
@@ -130,8 +128,8 @@ class ModelRegistry:
     async def default(self) -> Model:
         """The model of a request that names none.
 
-        Raises InvalidRequestError where several might be meant, ModelNotReadyError where none is
-        ready, UnknownModelError where the setting names none that is known.
+        Raises InvalidRequestError if several are ready, ModelNotReadyError if none is ready, and
+        UnknownModelError if the setting names an unknown model.
         """
         if self._default is not None:
             return await self.find(self._default)
@@ -149,30 +147,30 @@ class ModelRegistry:
         )
 
     async def choose(self, name: str | None) -> Model:
-        """The model of that name; the default one for none, or a name that stands for none.
+        """The model with this name; the default one for None or a placeholder.
 
-        Raises what `find` and `default` raise.
+        Raises the errors of `find` and `default`.
         """
         if name is None or (name in _PLACEHOLDERS and name not in self._models):
             return await self.default()
         return await self.find(name)
 
     async def load(self, name: str) -> None:
-        """Have each server load a model that its repository has, known or new.
+        """Load a model on each server whose repository has it, known or new.
 
-        Raises UnknownModelError with the list of those there are, TritonError with Triton's reason.
+        Raises UnknownModelError with the list of existing models, TritonError with Triton's reason.
         """
         servers = await self._having(name)
         if not servers:
-            raise _unknown(name, sorted(self._fleet.entries()))
+            raise _unknown(name, sorted(self._pool.entries()))
         for server in servers:
-            entry = server.models.get(name)  # none: it has gone meanwhile
+            entry = server.models.get(name)  # None: removed in the meantime
             if entry is not None and not entry.ready:
                 await server.client.load(name)
         await self.refresh()
 
     async def unload(self, name: str) -> None:
-        """Have each server unload a model. Raises UnknownModelError, TritonError."""
+        """Unload a model on each server. Raises UnknownModelError, TritonError."""
         await self.find(name)
         for server in await self._having(name):
             if name in server.models:
@@ -182,37 +180,36 @@ class ModelRegistry:
     async def _having(self, name: str) -> list[Server]:
         """The servers whose repository has a model. Raises TritonUnavailableError if none answers."""
         await self.refresh()
-        if self._fleet.error is not None:
-            raise TritonUnavailableError(self._fleet.error, headers={"Retry-After": "5"})
-        return [server for server in self._fleet.servers if name in server.models]
+        if self._pool.error is not None:
+            raise TritonUnavailableError(self._pool.error, headers={"Retry-After": "5"})
+        return [server for server in self._pool.servers if name in server.models]
 
     async def run(self) -> None:
-        """Refresh until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(self._period)
 
     async def outdate(self) -> None:
-        """The table of servers has changed: read it, and ask them."""
-        self._fleet.outdate()
+        """Read the changed table of servers, and query them."""
+        self._pool.outdate()
         await self.refresh()
 
     async def refresh(self, seconds: float = 0.0) -> None:
-        """Ask the servers once; one that is away leaves its models known but not ready.
+        """Query all servers, unless the last refresh is younger than `seconds`.
 
-        An answer that is no older than `seconds` will do, also one that was just waited for.
+        The models of an unreachable server stay known and are not ready.
         """
         async with self._refreshing:
             if asyncio.get_running_loop().time() - self._refreshed_at < seconds:
                 return
             before = self._readiness()
-            await self._fleet.refresh()
+            await self._pool.refresh()
             await self._read_dead()
-            entries = list(self._fleet.entries().values())
+            entries = list(self._pool.entries().values())
             await self._remember([entry for entry in entries if entry.ready])
             self._models = await self._merge(entries)
             await self._read_served()
-            self._placement = self._fleet.placement()
+            self._placement = self._pool.placement()
             self._refreshed_at = asyncio.get_running_loop().time()
         if before != self._readiness():
             for handler in self._on_change:
@@ -222,7 +219,7 @@ class ModelRegistry:
         return self._placement, {model.name: model.ready for model in self._models.values()}
 
     async def _merge(self, entries: list[IndexEntry]) -> dict[str, Model]:
-        """Models of the index that are or were ready, and those known from the database."""
+        """The models of the index that are or were ready, and those known from the database."""
         by_name = {entry.name: entry for entry in entries}
         models = {}
         for name in {entry.name for entry in entries if entry.ready} | set(self._stored):
@@ -282,7 +279,7 @@ class ModelRegistry:
             )
             for row in rows
         ]
-        self._fleet.report(reports)
+        self._pool.report(reports)
 
     async def _read_served(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Entries of a Triton model repository: from a model's directory to something vLLM serves.
+"""Entries of a Triton model repository, made of a model's directory for vLLM.
 
 An entry is `<name>/config.pbtxt` and `<name>/1/model.json`, as NVIDIA's vLLM backend reads them:
 https://github.com/triton-inference-server/vllm_backend.
@@ -22,8 +22,7 @@ parameters: { key: "ENABLE_VLLM_HEALTH_CHECK" value: { string_value: "true" } }
 parameters: { key: "REPORT_CUSTOM_METRICS" value: { string_value: "true" } }
 """
 
-# Files of a model. Weights as safetensors only: other formats are pickles, which run code when
-# they are read.
+# Files of a model. Weights as safetensors only: other formats are pickles, which run code on reading.
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 # vLLM's own list (vllm.model_executor.layers.quantization); a test holds the two together.
@@ -51,7 +50,7 @@ class ModelRepositoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What `MODEL=` named: a directory, or a Hugging Face id with an optional `@revision`."""
+    """The value of `MODEL=`: a directory, or a Hugging Face id with an optional `@revision`."""
 
     name: str
     directory: Path | None
@@ -75,7 +74,7 @@ def parse_source(text: str) -> ModelSource:
 
 
 def entry_name(text: str) -> str:
-    """A plain name for the entry: what it is called in requests."""
+    """The entry's name, which requests use."""
     name = _NAME.sub("-", text).strip("-.")
     if not name:
         raise ModelRepositoryError(f"{text!r} makes no model name; rename the directory.")
@@ -83,7 +82,7 @@ def entry_name(text: str) -> str:
 
 
 def read_config(weights: Path) -> dict[str, Any]:
-    """Read config.json, and check that there are weights in a format that runs no code."""
+    """Read config.json. Raises ModelRepositoryError, also for weights in an unsupported format."""
     try:
         config = orjson.loads((weights / "config.json").read_bytes())
     except FileNotFoundError:
@@ -108,7 +107,7 @@ def read_config(weights: Path) -> dict[str, Any]:
 
 
 def check_quantization(name: str | None, *, on_cpu: bool) -> None:
-    """Raise ModelRepositoryError for a quantization that vLLM does not have, or not on a CPU."""
+    """Raise ModelRepositoryError for a quantization that vLLM does not support here."""
     if name is None:
         return
     known = [one for one in QUANTIZATIONS if not (on_cpu and one in NOT_ON_CPU)]
@@ -132,8 +131,8 @@ def write_entry(
     """Write the entry directory `<name>` that serves `weights`, replacing an earlier one.
 
     `1/weights` is a link to the weights, or, `with_files`, a directory of them for a container that
-    sees the repository alone. model.json's path holds wherever the repository is mounted as
-    `models`. `engine` replaces the engine's arguments. An entry is there wholly or not at all.
+    sees only the repository. The path in model.json is valid wherever the repository is mounted as
+    `models`. `engine` overrides the engine's arguments. The entry appears as a whole or not at all.
     """
     config = read_config(weights)
     unfinished = entry.with_name(f".{entry.name}.unfinished")
@@ -158,9 +157,9 @@ def write_entry(
 
 
 def _take_files(weights: Path, directory: Path) -> None:
-    """Fill `directory` with a model's files: hard links where the file system allows, else copies.
+    """Fill `directory` with a model's files: hard links if the file system permits, else copies.
 
-    Raises ModelRepositoryError for a full disk and the like.
+    Raises ModelRepositoryError if a file cannot be written.
     """
     try:
         for file in _model_files(weights):
@@ -188,7 +187,7 @@ def _model_files(weights: Path) -> Iterator[Path]:
 
 
 def model_length(config: dict[str, Any]) -> int | None:
-    """Longest sequence that a config.json names, under any of its families' keys."""
+    """The maximum sequence length in a config.json, under the key of any model family."""
     nested = config.get("text_config", config)
     return next((int(nested[key]) for key in _LENGTH_KEYS if nested.get(key)), None)
 

@@ -1,7 +1,7 @@
-"""Sampling parameters: the names that vLLM's users know, each with its bound.
+"""Sampling parameters, with vLLM's names, and their bounds.
 
-Everything is checked here, before Triton: the backend answers a wrong parameter with an opaque
-error. Defaults are the engine's own; only what a request names is sent on, plus `max_tokens`.
+All are checked here, because the backend answers a wrong parameter with an opaque error. The engine has
+its own defaults: it receives only the parameters of the request, and `max_tokens`.
 """
 
 from typing import Annotated, Literal, Self
@@ -15,7 +15,7 @@ MAX_TOKENS = 1_000_000
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
-# One text is a list of one: a wrong one is then reported under its own name, not a union's.
+# One text becomes a list of one, so that an error names the member and not a union.
 StopTexts = Annotated[
     list[StopText],
     Field(max_length=16),
@@ -28,7 +28,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class SamplingParameters(BaseModel):
-    """How the next tokens are chosen. Unknown names are refused."""
+    """Parameters of the choice of tokens. Unknown names are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -114,5 +114,5 @@ class SamplingParameters(BaseModel):
         return self
 
     def to_stored(self, max_tokens: int) -> dict[str, JsonValue]:
-        """What is stored and sent: the names given, and `max_tokens` in any case."""
+        """The stored form: the given parameters, and always `max_tokens`."""
         return {"max_tokens": max_tokens} | self.model_dump(exclude_none=True)

@@ -1,7 +1,7 @@
-"""The Triton servers of one process: which are up, what each serves, and what runs on it from here.
+"""The Triton servers as one process sees them: their state, their models, and its results on them.
 
-Those that the settings name, and those of the table `servers`. Triton notifies nobody, so each process
-asks every server for its repository index every few seconds.
+The servers are those of the settings and of the table `servers`. Triton sends no notifications, so each
+process queries the repository index of every server every few seconds.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from app.inference.triton_client import IndexEntry, TritonClient
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 3.0  # seconds that one slow server may keep what others say
-_LATE_SECONDS = 5.0  # without an answer a server is not ready: it may be frozen
-_PATIENCE_WITH_THE_LOST = 0.25  # that one may which did not answer before
+_QUERY_TIMEOUT_SECONDS = 3.0  # for one slow server to delay a refresh
+_FAILED_QUERY_TIMEOUT_SECONDS = 0.25  # for a server whose previous query failed
+_LATE_SECONDS = 5.0  # after this time without an answer a server is not ready: it may be frozen
 _NOT_ASKED = "not asked yet"
 
 
 @dataclass(slots=True, frozen=True)
 class DeadEngine:
-    """A model's engine that answers no probe although Triton may call the model ready."""
+    """An engine that answers no probe, although Triton may report its model as ready."""
 
     since: datetime
     reason: str
@@ -42,7 +42,7 @@ class DeadEngine:
 
 @dataclass(slots=True, frozen=True)
 class DeadReport:
-    """A dead engine as workers report it; `is_agreed`: all that run the model do."""
+    """A dead engine as workers report it; `is_agreed`: all workers that run the model report it."""
 
     server: str
     model: str
@@ -51,7 +51,7 @@ class DeadReport:
 
 
 class Server:
-    """A server as this process sees it. `error` is None while it answers."""
+    """One server. `error` is None while it answers."""
 
     def __init__(self, address: ServerAddress, default_slots: int) -> None:
         self.address = address
@@ -62,8 +62,8 @@ class Server:
         self.heard_at: dict[str, float] = {}  # loop time of the last response, by model
         self.running: Counter[str] = Counter()  # results of this process, by model
         self._default_slots = default_slots
-        self._asking: asyncio.Task[None] | None = None
-        self._asked_at = 0.0  # loop time
+        self._query: asyncio.Task[None] | None = None
+        self._queried_at = 0.0  # loop time
 
     @property
     def name(self) -> str:
@@ -71,11 +71,11 @@ class Server:
 
     @property
     def slots(self) -> int:
-        """Most results of this process that it is given at a time."""
+        """The maximum number of this process's results on it at a time."""
         return self.address.slots or self._default_slots
 
     def ready(self) -> list[str]:
-        """The models that it may be given results of."""
+        """The models whose results may run on it."""
         if self.address.is_draining:
             return []
         return [
@@ -85,7 +85,7 @@ class Server:
         ]
 
     def entries(self) -> list[IndexEntry]:
-        """Its models by name; one whose engine is dead is not ready, whatever Triton reports."""
+        """Its models by name; a model whose engine is dead is not ready, although Triton reports so."""
         return [self._entry(name) for name in sorted(self.models)]
 
     def _entry(self, name: str) -> IndexEntry:
@@ -97,21 +97,21 @@ class Server:
 
     @contextlib.contextmanager
     def occupied(self, model: str) -> Iterator[None]:
-        """A result of this model runs on it."""
+        """Count a result of this model as running."""
         self.running[model] += 1
         try:
             yield
         finally:
             self.running[model] -= 1
 
-    def ask(self) -> "asyncio.Task[None]":
-        """Have it tell what it serves; who asks meanwhile has the same answer."""
-        if self._asking is None or self._asking.done():
-            self._asked_at = asyncio.get_running_loop().time()
-            self._asking = asyncio.create_task(self._ask(), name=f"ask {self.name}")
-        return self._asking
+    def query_index(self) -> "asyncio.Task[None]":
+        """Query its repository index; concurrent callers share one query."""
+        if self._query is None or self._query.done():
+            self._queried_at = asyncio.get_running_loop().time()
+            self._query = asyncio.create_task(self._query_index(), name=f"query {self.name}")
+        return self._query
 
-    async def _ask(self) -> None:
+    async def _query_index(self) -> None:
         try:
             self.models = {entry.name: entry for entry in await self.client.index()}
         except ServiceError as error:
@@ -128,9 +128,9 @@ class Server:
         else:
             self.error = None
 
-    def check_time(self) -> None:
-        """Call it unready while its answer is late: a frozen server keeps its connections."""
-        if asyncio.get_running_loop().time() - self._asked_at < _LATE_SECONDS:
+    def check_lateness(self) -> None:
+        """Mark it as not ready if its answer is late: a frozen server keeps its connections."""
+        if asyncio.get_running_loop().time() - self._queried_at < _LATE_SECONDS:
             return
         self.error = f"{self.client.address}: no answer for {_LATE_SECONDS:g} s"
         self.models = {
@@ -139,30 +139,30 @@ class Server:
         }
 
     async def close(self) -> None:
-        """Close its channel; who runs on it still is cut off."""
+        """Close its channel, which ends the results that still run on it."""
         self.models = {}
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._query is not None:
+            self._query.cancel()
+            await asyncio.gather(self._query, return_exceptions=True)
         await self.client.__aexit__(None, None, None)
 
 
 class ServerPool:
-    """All servers. Use it inside `async with`; `refresh` keeps it current."""
+    """All servers; an asynchronous context manager. `refresh` updates it."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.store = ServerStore(database)
-        self._static = _of_settings(settings)
+        self._static = _static_addresses(settings)
         self._slots = settings.worker_slots
         self._servers: dict[str, Server] = {}
-        self._leaving: list[Server] = []  # forgotten, but something runs on them from here
+        self._leaving: list[Server] = []  # removed, but results of this process run on them
         self._is_stale = True  # the table may have changed
-        # Set by a process that has a worker, which finds out by itself: called with each dead engine
-        # that another worker reports.
+        # Set by a process with a worker, which has probes of its own: called with each dead engine that
+        # another worker reports.
         self.on_report: Callable[[Server, str, DeadEngine], None] | None = None
 
     def subscribe(self, listener: Listener) -> None:
-        """Hear of changes of the table; before the listener runs."""
+        """Subscribe to changes of the table; call it before the listener runs."""
         listener.subscribe(SERVERS, lambda _: self.outdate())
 
     def outdate(self) -> None:
@@ -185,19 +185,19 @@ class ServerPool:
 
     @property
     def servers(self) -> list[Server]:
-        """Every server: those of the settings first, the others by name."""
+        """All servers: those of the settings first, the others by name."""
         return list(self._servers.values())
 
     @property
     def error(self) -> str | None:
-        """Why no model can be asked for; None while some server answers."""
+        """The reason that no model is available; None while some server answers."""
         if not self._servers:
             return "there is no server: TRITON_GRPC_SERVICE names none, and none is registered"
         errors = [server.error for server in self._servers.values()]
         return None if None in errors else errors[0]
 
     def get(self, name: str) -> Server:
-        """The server of that name. Raises NotFoundError."""
+        """The server with this name. Raises NotFoundError."""
         server = self._servers.get(name)
         if server is None:
             raise server_not_found(name)
@@ -207,23 +207,20 @@ class ServerPool:
         return self._servers.get(name)
 
     def at(self, grpc: str) -> Server | None:
-        """The server at an address, also one that was removed while something runs on it."""
+        """The server at an address; also a removed one on which results still run."""
         servers = (*self._servers.values(), *self._leaving)
         return next((server for server in servers if server.address.grpc == grpc), None)
 
     def serving(self, model: str) -> list[Server]:
-        """The servers that may be given results of a model."""
+        """The servers on which results of a model may run."""
         return [server for server in self._servers.values() if model in server.ready()]
 
     def placement(self) -> dict[str, list[str]]:
-        """Which models may run where: {server: models}."""
+        """The ready models by server."""
         return {server.name: sorted(server.ready()) for server in self._servers.values()}
 
     def entries(self) -> dict[str, IndexEntry]:
-        """What is known of each model: of the servers that have it, the one that tells most.
-
-        One that is ready; else one with the highest version.
-        """
+        """The best entry of each model among all servers: a ready one, then the highest version."""
         best: dict[str, IndexEntry] = {}
         for server in self._servers.values():
             for entry in server.entries():
@@ -235,7 +232,7 @@ class ServerPool:
         return best
 
     def report(self, reports: Sequence[DeadReport]) -> None:
-        """Take over what the workers report: a process without one shows what they agree on."""
+        """Apply the workers' reports; a process that has no worker shows those they agree on."""
         for server in self._servers.values():
             own = [report for report in reports if report.server == server.name]
             if self.on_report is None:
@@ -245,32 +242,32 @@ class ServerPool:
                 self.on_report(server, report.model, report.dead)
 
     async def refresh(self) -> None:
-        """Ask every server; one that does not answer soon keeps nobody waiting."""
+        """Query every server, for a limited time; slow servers answer later."""
         if self._is_stale:
             await self._read()
-        asked = {one.ask(): one for one in self._servers.values()}
-        if asked:
-            await asyncio.wait(asked, timeout=_PATIENCE_WITH_THE_LOST)
+        queries = {one.query_index(): one for one in self._servers.values()}
+        if queries:
+            await asyncio.wait(queries, timeout=_FAILED_QUERY_TIMEOUT_SECONDS)
         late = {
             task: server
-            for task, server in asked.items()
+            for task, server in queries.items()
             if server.error in (None, _NOT_ASKED) and not task.done()
         }
         if late:
-            await asyncio.wait(late, timeout=_PATIENCE)
+            await asyncio.wait(late, timeout=_QUERY_TIMEOUT_SECONDS)
         for task, server in late.items():
             if not task.done():
-                server.check_time()
+                server.check_lateness()
         for server in [one for one in self._leaving if not one.running.total()]:
             self._leaving.remove(server)
             await server.close()
 
     async def _read(self) -> None:
-        """Take over what the table has; while the database is away, what it had."""
+        """Apply the table's rows; while the database is unavailable, keep the previous ones."""
         self._is_stale = False
         try:
             registered = await self.store.all()
-        except BaseException as error:  # also when who asked has left
+        except BaseException as error:  # also a cancellation
             self._is_stale = True
             if not is_transient(error):
                 raise
@@ -280,16 +277,16 @@ class ServerPool:
         for name in [name for name in self._servers if name not in static]:
             if name not in wanted or wanted[name].grpc != self._servers[name].address.grpc:
                 self._leaving.append(self._servers.pop(name))
-        for name, address in wanted.items():  # by name
+        for name, address in wanted.items():
             if name in self._servers:
                 self._servers[name].address = address
             elif (server := self._leaving_at(address.grpc)) is not None:
-                self._leaving.remove(server)  # what runs there still counts
+                self._leaving.remove(server)  # its running results still count
                 server.address = address
                 self._servers[name] = server
             else:
                 await self._enter(address)
-            self._servers[name] = self._servers.pop(name)  # behind those before it
+            self._servers[name] = self._servers.pop(name)  # to the end: by name
 
     def _leaving_at(self, grpc: str) -> Server | None:
         return next((one for one in self._leaving if one.address.grpc == grpc), None)
@@ -300,7 +297,7 @@ class ServerPool:
         self._servers[address.name] = server
 
 
-def _of_settings(settings: Settings) -> list[ServerAddress]:
+def _static_addresses(settings: Settings) -> list[ServerAddress]:
     """The servers that the settings name: `default`, `default-2` and so on."""
     grpc, http, metrics = (
         split_list(text)

@@ -1,4 +1,4 @@
-"""Structured outputs: what a generated text is forced to be. The names are vLLM's
+"""Structured outputs: constraints of a generated text. The names are vLLM's
 (https://docs.vllm.ai/en/latest/features/structured_outputs/)."""
 
 from collections.abc import Iterable
@@ -31,9 +31,9 @@ _ONLY_ONE = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def check_schema(schema: Any) -> Any:
-    """A JSON schema, checked as far as it is cheap: its size, and that its parts are schemas.
+    """Check the size of a JSON schema, and that its parts are schemas.
 
-    The engine checks the rest, before it takes the request.
+    The engine checks the rest before it accepts the request.
     """
     check_json(schema, max_bytes=MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH)
     _check_part(schema, "the schema")
@@ -75,7 +75,7 @@ def _wrong(message: str) -> PydanticCustomError:
 
 
 def read_schema_text(value: Any) -> Any:
-    """A schema may come as JSON text, as in vLLM."""
+    """Accept a schema as JSON text, as vLLM does."""
     if not isinstance(value, str):
         return value
     try:

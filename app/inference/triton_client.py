@@ -1,14 +1,13 @@
-"""Triton over gRPC: the only importer of grpc; `triton_messages` builds and reads its messages.
+"""Client of one Triton server over gRPC; `triton_messages` builds and reads its messages.
 
-One bidirectional stream per generation, so that cancelling the call reaches the engine and an
-error belongs to one request.
+Each generation has its own bidirectional stream: cancelling the call reaches the engine, and an error
+belongs to one request.
 """
 
 import asyncio
 import contextlib
 import math
 import re
-import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,10 +22,7 @@ from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.core.settings.fields import split_address
 from app.inference.triton_errors import (
     GenerationError,
-    ModelFailedError,
     NotTakenError,
-    StreamLostError,
-    to_model_error,
 )
 from app.inference.triton_messages import (
     CANCEL_INPUT,
@@ -35,35 +31,35 @@ from app.inference.triton_messages import (
     EarlierText,
     build_cancellation,
     build_request,
-    read_response,
 )
+from app.inference.triton_stream import read_stream
 
-_CONTROL_TIMEOUT = 10.0  # seconds for calls that only ask
-_LOAD_TIMEOUT = 600.0  # seconds for a model to load or unload
-_CANCEL_SECONDS = 5.0  # for a model to end a stream that it was asked to end
-_LEAVE_SECONDS = 2 * _CANCEL_SECONDS  # for calls on a connection that is given up
+_QUERY_TIMEOUT_SECONDS = 10.0
+_LOAD_TIMEOUT_SECONDS = 600.0  # for a model to load or unload
+_CANCEL_TIMEOUT_SECONDS = 5.0  # for a model to end a stream
+_CLOSE_GRACE_SECONDS = 2 * _CANCEL_TIMEOUT_SECONDS  # for calls on a connection that is replaced
 
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Else channels to one address share their connections, so that a new one might be an old one.
+    # Otherwise channels to one address share connections, and a new channel might reuse a dead one.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Also the time that one attempt to connect may take: a busy or distant server needs some.
+    # Also the timeout of one attempt to connect.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Triton's server takes more frequent pings on a silent stream for abuse (its minimum: 300 s).
+    # Triton's server refuses more frequent pings on a silent stream (its minimum: 300 s).
     ("grpc.keepalive_time_ms", 301_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
 
 class CannotContinueError(GenerationError):
-    """The model takes no text to continue: it has no input `resume_token_ids`."""
+    """The model cannot continue a text: it has no input `resume_token_ids`."""
 
 
 class _InputsChangedError(GenerationError):
-    """The model has other inputs than when it was last asked: it was reloaded."""
+    """The model was reloaded with other inputs than the cached ones."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,22 +73,22 @@ class IndexEntry:
     engine_dead_since: datetime | None = None  # found by probes, not by Triton
 
 
-# Triton's own words: https://github.com/triton-inference-server/core, src/infer_request.cc
+# Triton's message: https://github.com/triton-inference-server/core, src/infer_request.cc
 _UNEXPECTED = re.compile(r"unexpected inference (input|output)")
-# A model without `resume_token_ids` is asked again after this time, as it may have been reloaded. One
-# that loses the input refuses it.
-_INPUTS_SECONDS = 60.0
+# The absence of `resume_token_ids` is cached for this time, since the model may be reloaded with it. A
+# model that loses the input refuses requests with it.
+_INPUTS_CACHE_TTL_SECONDS = 60.0
 
 
 class TritonClient:
-    """A channel to one Triton server. Use it inside `async with`."""
+    """A channel to one Triton server; an asynchronous context manager."""
 
     def __init__(self, address: str) -> None:
         host, port = split_address(address, 8001)
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._takes_cancellations: dict[str, bool] = {}  # by model
-        self._takes_resumes: dict[str, tuple[bool, float]] = {}  # by model; when it was asked
-        self._unheard: set[asyncio.Task[None]] = set()  # calls that nobody listens to any more
+        self._has_cancel_input: dict[str, bool] = {}  # by model
+        self._has_resume_input: dict[str, tuple[bool, float]] = {}  # by model; time of the query
+        self._abandoned: set[asyncio.Task[None]] = set()  # calls whose consumer has left
 
     async def __aenter__(self) -> "TritonClient":
         self._connect()
@@ -110,16 +106,17 @@ class TritonClient:
         )
 
     async def reconnect(self) -> None:
-        """Use a new connection from now on; calls under way end on the old one.
+        """Replace the connection; running calls end on the old one.
 
-        A connection whose other end is gone without a word is found dead by its keepalive after five
-        minutes only.
+        Keepalive finds a connection whose other end vanished only after five minutes.
         """
         old = self._channel
         self._connect()
-        closing = asyncio.create_task(old.close(_LEAVE_SECONDS))
-        self._unheard.add(closing)
-        closing.add_done_callback(self._unheard.discard)
+        self._keep(asyncio.create_task(old.close(_CLOSE_GRACE_SECONDS)))
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
 
     async def __aexit__(
         self,
@@ -127,8 +124,8 @@ class TritonClient:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        if self._unheard:
-            await asyncio.wait(self._unheard, timeout=_CANCEL_SECONDS)
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=_CANCEL_TIMEOUT_SECONDS)
         await self._channel.close()
 
     async def run(
@@ -142,10 +139,10 @@ class TritonClient:
         wants_ids: bool = False,
         earlier: EarlierText | None = None,
     ) -> None:
-        """Have a model generate, and call `on_delta` with each response until the last token.
+        """Generate, and call `on_delta` with each response until the last token.
 
-        `wants_ids`: with the ids of its tokens, where the model returns them. `earlier`: the rest of
-        that text alone. Cancelling this stops the engine's work. Raises a GenerationError: which one
+        `wants_ids` requests token ids, if the model returns them. `earlier` requests the rest of that
+        text alone. Cancelling this call stops the engine's work. Raises a GenerationError, whose class
         decides whether the attempt counts.
         """
         for _ in range(2):
@@ -159,7 +156,7 @@ class TritonClient:
                     earlier=earlier,
                 )
             except _InputsChangedError:
-                self._takes_resumes.pop(model, None)
+                self._has_resume_input.pop(model, None)
         raise NotTakenError(f"the inputs of model {model} change")
 
     async def _run(
@@ -174,34 +171,34 @@ class TritonClient:
         earlier: EarlierText | None,
     ) -> None:
         request_id = uuid4().hex
-        # Triton reads it where it traces (--trace-config mode=opentelemetry).
+        # For a Triton that traces (--trace-config mode=opentelemetry).
         metadata = None if traceparent is None else (("traceparent", traceparent),)
         request = build_request(
             model, prompt, parameters, request_id, returns_ids=returns_ids, earlier=earlier
         )
         call = self._infer(request, metadata=metadata)
-        told = asyncio.get_running_loop().create_future()
-        # gRPC cancels a call at once when the task that reads it is cancelled: that is not ours.
-        reading = asyncio.create_task(_read(call, on_delta, told))
-        has_ended = False  # as the model has told: it need not hear that nobody listens
+        ended = asyncio.get_running_loop().create_future()
+        # A task of its own: gRPC cancels a call at once when the task that reads it is cancelled.
+        reading = asyncio.create_task(read_stream(call, on_delta, ended))
+        is_over = False  # the model has ended the request: it needs no cancellation
         try:
-            await told
-            has_ended = True
+            await ended
+            is_over = True
         except GenerationError as error:
-            has_ended = True
+            is_over = True
             if returns_ids and _UNEXPECTED.search(str(error)):
                 raise _InputsChangedError(str(error)) from error
             raise
         finally:
-            if not told.cancelled():
-                told.exception()  # seen, also when we were cancelled in the same step
+            if not ended.cancelled():
+                ended.exception()  # retrieved, also if this task was cancelled in the same step
             if not reading.done():
-                self._leave(call, reading, model, None if has_ended else request_id)
+                self._abandon(call, reading, model, None if is_over else request_id)
 
     async def generate(
         self, model: str, prompt: str, parameters: dict[str, Any]
     ) -> AsyncGenerator[Delta, None]:
-        """The same as an iterator. Closing or cancelling it stops the engine's work."""
+        """`run` as an iterator. Closing or cancelling it stops the engine's work."""
         deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
         running = asyncio.create_task(self.run(model, prompt, parameters, deltas.put_nowait))
         running.add_done_callback(lambda _: deltas.put_nowait(None))
@@ -213,29 +210,25 @@ class TritonClient:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def _leave(
+    def _abandon(
         self, call: Any, reading: "asyncio.Task[None]", model: str, request_id: str | None
     ) -> None:
-        """Let a call end by itself; a request that still runs has to be ended by its model."""
-        self._unheard.add(reading)
-        reading.add_done_callback(self._unheard.discard)
-        deadline = asyncio.get_running_loop().call_later(_CANCEL_SECONDS, call.cancel)
+        """Let a call end by itself; a request that still runs is cancelled in its model."""
+        self._keep(reading)
+        deadline = asyncio.get_running_loop().call_later(_CANCEL_TIMEOUT_SECONDS, call.cancel)
         reading.add_done_callback(lambda _: deadline.cancel())
         if request_id is not None:
-            ending = asyncio.create_task(self._end(call, model, request_id))
-            self._unheard.add(ending)
-            ending.add_done_callback(self._unheard.discard)
+            self._keep(asyncio.create_task(self._cancel_request(call, model, request_id)))
 
-    async def _end(self, call: Any, model: str, request_id: str) -> None:
-        """Have the model end a request, which ends its call.
+    async def _cancel_request(self, call: Any, model: str, request_id: str) -> None:
+        """End a request in the model, which ends its call.
 
-        Cancelling a call that Triton 2.51 is answering crashes the server about once in a
-        thousand times, and otherwise holds the model when it is to be unloaded. Models that take
-        no cancellations (NVIDIA's backend, in newer servers without that fault) have the call
-        cancelled at once.
+        Cancelling a call that Triton 2.51 is answering crashes the server about once in a thousand
+        times, and otherwise blocks the unloading of the model. If the model has no input for
+        cancellations (NVIDIA's backend, in newer servers without that fault), cancel the call at once.
         """
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
-            async with asyncio.timeout(_CANCEL_SECONDS):
+            async with asyncio.timeout(_CANCEL_TIMEOUT_SECONDS):
                 if await self._takes_cancellation(model):
                     message = build_cancellation(model, request_id)
                     async for _ in self._stub.ModelStreamInfer(iter([message])):
@@ -244,35 +237,35 @@ class TritonClient:
         call.cancel()
 
     async def _takes_cancellation(self, model: str) -> bool:
-        if model not in self._takes_cancellations:
+        if model not in self._has_cancel_input:
             metadata = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=model))
             names = {tensor.name for tensor in metadata.inputs}
-            self._takes_cancellations[model] = CANCEL_INPUT in names
-        return self._takes_cancellations[model]
+            self._has_cancel_input[model] = CANCEL_INPUT in names
+        return self._has_cancel_input[model]
 
     async def _takes_resume(self, model: str, *, is_needed: bool) -> bool:
-        """Whether a model returns token ids and takes them again.
+        """Query if a model returns token ids and accepts them again.
 
-        False if the server does not answer; if the answer `is_needed`, NotTakenError is raised then.
+        If the server does not answer: raises NotTakenError if the result `is_needed`, else False.
         """
         now = asyncio.get_running_loop().time()
-        takes, asked_at = self._takes_resumes.get(model, (False, -math.inf))
-        if takes or now - asked_at < _INPUTS_SECONDS:
+        takes, queried_at = self._has_resume_input.get(model, (False, -math.inf))
+        if takes or now - queried_at < _INPUTS_CACHE_TTL_SECONDS:
             return takes
         try:
             message = pb.ModelMetadataRequest(name=model)
-            metadata = await self._stub.ModelMetadata(message, timeout=_CONTROL_TIMEOUT)
+            metadata = await self._stub.ModelMetadata(message, timeout=_QUERY_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             if is_needed:
                 raise NotTakenError(error.details() or error.code().name) from error
             return False
         takes = any(tensor.name == RESUME_INPUT for tensor in metadata.inputs)
-        self._takes_resumes[model] = (takes, now)
+        self._has_resume_input[model] = (takes, now)
         return takes
 
     async def index(self) -> list[IndexEntry]:
-        """Every model in Triton's repositories; the highest version where there are several."""
-        answer = await self._ask(self._stub.RepositoryIndex, pb.RepositoryIndexRequest())
+        """The models of Triton's repositories; of several versions, a ready one, then the highest."""
+        answer = await self._call(self._stub.RepositoryIndex, pb.RepositoryIndexRequest())
         entries: dict[str, IndexEntry] = {}
         for model in answer.models:
             entry = IndexEntry(
@@ -291,50 +284,50 @@ class TritonClient:
 
     async def config(self, model: str) -> Any:
         """The model's configuration (a ModelConfig message)."""
-        answer = await self._ask(self._stub.ModelConfig, pb.ModelConfigRequest(name=model))
+        answer = await self._call(self._stub.ModelConfig, pb.ModelConfigRequest(name=model))
         return answer.config
 
     async def request_count(self, model: str) -> int:
-        """Requests that the model has had since it was loaded, refused and failed ones included."""
+        """The model's requests since it was loaded, including refused and failed ones."""
         message = pb.ModelStatisticsRequest(name=model)
-        answer = await self._ask(self._stub.ModelStatistics, message)
+        answer = await self._call(self._stub.ModelStatistics, message)
         return sum(
             statistics.inference_count + statistics.inference_stats.fail.count
             for statistics in answer.model_stats
         )
 
     async def is_live(self) -> bool:
-        """Whether the server answers at all."""
         try:
-            answer = await self._ask(self._stub.ServerLive, pb.ServerLiveRequest())
+            answer = await self._call(self._stub.ServerLive, pb.ServerLiveRequest())
         except (TritonUnavailableError, TritonError):
             return False
         return bool(answer.live)
 
     async def load(self, model: str) -> None:
         """Load a model. Raises NotFoundError or TritonError with Triton's reason."""
-        await self._ask(
+        await self._call(
             self._stub.RepositoryModelLoad,
             pb.RepositoryModelLoadRequest(model_name=model),
-            _LOAD_TIMEOUT,
+            _LOAD_TIMEOUT_SECONDS,
         )
 
     async def unload(self, model: str) -> None:
-        """Unload a model."""
-        await self._ask(
+        await self._call(
             self._stub.RepositoryModelUnload,
             pb.RepositoryModelUnloadRequest(model_name=model),
-            _LOAD_TIMEOUT,
+            _LOAD_TIMEOUT_SECONDS,
         )
 
-    async def _ask(self, method: Any, message: Any, seconds: float = _CONTROL_TIMEOUT) -> Any:
+    async def _call(
+        self, method: Any, message: Any, seconds: float = _QUERY_TIMEOUT_SECONDS
+    ) -> Any:
         try:
             return await method(message, timeout=seconds)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The channel was closed, which gRPC tells in this way.
+            # gRPC's way to report a closed channel.
             raise TritonUnavailableError(f"The server at {self.address} was removed.") from error
         except grpc.aio.AioRpcError as error:
             detail = error.details() or error.code().name
@@ -346,54 +339,3 @@ class TritonClient:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotFoundError(detail) from error
             raise TritonError(detail) from error
-
-
-async def _read(call: Any, on_delta: Callable[[Delta], None], told: "asyncio.Future[None]") -> None:
-    """Read a call to its end, and tell its last token, or its error, as soon as it is here.
-
-    What comes after that, or after the consumer has left, is heard by nobody.
-    """
-    try:
-        async for response in call:
-            if not told.done():
-                _hear(response, on_delta, told)
-    except grpc.aio.AioRpcError as error:
-        if not told.done():
-            told.set_exception(_to_stream_error(error))
-    finally:
-        if not told.done():
-            told.set_result(None)
-
-
-def _hear(response: Any, on_delta: Callable[[Delta], None], told: "asyncio.Future[None]") -> None:
-    if response.error_message:
-        told.set_exception(to_model_error(response.error_message))
-        return
-    try:
-        delta = read_response(response.infer_response)
-    except (ValueError, struct.error) as error:
-        told.set_exception(ModelFailedError(f"The model's response cannot be read: {error}."))
-        return
-    try:
-        on_delta(delta)
-    except Exception as error:  # noqa: BLE001 - a bug must reach its owner, and not end the reading
-        told.set_exception(error)
-    else:
-        # Nothing follows but the end of the stream, a round trip later.
-        if delta.finish_reason is not None:
-            told.set_result(None)
-
-
-_NOT_CONNECTED = re.compile(
-    r"failed to connect|resolution failed|errors resolving|Connection refused"
-)
-
-
-def _to_stream_error(error: grpc.aio.AioRpcError) -> GenerationError:
-    """What the end of a stream by gRPC itself means.
-
-    A request that kills its engine before the first token must count as an attempt: only a
-    connection that never was is known to have taken nothing.
-    """
-    detail = error.details() or error.code().name
-    return NotTakenError(detail) if _NOT_CONNECTED.search(detail) else StreamLostError(detail)

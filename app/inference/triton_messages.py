@@ -1,7 +1,7 @@
 """The messages of a generation: a request's tensors, and the meaning of a response's.
 
-Protobuf messages are built and read here directly: the client library's numpy wrappers cost more than
-the call (docs/benchmarks.md). Tensors: NVIDIA's vLLM backend,
+This module builds and reads protobuf messages directly: the client library's numpy wrappers cost more
+than the call (docs/benchmarks.md). Tensors: NVIDIA's vLLM backend,
 https://github.com/triton-inference-server/vllm_backend; token ids are of the backends in triton/ alone.
 """
 
@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 @dataclass(slots=True)
 class Delta:
-    """What one response of the stream adds. Token counts are those of this response alone."""
+    """One response of the stream. Token counts are those of this response alone."""
 
     text: str
     finish_reason: str | None
@@ -30,7 +30,7 @@ class Delta:
 
 @dataclass(slots=True, frozen=True)
 class EarlierText:
-    """What earlier attempts generated: the model is to generate the rest."""
+    """The text of earlier attempts, whose rest the model is to generate."""
 
     text: str
     token_ids: bytes  # little-endian INT32
@@ -89,7 +89,7 @@ def build_request(
     returns_ids: bool = False,
     earlier: EarlierText | None = None,
 ) -> pb.ModelInferRequest:
-    """The message that asks `model` to continue `prompt`, streamed and without its echo."""
+    """The request that `model` continue `prompt`, streamed and with no echo."""
     wants_logprobs = parameters.get("logprobs") is not None
     if "structured_outputs" in parameters:  # NVIDIA's backend reads it as JSON text
         text = orjson.dumps(parameters["structured_outputs"]).decode()
@@ -120,7 +120,7 @@ def build_request(
 
 
 def build_cancellation(model: str, request_id: str) -> pb.ModelInferRequest:
-    """The message that asks `model` to end a request of that id; our backends take it."""
+    """The request that `model` end the request with this id; only the backends in triton/ accept it."""
     return pb.ModelInferRequest(
         model_name=model,
         inputs=[_input("text_input", "BYTES"), _input(CANCEL_INPUT, "BYTES")],
@@ -129,7 +129,7 @@ def build_cancellation(model: str, request_id: str) -> pb.ModelInferRequest:
 
 
 def read_response(response: pb.ModelInferResponse) -> Delta:
-    """Read one response; text that PostgreSQL cannot hold is replaced before it is counted."""
+    """Read one response; NUL, which PostgreSQL cannot store, becomes U+FFFD."""
     tensors = {
         output.name: content
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)

@@ -138,10 +138,7 @@ class Source:
         self.buffer, self.at = self.buffer[self.at :], 0
 
     def reject(self, opening: str) -> None:
-        """Emit as text what is not a call: its opening alone, since a call may follow that.
-
-        At the text's end, emit everything.
-        """
+        """Emit the opening of a rejected call as text; at the text's end, all text."""
         self.emit_text(len(self.buffer) if self.is_ended else len(opening))
 
     def end_calls(self, opening: str = "") -> None:

@@ -194,8 +194,8 @@ async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) 
                 await asyncio.sleep(0.003)
                 task.cancel()
             await asyncio.wait(running)
-        while client._unheard:
-            await asyncio.wait(client._unheard)
+        while client._abandoned:
+            await asyncio.wait(client._abandoned)
         await client.unload("scripted")
 
         async def is_unloaded() -> bool:

@@ -210,11 +210,11 @@ async def test_nobody_waits_long_for_a_server_that_is_known_to_hang(
         frozen = api.services.fleet.get("frozen")
         proxy.freeze_the_open()
         frozen.error = "as if it had not answered"
-        monkeypatch.setattr(server_pool, "_PATIENCE", 600.0)
+        monkeypatch.setattr(server_pool, "_QUERY_TIMEOUT_SECONDS", 600.0)
         async with asyncio.timeout(15):
             await api.services.registry.refresh()
             assert_problem(await api.client.get("/models/unknown"), 404, "unknown_model")
-        assert frozen.ask().done() is False
+        assert frozen.query_index().done() is False
         assert api.services.registry.ready() == ["scripted"]
 
 
@@ -412,7 +412,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that have been silent for a moment are asked whether they live."""
     monkeypatch.setattr(attempt_executor, "_SILENCE_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(engine_health, "_SILENT_SHARE", 0.02)
-    monkeypatch.setattr(triton_client, "_CANCEL_SECONDS", 0.5)
+    monkeypatch.setattr(triton_client, "_CANCEL_TIMEOUT_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -515,7 +515,7 @@ async def test_loading_goes_on_when_a_server_leaves_meanwhile(
     assert (await both.client.post("/models/scripted/unload")).json()["ready"] is False
 
     async def is_gone() -> bool:
-        await lost.ask()
+        await lost.query_index()
         return not lost.models
 
     loading = asyncio.create_task(both.client.post("/models/scripted/load"))

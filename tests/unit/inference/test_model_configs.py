@@ -17,7 +17,7 @@ PARAMETERS = ("ENABLE_VLLM_HEALTH_CHECK", "REPORT_CUSTOM_METRICS")
 
 
 def written(folder: Path) -> str:
-    """What `make run MODEL=` writes."""
+    """The configuration that `make run MODEL=` writes."""
     weights = folder / "weights"
     weights.mkdir()
     (weights / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
@@ -27,7 +27,7 @@ def written(folder: Path) -> str:
 
 
 def launched(folder: Path) -> str:
-    """What a launch brings to its node."""
+    """The configuration that a launch brings to its node."""
     spec = spec_of(profiles_of(folder, PROFILE))
     packed = pack_directory("", spec, ModelPlace())
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:

@@ -125,7 +125,7 @@ async def test_output_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_RENDER_TIMEOUT", 0.1)
+    monkeypatch.setattr(prompts, "_RENDER_TIMEOUT_SECONDS", 0.1)
     loops = "{% for i in range(3000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}"
     began = asyncio.get_running_loop().time()
     assert "longer than" in await refusal(tmp_path, loops)

@@ -102,7 +102,7 @@ def test_a_response_is_read_whole() -> None:
 
 
 class Call:
-    """A call that answers what it is given, and ends when it is told to."""
+    """A call that yields the given responses, and ends on request."""
 
     def __init__(self, *responses: pb.ModelInferResponse) -> None:
         self._responses = responses
@@ -132,9 +132,9 @@ async def test_the_last_token_is_the_end_and_the_call_is_left_to_end_by_itself()
     client, heard = Client(call), list[Delta]()
     await client.run("m", "x", {}, heard.append)
     assert [delta.text for delta in heard] == ["a", "b"]
-    assert len(client._unheard) == 1
+    assert len(client._abandoned) == 1
     call.has_ended.set()
-    await asyncio.wait(client._unheard)
+    await asyncio.wait(client._abandoned)
     assert not call.is_cancelled
     assert [delta.text for delta in heard] == ["a", "b"]
 

@@ -1,0 +1,85 @@
+"""Tokenizer, special tokens and weights' directory of an entry of a model repository."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+_SPECIAL_TOKENS = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+
+def tokenizer_file(repository: Path, model: str) -> Path | None:
+    """The tokenizer.json of an entry, if it has one."""
+    newest = newest_version(repository, model)
+    if newest is None:
+        return None
+    weights = weights_directory(repository, newest.parent, str(read_json(newest).get("model", "")))
+    file = weights / "tokenizer.json" if weights else None
+    return file if file and file.is_file() else None
+
+
+def newest_version(repository: Path, model: str) -> Path | None:
+    """The `model.json` of an entry's newest version."""
+    found = [
+        file for file in (repository / model).glob("*/model.json") if file.parent.name.isdigit()
+    ]
+    return max(found, key=lambda file: int(file.parent.name), default=None)
+
+
+def weights_directory(repository: Path, version: Path, model: str) -> Path | None:
+    """The directory of config.json; `models/<name>/1` is relative to the repository's parent."""
+    candidates = [Path(model), version]
+    if model.startswith("models/"):
+        candidates.insert(0, repository / model.removeprefix("models/"))
+    for candidate in candidates:
+        if model and (candidate / "config.json").is_file():
+            return candidate
+    return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object; empty if there is no file."""
+    value = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    if not isinstance(value, dict):
+        raise TypeError(f"{path.name} is not a JSON object")
+    return value
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of special tokens by their role, such as `bos_token`."""
+    tokens = {}
+    for name in _SPECIAL_TOKENS:
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            tokens[name] = token
+    return tokens
+
+
+def special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    if tokenizer is None:
+        return frozenset()
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(identifier for identifier, token in added.items() if token.special)
+
+
+def end_ids(tokenizer: Tokenizer | None, name: str | None, weights: Path) -> frozenset[int]:
+    """The ids that the model's files name as ends: the engine stops at some of them."""
+    named = tokenizer.token_to_id(name) if tokenizer is not None and name else None
+    found = {named} - {None}
+    for file in ("config.json", "generation_config.json"):
+        given = read_json(weights / file).get("eos_token_id")
+        found |= set(given if isinstance(given, list) else [given]) - {None}
+    return frozenset(identifier for identifier in found if isinstance(identifier, int))
+
+
+def leading_token(tokenizer: Tokenizer | None, bos_token: str | None) -> str:
+    """The begin token, if the tokenizer itself puts it before every text; else empty."""
+    if tokenizer is None or not bos_token:
+        return ""
+    return bos_token if tokenizer.encode("").ids == [tokenizer.token_to_id(bos_token)] else ""
