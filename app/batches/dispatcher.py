@@ -135,7 +135,7 @@ class Dispatcher:
 
 
 def _is_transient(error: ServiceError, request: LineRequest | ServiceError) -> bool:
-    """Whether a refused line may be accepted later: not if it alone exceeds the queue's bound."""
+    """True if a refused line may be accepted later, and does not exceed the bound by itself."""
     allowed = error.extra.get("allowed") if error.extra.get("limit") == "max_queued" else None
     is_too_large = (
         allowed is not None and isinstance(request, LineRequest) and request.group.size > allowed
