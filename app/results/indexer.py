@@ -30,12 +30,12 @@ _PERIOD_SECONDS = 1.0
 # Rows that were committed late or locked lie before the place where the last batch ended. A look from
 # the first place on reads all dead rows until they are vacuumed, so it is done only this often.
 _LATE_SECONDS = 5.0
-_MOST = 500  # results of a transaction
+_MAX_ROWS = 500  # results of a transaction
 _PIECE_BYTES = 2_000_000  # of their texts
 _CHARACTERS = 100_000  # of each text are searched
 # With so many, no text exceeds the limit of a tsvector (1 MB).
 FEW_CHARACTERS = 10_000
-_MOST_DELETED = 1_000  # minutes of a statement
+_MAX_DELETED = 1_000  # minutes of a statement
 _BROKEN_SECONDS = 60.0
 
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('digest'), 0)"
@@ -71,7 +71,7 @@ JOIN {_CONTEXT} ORDER BY r.id DESC
 
 # Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is
 # not to be stored leaves no words behind.
-_DIGEST = f"""
+_INDEX = f"""
 WITH held AS MATERIALIZED (
   SELECT id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
   ORDER BY id FOR KEY SHARE {{wait}}
@@ -134,7 +134,7 @@ class ResultIndexer:
         self._database = database
         self._depth = depth
         self._days = settings.history_days
-        self._most = _MOST
+        self._max_rows = _MAX_ROWS
         self._place = 0  # where the last batch ended
         self._looked_at = 0.0  # monotonic time of the last look from the first place on
 
@@ -143,10 +143,10 @@ class ResultIndexer:
         while True:
             try:
                 pause = await self.step()
-                self._most = min(_MOST, 2 * self._most)
+                self._max_rows = min(_MAX_ROWS, 2 * self._max_rows)
             except Exception as error:
                 # No response depends on it: the process continues, with fewer results at once.
-                self._most = max(1, self._most // 4)
+                self._max_rows = max(1, self._max_rows // 4)
                 pause = _PERIOD_SECONDS
                 if not is_transient(error):
                     pause = _BROKEN_SECONDS
@@ -161,13 +161,13 @@ class ResultIndexer:
         (look,) = await self._database.fetch(_LOOK, self._place)
         if look["is_new_minute"]:
             await self._begin_minute()
-        if look["is_due"] and await self.digest():
+        if look["is_due"] and await self.index():
             return time.monotonic() - began
-        if look["may_walk"] and await self.walk():
+        if look["may_walk"] and await self.index_older():
             return min(_PERIOD_SECONDS, 5 * (time.monotonic() - began))
         return _PERIOD_SECONDS
 
-    async def digest(self) -> bool:
+    async def index(self) -> bool:
         """Index a batch of ended results; True if there may be more."""
 
         ended: list[EndedResult] = []
@@ -177,12 +177,12 @@ class ResultIndexer:
             async with connection.transaction():
                 if not await connection.fetchval(_LOCK):
                     return self._place, False
-                rows = await connection.fetch(_DUE, self._most, self._place)
+                rows = await connection.fetch(_DUE, self._max_rows, self._place)
                 gone = [row["place"] for row in rows if row["is_gone"]]
                 if gone:
                     await connection.execute(_DISMISS, gone)
-                done = await self._digest_first(connection, rows, "SKIP LOCKED", ended)
-            is_more = len(rows) == self._most or done < len(rows)
+                done = await self._index_first(connection, rows, "SKIP LOCKED", ended)
+            is_more = len(rows) == self._max_rows or done < len(rows)
             return rows[done - 1]["place"] if done else self._place, is_more
 
         self._place, is_more = await self._database.run(work)
@@ -190,7 +190,7 @@ class ResultIndexer:
             observe(result)
         return is_more
 
-    async def walk(self) -> bool:
+    async def index_older(self) -> bool:
         """Index some hundred older results; True if the walk may continue at once."""
 
         ended: list[EndedResult] = []
@@ -203,8 +203,8 @@ class ResultIndexer:
                 digested_from = await connection.fetchval(_FROM)
                 if digested_from is None:
                     return False
-                rows = await connection.fetch(_WALK, self._most, digested_from)
-                done = await self._digest_first(connection, rows, "", ended)
+                rows = await connection.fetch(_WALK, self._max_rows, digested_from)
+                done = await self._index_first(connection, rows, "", ended)
                 if done:
                     await connection.execute(_STEP, rows[done - 1]["id"])
                 else:
@@ -217,7 +217,7 @@ class ResultIndexer:
                 observe(result)
         return is_more
 
-    async def _digest_first(
+    async def _index_first(
         self,
         connection: Connection,
         rows: Sequence[asyncpg.Record],
@@ -233,7 +233,7 @@ class ResultIndexer:
             due = [row for row in rows[:count] if row["is_due"]]
             try:
                 async with connection.transaction():
-                    ended += await self._digest(connection, due, characters, wait)
+                    ended += await self._index(connection, due, characters, wait)
             except asyncpg.ProgramLimitExceededError:
                 if count > 1:
                     count //= 2
@@ -245,13 +245,13 @@ class ResultIndexer:
                 break
         return count
 
-    async def _digest(
+    async def _index(
         self, connection: Connection, due: Sequence[asyncpg.Record], characters: int, wait: str
     ) -> Sequence[EndedResult]:
         if not due:
             return []
         rows = await connection.fetch(
-            _DIGEST.format(wait=wait),
+            _INDEX.format(wait=wait),
             [row["id"] for row in due],
             characters,
             self._days,
@@ -279,9 +279,9 @@ class ResultIndexer:
 
     async def _forget(self, statement: str) -> None:
         async def work(connection: Connection) -> str:
-            return await connection.execute(statement, self._days, _MOST_DELETED)
+            return await connection.execute(statement, self._days, _MAX_DELETED)
 
-        while await self._database.run(work) == f"DELETE {_MOST_DELETED}":
+        while await self._database.run(work) == f"DELETE {_MAX_DELETED}":
             pass
 
 

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS = 60.0
 # The trusted time follows the database's clock by no more than this per pass: after a jump by a year,
 # deletion proceeds as if time ran ten times as fast, which leaves operators weeks to notice.
-MOST_AHEAD_SECONDS = 10 * PERIOD_SECONDS
+MAX_ADVANCE_SECONDS = 10 * PERIOD_SECONDS
 _SHARE = 0.2  # of one connection's time
-_MOST_BATCHES = 5  # with their files, of hundreds of parts
+_MAX_BATCHES = 5  # with their files, of hundreds of parts
 _HOLD_SECONDS = PERIOD_SECONDS / 4  # between renewals of the turn in a long pass
 _CLEANING_SECONDS = 3600.0
 _BROKEN_SECONDS = 60.0
@@ -100,7 +100,7 @@ class Retention:
     async def _begin(self) -> datetime | None:
         """The trusted time of this pass; None if another process has the turn."""
         now = await self._clock()
-        arguments = (now, 0.9 * PERIOD_SECONDS, MOST_AHEAD_SECONDS)
+        arguments = (now, 0.9 * PERIOD_SECONDS, MAX_ADVANCE_SECONDS)
         rows = await self._database.fetch(sql.BEGIN, *arguments)
         if not rows:
             return None
@@ -280,7 +280,7 @@ async def _delete_batches(
 ) -> bool:
     """Delete old batches with their output files; True if there may be more."""
     rows = await connection.fetch(
-        sql.OLD_BATCHES, team_id, results, lowest_id(results), _MOST_BATCHES
+        sql.OLD_BATCHES, team_id, results, lowest_id(results), _MAX_BATCHES
     )
     if not rows:
         return False
@@ -291,12 +291,12 @@ async def _delete_batches(
         inputs = [row["input_file_id"] for row in rows]
         ends = [row["ended_at"] + timedelta(seconds=kept.prompts_seconds) for row in rows]
         await connection.execute(sql.EXPIRE_INPUTS, inputs, ends, team_id)
-    return len(rows) == _MOST_BATCHES
+    return len(rows) == _MAX_BATCHES
 
 
 async def _delete_inputs(connection: Connection, team_id: str, prompts: datetime) -> bool:
     """Delete input files all of whose batches are old; True if there may be more."""
     rows = await connection.fetch(
-        sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MOST_BATCHES
+        sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MAX_BATCHES
     )
-    return len(rows) == _MOST_BATCHES
+    return len(rows) == _MAX_BATCHES

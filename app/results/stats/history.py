@@ -12,7 +12,7 @@ from app.core.database import Database
 from app.results.stats import histogram
 
 MAX_MINUTES = 1_440
-_MOST_POINTS = 120
+_MAX_POINTS = 120
 _STEPS = (1, 2, 5, 10, 15)  # minutes
 _FAILURES = 50  # codes; there are fewer
 _SAMPLES = 20_000
@@ -101,7 +101,7 @@ class HistoryStore:
 
     async def window(self, minutes: int) -> Window:
         """The last minutes, by the database's clock, in 120 steps at most."""
-        step = next(one for one in _STEPS if minutes <= one * _MOST_POINTS)
+        step = next(one for one in _STEPS if minutes <= one * _MAX_POINTS)
         whole = -(-minutes // step) * step
         (row,) = await self._database.fetch(_SINCE, whole, step)
         return Window(row["since"] + timedelta(minutes=step), step)
