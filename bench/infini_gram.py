@@ -64,7 +64,7 @@ async def run(house: House, options: Options) -> Report:
     bare = Bare(directory / NAME, "u16", engine.end_id, engine.vocab_size, words)
     asker = Asker(bare, words, list(islice(texts(SEED), 5000)), engine.vocab_size, SEED)
     environment = await house.environment("bench_ngram")
-    environment["INDEXES_FILE"] = str(directory / "indexes.toml")
+    environment["LLM_INDEXES_FILE"] = str(directory / "indexes.toml")
     connection = await house.connect("bench_ngram")
     await fill(connection, 100)
     result_id = await connection.fetchval("SELECT min(id::text)::uuid FROM results")
@@ -96,7 +96,7 @@ def _build(directory: Path, size: int) -> int:
 
 
 async def _compare(api: Server, engine: Engine, bare: Bare, asker: Asker, questions: int) -> int:
-    """How many answers are not the package's."""
+    """Return the number of answers that differ from the package's."""
     differing = 0
     url = f"http://{HOST}:{api.port}/{NAME}"
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
@@ -178,7 +178,7 @@ async def _beside_attributions(
 ) -> None:
     """GET /health and a result, alone and while as many attributions run as there are engines.
 
-    Of one caller in a process of its own.
+    One caller in a process of its own.
 
     Each text is another one: no answer is an older one's.
     """

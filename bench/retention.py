@@ -18,7 +18,8 @@ import asyncpg
 
 from app.core.database import Database
 from app.core.ids import lowest_id, new_id
-from app.core.settings import DEFAULT_TEAM, Settings
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
 from app.queue.depth import QueueDepth
 from app.results.indexer import ResultIndexer
 from app.results.retention.retention import Retention
@@ -147,7 +148,10 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
     environment = await house.environment(f"bench_retention_{int(has_parameters)}")
     settings = Settings.model_validate(
         environment
-        | {"LLM_RETAIN_RESULTS_SECONDS": _KEPT_SECONDS, "LLM_RETAIN_PROMPTS_SECONDS": _KEPT_SECONDS}
+        | {
+            "LLM_RESULTS_RETENTION_SECONDS": _KEPT_SECONDS,
+            "LLM_PROMPTS_RETENTION_SECONDS": _KEPT_SECONDS,
+        }
     )
     connection = await house.connect(settings.database_name)
     await connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1s'")

@@ -1,7 +1,7 @@
 """Alembic's environment: runs migrations over asyncpg with the service's own settings.
 
 Each migration has a transaction of its own, and may leave it for what must run outside of one
-(`app.core.schema_changes`). What holds for all of it is the session's advisory lock.
+(`app.core.schema_changes`). The session's advisory lock covers all of them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.2
 def _lock(connection: Connection) -> None:
     """Be the only one that migrates, until the connection ends.
 
-    It asks again and again: a statement that waited would hold a snapshot, and whoever builds an
+    It polls: a waiting statement would hold a snapshot, and a migration that builds an
     index concurrently waits for all snapshots that are older.
     """
     ends = time.monotonic() + _LOCK_SECONDS

@@ -1,24 +1,23 @@
-"""Print docs/settings.md, made of `app/core/settings.py` and `app/ui/settings.py`: `make docs-settings` writes it.
+"""Print docs/settings.md, made of `app/core/settings/` and `app/ui/settings.py`: `make docs-settings` writes it.
 
 Run from the repository's root as `python -m docs.generate_settings`.
 """
 
-import inspect
-import re
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from app.core.settings import LogSettings, Settings
+from app.core.settings import Settings
+from app.core.settings.observability import LogSettings
 from app.ui.settings import UiSettings
 
 _INTRODUCTION = """# Settings
 
-<!-- Made of app/core/settings.py and app/ui/settings.py by `make docs-settings`: change the descriptions there. -->
+<!-- Made of app/core/settings/ and app/ui/settings.py by `make docs-settings`: change the descriptions there. -->
 
 API, worker, migrations and web page read their settings from the environment, once, at start. A value out of
 its bounds stops the process with a line that names it. `make run` needs none of them: it chooses
@@ -26,33 +25,17 @@ the addresses itself and hands the other settings on to the processes it starts.
 """
 _UNITS = {"_seconds": "s", "_bytes": "bytes"}
 _BOUNDS = {Ge: "≥ {}", Gt: "> {}", Le: "≤ {}", Lt: "< {}"}
-_SECTION = re.compile(r"^    # --- (.+?) -+$")
-_FIELD = re.compile(r"^    (\w+): ")
 
 
 def render() -> str:
     """The document's text."""
     parts = [_INTRODUCTION]
-    for settings in (Settings, LogSettings, UiSettings):
-        for section, names in _sections(settings):
-            parts.append(
-                f"\n## {section}\n\n| name | default | bounds | meaning |\n|---|---|---|---|\n"
-            )
-            parts += [_row(name, settings.model_fields[name]) for name in names]
+    for section in (*Settings.__bases__, LogSettings, UiSettings):
+        assert issubclass(section, BaseSettings)
+        title = section.model_config["title"]
+        parts.append(f"\n## {title}\n\n| name | default | bounds | meaning |\n|---|---|---|---|\n")
+        parts += [_row(name, field) for name, field in section.model_fields.items()]
     return "".join(parts)
-
-
-def _sections(settings: type[BaseSettings]) -> Iterator[tuple[str, list[str]]]:
-    """The sections that comments in the class mark, each with its fields."""
-    section, names = "", list[str]()
-    for line in inspect.getsource(settings).splitlines():
-        if mark := _SECTION.match(line):
-            if names:
-                yield section, names
-            section, names = mark[1], []
-        elif (field := _FIELD.match(line)) and field[1] in settings.model_fields:
-            names.append(field[1])
-    yield section, names
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -61,7 +44,14 @@ def _row(name: str, field: FieldInfo) -> str:
     if field.default is None:
         default = "none"
     bounds = ", ".join(filter(None, map(_bound, field.metadata)))
-    return f"| `{field.alias}` | {default} | {bounds} | {field.description} |\n"
+    return f"| `{field.alias}` | {default} | {bounds} | {field.description}{_old_names(field)} |\n"
+
+
+def _old_names(field: FieldInfo) -> str:
+    if not isinstance(field.validation_alias, AliasChoices):
+        return ""
+    _, *old = field.validation_alias.choices
+    return f" Old name, still accepted: {', '.join(f'`{name}`' for name in old)}."
 
 
 def _value(value: Any, unit: str) -> str:

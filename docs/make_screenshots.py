@@ -72,7 +72,7 @@ def running() -> Iterator[tuple[str, httpx.Client]]:
 
 
 def prepare(api: httpx.Client) -> tuple[str, str]:
-    """Send what there is to be seen, for some minutes: plots show whole minutes alone.
+    """Send data for the pages, for some minutes: plots show only whole minutes.
 
     The ids of a result, and of an attribution of it.
     """
@@ -179,7 +179,7 @@ async def show_bulk(page: Page) -> None:
 
 
 async def show_launch(page: Page) -> None:
-    """What a well-known model needs (its config.json: Llama 3.1 8B's)."""
+    """Sizing of a well-known model (by the config.json of Llama 3.1 8B)."""
     await page.goto("/launches/new")
     await page.click("#config summary")
     await page.fill("#f-config", json.dumps(_CONFIG))

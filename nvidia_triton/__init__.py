@@ -1,1 +1,1 @@
-"""Triton on a rented GPU of Vast.ai; `make -C nvidia_triton help` tells the commands."""
+"""Triton on a rented GPU of Vast.ai; `make -C nvidia_triton help` lists the commands."""

@@ -1,8 +1,8 @@
 """The commands behind nvidia_triton/Makefile: `python -m nvidia_triton COMMAND`.
 
-Their values come from the environment, where make puts its variables. It tells the names of those on
-its command line: in DEFINITION_KEYS such as are keys of the definition, in TOLD the others that are
-KNOWN, in UNKNOWN the rest. PRIVATE_SSH_KEY, DEFINITION, STATE_DIR and LOG_LINES also count when they
+Their values come from the environment, where make puts its variables. It passes the names of those on
+its command line: in `DEFINITION_KEYS` the keys of the definition, in `TOLD` the others that are
+`KNOWN`, in `UNKNOWN` the rest. PRIVATE_SSH_KEY, DEFINITION, STATE_DIR and LOG_LINES also count when they
 were only exported; ids and CONFIRM do not. Results go to standard output, all else to standard error.
 """
 
@@ -307,7 +307,7 @@ def main() -> int:
         say("Interrupted.")
         return 130
     except BrokenPipeError:
-        # The reader left; Python would complain once more while it closes standard output.
+        # The reader left; Python would complain again while it closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
@@ -354,7 +354,7 @@ def _status(found: Instance) -> str:
 
 
 def settings_line(definition: Definition) -> str:
-    """The service's settings (app/core/settings.py) for Triton at the tunnels' ends, for a shell's eval."""
+    """The service's settings (app/core/settings/) for Triton at the tunnels' ends, for a shell's eval."""
     settings = {
         "TRITON_GRPC_SERVICE": f"127.0.0.1:{definition.grpc_port}",
         "TRITON_HTTP_SERVICE": f"127.0.0.1:{definition.http_port}",
@@ -365,7 +365,7 @@ def settings_line(definition: Definition) -> str:
 
 
 def _log_lines() -> int | None:
-    """How many lines of the log; None: all."""
+    """Number of lines of the log; None: all."""
     lines = os.environ.get("LOG_LINES")
     return identifier("LOG_LINES", lines, "a number of lines.") if lines else None
 

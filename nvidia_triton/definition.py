@@ -1,7 +1,7 @@
-"""What to rent and how to serve on it: the definition's keys, and make's variables over them.
+"""Definition of the machine to rent and of Triton on it; make's variables override its keys.
 
-Every value that reaches the vastai CLI, ssh, rsync or the instance is checked here, by what it may
-be and not by what it may not: none can be taken for an option or for a shell's syntax.
+Every value that reaches the vastai CLI, ssh, rsync or the instance is checked here against an
+allow-list: none can be taken for an option or for a shell's syntax.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What has to be right on this machine, to be looked at before anything costs."""
+"""Checks of this machine that run before billing starts."""
 
 import os
 import pwd
@@ -59,7 +59,7 @@ def find_key(key: Path | None) -> Path | None:
         return key
     if "SSH_AUTH_SOCK" not in os.environ and not any(_own_keys().glob("id_*")):
         raise InputError(
-            "You have no ssh key: `ssh-keygen -t ed25519`, tell it to Vast.ai "
+            "You have no ssh key: `ssh-keygen -t ed25519`, register it at Vast.ai "
             f'(`{PROGRAM} create ssh-key "$(cat ~/.ssh/id_ed25519.pub)"`), or name one with '
             "PRIVATE_SSH_KEY=FILE."
         )
@@ -67,12 +67,12 @@ def find_key(key: Path | None) -> Path | None:
 
 
 def _own_keys() -> Path:
-    """Where ssh looks for keys: it asks the system, not HOME."""
+    """Directory of ssh's keys: by the system's user database, not HOME."""
     return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh"
 
 
 def taken(port: str) -> str:
-    """That a port is taken, and the remedy."""
+    """Message for a port in use, with the remedy."""
     return (
         f"Port {port} of 127.0.0.1 is taken: end what listens there, or choose others with "
         "HTTP_PORT=, GRPC_PORT= and METRICS_PORT=."

@@ -1,7 +1,7 @@
 """A running instance, by ssh: Triton on it, the models for it, the tunnels to it.
 
 All options of ssh are in one file of the instance's own folder of state, with checked values; ssh
-and rsync run there and name the host `instance`. What runs on the instance is instance.sh, sent on
+and rsync run there and name the host `instance`. The program on the instance is instance.sh, sent on
 standard input, with its arguments quoted.
 """
 
@@ -48,7 +48,7 @@ _CONTROL = ["-S", "tunnels.sock"]
 
 
 class RemoteError(Exception):
-    """What went wrong on the instance or on the way there: one line."""
+    """Failure on the instance or of the connection to it: one line."""
 
 
 class UnreachableError(RemoteError):
@@ -60,7 +60,7 @@ class KeyRefusedError(RemoteError):
 
 
 class Remote:
-    """One instance. Methods raise RemoteError; what they tell goes to standard error."""
+    """One instance. Methods raise RemoteError and write progress to standard error."""
 
     def __init__(self, state: Path, instance: Instance, key: Path | None) -> None:
         """`state` is this instance's folder, made here; without a `key`, ssh uses its own."""
@@ -145,7 +145,7 @@ class Remote:
         return self._upload(definition.models / name, target, options)
 
     def _upload(self, folder: Path, target: str, options: Sequence[str]) -> str:
-        # Times of folders say nothing about models; times of files tell which are the same.
+        # Times of folders do not identify models; times of files show which are equal.
         command = [
             "rsync", "--recursive", "--times", "--omit-dir-times", "--copy-links", "--delete",
             "--partial", "--protect-args", "--chmod=D755,F644",
@@ -216,7 +216,7 @@ class Remote:
 
 
 def tunnels_are_open(state: Path) -> bool:
-    """Whether a connection of `open_tunnels` lives."""
+    """True while a connection of `open_tunnels` lives."""
     return _control(state, "check")
 
 
@@ -228,7 +228,7 @@ def close_tunnels(state: Path) -> bool:
 
 
 def _checked_host(instance: Instance) -> str:
-    """The address that Vast.ai told; raises UnreachableError while it has told none."""
+    """The address from Vast.ai; raises UnreachableError while it has none."""
     if not instance.host or not instance.port:
         raise UnreachableError(f"Instance {instance.id} has no ssh address yet.")
     with contextlib.suppress(ValueError):
@@ -307,9 +307,9 @@ def _raise_ssh_error(errors: str, contract_id: int) -> None:
 
 
 def _first(errors: str) -> str:
-    return clean(next((line for line in errors.splitlines() if line.strip()), "no reason told"))
+    return clean(next((line for line in errors.splitlines() if line.strip()), "no reason given"))
 
 
 def _last(errors: str) -> str:
     lines = [line for line in errors.splitlines() if line.strip()]
-    return clean(lines[-1] if lines else "no reason told")
+    return clean(lines[-1] if lines else "no reason given")

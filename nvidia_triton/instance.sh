@@ -1,9 +1,9 @@
 #!/bin/sh
-# What make's commands do on the instance. Never copied there: instance.py sends it through ssh to
+# Remote part of make's commands, on the instance. Never copied there: instance.py sends it through ssh to
 #
 #   sh -s -- COMMAND MODELS [ARGUMENT...]
 #
-# MODELS is the repository that Triton looks at. Beside it are its log (logs.log), MODELS.deployed with
+# MODELS is the repository that Triton reads. Next to it are its log (logs.log), MODELS.deployed with
 # the models' versions, MODELS.health with the supervisor (triton/health), and MODELS.server with the
 # supervisor's process. Ends with 1 and one line on
 # standard error when something is missing.
@@ -14,7 +14,7 @@ fail() {
     exit 1
 }
 
-# State and start (in ticks after boot) of a process; the start tells it from a later one with its
+# State and start (in ticks after boot) of a process; the start distinguishes it from a later one with its
 # number. Nothing for one that has ended and only waits to be collected.
 started() {
     sed -n 's/^.*) //p' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'
@@ -59,7 +59,7 @@ start() {
         --grpc-address=127.0.0.1 --grpc-port="$grpc" \
         --metrics-address=127.0.0.1 --metrics-port="$metrics"
     # The shell that notes its process becomes the supervisor. It keeps its standard input: tmux ends a
-    # session whose terminal nobody holds.
+    # session whose terminal no process holds.
     # shellcheck disable=SC2016 # expanded by that shell
     set -- sh -c 'run=$1 log=$2 path=$3
         shift 3
@@ -111,7 +111,7 @@ stop() {
         fifths=$((fifths + 1))
         if [ $((fifths % 50)) -eq 0 ]; then echo "It unloads its models, $((fifths / 5)) s."; fi
     done
-    # What the supervisor started ends with it.
+    # The supervisor's children end with it.
     kill -KILL -- "-$pid" 2> /dev/null || true
     rm -f "$run/process"
     echo "tritonserver has ended."

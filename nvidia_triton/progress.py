@@ -1,4 +1,4 @@
-"""Lines on standard error, which tell that something goes on; results are on standard output."""
+"""Lines on standard error, which show progress; results are on standard output."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def heartbeat(what: str) -> Iterator[None]:
-    """Say what is going on, now and, where no terminal shows it, every ten seconds."""
+    """Report the current step, now and, where no terminal shows it, every ten seconds."""
     done, started = threading.Event(), time.monotonic()
     say(what)
 
@@ -37,7 +37,7 @@ def heartbeat(what: str) -> Iterator[None]:
 
 
 class Wait:
-    """A wait with a deadline that tells what it waits for: when that changes, and now and then."""
+    """A wait with a deadline that reports its reason: when that changes, and now and then."""
 
     def __init__(self, minutes: float, longest_pause: float = 5.0) -> None:
         """`longest_pause` is between two looks, in seconds; the first ones are shorter."""
@@ -53,7 +53,7 @@ class Wait:
         return time.monotonic() - self._started
 
     def goes_on(self, reason: str) -> bool:
-        """Pause, having told the reason; False when the time is up."""
+        """Report the reason and pause; False when the time is up."""
         now = time.monotonic()
         if now >= self._deadline:
             return False

@@ -13,7 +13,7 @@ class ServerError(Exception):
 
 
 def is_ready(port: int) -> bool:
-    """Whether the server and all its models are ready."""
+    """True when the server and all its models are ready."""
     try:
         status, _ = _ask(port, "GET", "/v2/health/ready")
     except ServerError:

@@ -33,7 +33,7 @@ _KEY_REMEDY = (
 
 
 class VastError(Exception):
-    """What went wrong with Vast.ai, and the remedy: one line."""
+    """Failure of a call to Vast.ai, with the remedy: one line."""
 
 
 class MissingError(VastError):
@@ -60,7 +60,7 @@ class Instance:
 
     id: int
     status: str  # running, loading, ... (https://docs.vast.ai/cli/reference/show-instance)
-    message: str  # what the machine says about it
+    message: str  # the machine's own message
     label: str
     gpu: str
     gpus: int
@@ -116,8 +116,8 @@ class Vast:
         }
         options = [f"{name}={value}" for name, value in values.items() if value]
         options += [name for name, is_set in flags.items() if is_set]
-        # The CLI repeats a call whose answer was lost, and is then told that the offer is gone.
-        doubt = "make show-instances tells whether there is an instance now."
+        # The CLI repeats a call whose answer was lost, and then gets the error that the offer is gone.
+        doubt = "make show-instances shows whether an instance exists now."
         try:
             answer = self._call(["create", "instance", str(offer_id), *options])
         except VastError as error:
@@ -148,8 +148,8 @@ class Vast:
 
     def destroy(self, contract_id: int) -> None:
         """End an instance and lose its disk."""
-        # Without --yes it asks on its own, and says "Aborted." with status 0; with --raw it says
-        # nothing at all.
+        # If --yes is missing it asks on its own, and prints "Aborted." with status 0; with --raw it
+        # prints nothing.
         self._run(["destroy", "instance", "--yes", str(contract_id)])
 
     def _offers(self, query: str, definition: Definition, *, default_filters: bool) -> list[Offer]:
@@ -174,7 +174,7 @@ class Vast:
             raise VastError(f"vastai {arguments[0]}: an answer that is not JSON.") from error
 
     def _run(self, arguments: list[str]) -> str:
-        """What a command prints; raises VastError if it says on standard error that it failed."""
+        """Output of a command; raises VastError if it reports a failure on standard error."""
         if importlib.util.find_spec("vastai") is None:
             raise VastError("The vastai CLI is not installed: make .venv (in nvidia_triton)")
         if not has_key():
@@ -200,9 +200,9 @@ class Vast:
 
 
 def has_key() -> bool:
-    """Whether the CLI has a key to send: of the environment, or of one of its files.
+    """True if the CLI has a key to send: from the environment, or from one of its files.
 
-    Without one it would ask the network first, and might complain about that. The places are those
+    If it had none it would ask the network first, and might complain about that. The places are those
     of https://github.com/vast-ai/vast-cli (vastai/cli/util.py, and DIRS there).
     """
     if "VAST_API_KEY" in os.environ:
@@ -215,7 +215,7 @@ def has_key() -> bool:
 
 
 def _raise_if_refused(line: str) -> None:
-    """With --raw, the CLI tells a refused call as a JSON object on standard error."""
+    """With --raw, the CLI reports a refused call as a JSON object on standard error."""
     try:
         told = json.loads(line)
     except ValueError:
@@ -232,7 +232,7 @@ def _raise_if_refused(line: str) -> None:
 
 def _crash(lines: list[str]) -> str:
     """A traceback in one line. Not its text: an address in it may hold the API key."""
-    kind = lines[-1].partition(":")[0].strip() if lines else "no reason told"
+    kind = lines[-1].partition(":")[0].strip() if lines else "no reason given"
     if kind.endswith(("ConnectionError", "Timeout", "SSLError", "ProxyError")):
         return f"Vast.ai cannot be reached ({kind.rpartition('.')[2]}): check the network."
     return f"The vastai CLI failed: {clean(kind)}"
@@ -243,7 +243,7 @@ def _reason(answer: object) -> str:
         for name in ("msg", "error"):
             if isinstance(answer.get(name), str) and answer[name].strip():
                 return clean(answer[name])
-    return "no reason told"
+    return "no reason given"
 
 
 def clean(text: str, limit: int = 200) -> str:
@@ -292,9 +292,9 @@ def _instance(row: dict[str, object]) -> Instance:
 
 
 def _ssh_address(row: dict[str, object]) -> tuple[str, int]:
-    """Where its ssh server is: directly if it has a port of its own, else through the proxy.
+    """Address of its ssh server: directly if it has a port of its own, else through the proxy.
 
-    `vastai ssh-url` does the same, but remembers the answer for ever.
+    `vastai ssh-url` does the same, but caches the answer without a limit.
     """
     ports = row.get("ports")
     mapped = ports.get("22/tcp") if isinstance(ports, dict) else None

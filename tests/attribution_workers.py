@@ -28,7 +28,7 @@ def build_index(directory: Path, documents: Sequence[object] = DOCUMENTS) -> Pat
     declarations = directory / "indexes.toml"
     command = [sys.executable, "-m", "app", "index", "build", str(corpus), "--name", INDEX]
     command += ["--out", str(directory / "indexes"), "--file", str(declarations)]
-    subprocess.run(command, check=True, env=os.environ | {"INDEXES_FILE": ""})
+    subprocess.run(command, check=True, env=os.environ | {"LLM_INDEXES_FILE": ""})
     return declarations
 
 
@@ -41,9 +41,9 @@ def environment_of(settings: Settings) -> dict[str, str]:
         "LLM_DATABASE_DB": settings.database_name,
         "LLM_LEASE_SECONDS": str(settings.lease_seconds),
         "LLM_POLL_SECONDS": str(settings.poll_seconds),
-        "LLM_GRACE_SECONDS": "2",
+        "LLM_SHUTDOWN_GRACE_SECONDS": "2",
         "LLM_MAX_ATTEMPTS": str(settings.max_attempts),
-        "INDEXES_FILE": str(settings.indexes_file),
+        "LLM_INDEXES_FILE": str(settings.indexes_file),
     }
 
 

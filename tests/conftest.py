@@ -3,9 +3,8 @@
 Servers are started once a session. Each test has a database of its own, copied from a migrated
 template, so that LISTEN/NOTIFY and SKIP LOCKED meet real commits.
 
-With `-n 2` two processes share the tests, each with servers of its own. A file is never divided;
-neither are the end-to-end tests (one vLLM engine is enough for a machine) nor the chaos tests
-(they would be each other's chaos).
+With `-n 4` four processes share the tests, each with servers of its own: most tests wait for others
+half of their time. A file is never divided; neither are the files of a group in `_GROUPS`.
 """
 
 import asyncio
@@ -41,19 +40,36 @@ SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
 _Triton = TypeVar("_Triton", bound=EmbeddedTriton)
 # Tests start hundreds of processes: each of them would compile all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Tests speak TLS only with servers of their own: hundreds of clients would each read the
+# certificates of all authorities (20 ms).
+os.environ["SSL_CERT_FILE"] = str(ROOT / "tests" / "no_authority.pem")
 # A test machine may stand still for seconds: with such a lease that fences no worker.
 _LEASE_SECONDS = 15.0
 # For tests in which a lease runs out, or that wait for heartbeats.
 short_lease = pytest.mark.parametrize("lease_seconds", [5.0], ids=["short_lease"])
-_UNDIVIDED = ("tests/e2e/", "tests/chaos/", "tests/browser/")  # each takes minutes: they begin
+# Each of these takes minutes: they begin, in this order, and one process runs all of a group.
+_GROUPS = (
+    # One vLLM engine that they share.
+    ("tests/e2e/",),
+    # Thousands of streams or requests at a time, and bounds on their delays: not two at a time.
+    (
+        "tests/chaos/test_many_streams.py",
+        "tests/chaos/test_waiting.py",
+        "tests/chaos/test_cancels.py",
+        "tests/chaos/test_load.py",
+    ),
+    # One Chromium and one `app up` that they share.
+    ("tests/browser/",),
+)
+_ORDER = (*(start for group in _GROUPS for start in group), "tests/chaos/", "tests/integration/")
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no type information
-    """Gives a process whole files, and `_UNDIVIDED` folders as if they were one."""
+    """Gives a process whole files, and each of `_GROUPS` as if it were one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return next((folder for folder in _UNDIVIDED if file.startswith(folder)), file)
+        return next((group[0] for group in _GROUPS if file.startswith(group)), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
@@ -67,8 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         file = item.nodeid.partition("::")[0]
-        starts = [*_UNDIVIDED, "tests/integration/"]
-        return next((n for n, start in enumerate(starts) if file.startswith(start)), len(starts))
+        return next((n for n, start in enumerate(_ORDER) if file.startswith(start)), len(_ORDER))
 
     items.sort(key=place)
 
@@ -93,7 +108,8 @@ def template(postgres_server: PostgresServer) -> str:
 async def database_name(postgres_server: PostgresServer, template: str) -> AsyncIterator[str]:
     """A database of the test's own."""
     name = f"test_{secrets.token_hex(6)}"
-    await postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    # Copied as files, it writes no log, which would grow to a gigabyte.
+    await postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield name
     await postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -217,7 +233,7 @@ def make_settings(
         "model_repository": ROOT / "triton" / "models",
         "lease_seconds": _LEASE_SECONDS,
         "poll_seconds": 0.2,
-        "grace_seconds": 5.0,
+        "shutdown_grace_seconds": 5.0,
     }
     if triton is not None:
         values["triton_grpc"] = triton.address("grpc")

@@ -3,15 +3,22 @@
 import asyncio
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
+import psutil
 
 from app.cli.up.postgres import DATABASE, HOST, USER, EmbeddedPostgres
 
 IMAGE = "postgres:18"
+# On a disk, making and dropping a test's database takes three times the processor time.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory made in it is private
+_MEMORY_BYTES = 4 << 30  # free, for the servers of four test processes: some 300 MB each
+_PREFIX = "llm-tests-"  # and the id of the process that removes the directory
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,23 @@ def _container(_directory: Path) -> Iterator[PostgresServer]:
 
 @contextlib.contextmanager
 def _embedded(directory: Path) -> Iterator[PostgresServer]:
-    server = EmbeddedPostgres(directory / "data", directory / "postgres.log", durable=False)
-    asyncio.run(server.start())
-    try:
-        yield PostgresServer(HOST, server.port, USER, server.password, DATABASE)
-    finally:
-        asyncio.run(server.stop())
+    with _data_directory(directory) as data:
+        server = EmbeddedPostgres(data, directory / "postgres.log", durable=False)
+        asyncio.run(server.start())
+        try:
+            yield PostgresServer(HOST, server.port, USER, server.password, DATABASE)
+        finally:
+            asyncio.run(server.stop())
+
+
+@contextlib.contextmanager
+def _data_directory(directory: Path) -> Iterator[Path]:
+    """A directory for a cluster: in memory where there is enough, else in `directory`."""
+    if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _MEMORY_BYTES:
+        yield directory / "data"
+        return
+    for left in _MEMORY.glob(f"{_PREFIX}*"):  # by a test process that was killed
+        if not psutil.pid_exists(int(left.name.removeprefix(_PREFIX).partition("-")[0])):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY) as data:
+        yield Path(data)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The container's start: serve /models on 8000 (HTTP), 8001 (gRPC) and 8002 (metrics), under the
-# supervisor (health/), which starts a server anew that ended or is ill. Arguments go
+# supervisor (health/), which restarts a server that ended or is ill. Arguments go
 # to tritonserver, e.g. --load-model=demo instead of every model of the repository.
 #
 # TRITON_BIND_ADDRESS  address to listen on; the default is every address of the container, which

@@ -43,7 +43,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$threads}"
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 
-# Shared memory of a killed server or stub stays behind for ever: name ours after this directory,
+# Shared memory of a killed server or stub stays behind: name ours after this directory,
 # of which one server runs at a time, and clear what the last one left.
 regions=llm-triton-$(printf %s "$work" | cksum | cut -d ' ' -f 1)-
 rm -f /dev/shm/"$regions"*

@@ -1,4 +1,4 @@
-"""The API: `create_app` puts together lifespan, routes, error handlers and documentation."""
+"""FastAPI application: lifespan, middleware, routes, error handlers and OpenAPI document."""
 
 import asyncio
 import contextlib
@@ -79,10 +79,10 @@ logger = logging.getLogger(__name__)
 _DESCRIPTION = """Durable results in front of NVIDIA Triton.
 
 Save a prompt (a *context*), send it to a model and have a *result* id at once. The result is
-`pending`, then `completed` or `failed`, whatever process dies in between. Errors are RFC 9457
+`pending`, then `completed` or `failed`, even if processes die in between. Errors are RFC 9457
 problems."""
 
-# Schemas that FastAPI does not see: bodies of raw routes, and problems.
+# Schemas that FastAPI does not find: bodies of raw routes, and problems.
 _MORE_SCHEMAS = (
     ContextCreate,
     ResultCreate,
@@ -111,9 +111,9 @@ _MORE_SCHEMAS = (
     PlanCreate,
 )
 
-# Modules with routes that are answered before FastAPI.
+# Modules with raw routes, which bypass FastAPI.
 _RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
-# Their paths begin with any name: last, so that they hide no other.
+# Their first segment is any name: last, so that they shadow no other path.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
     *(results, send, streams, contexts, models, servers, launches, webhooks, tgi, me, history),
@@ -128,7 +128,7 @@ _PROBLEM = {
         }
     },
 }
-# Of the dialects, by the path's first segment; all else answers problems.
+# The dialects' errors, by the path's first segment; other paths return problems.
 _ERRORS = {
     "v1": {
         "description": "An error in OpenAI's shape.",
@@ -208,7 +208,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
-        # Nobody configures it, and to find that out costs a look at the environment per request.
+        # Unused; the check for its configuration would read the environment on every request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.add_middleware(
@@ -225,7 +225,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_middleware(
         AuthenticationMiddleware,
         is_on=settings.is_authenticated,
-        failed_attempts_per_minute=settings.failed_attempts_per_minute,
+        auth_failures_per_minute=settings.auth_failures_per_minute,
     )
     app.add_middleware(RequestIdMiddleware)
     app.add_exception_handler(ServiceError, error_responses.on_service_error)
@@ -278,7 +278,7 @@ def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
 
 
 def _describe_security(document: dict[str, Any]) -> None:
-    """What each operation needs, so that the documentation page can be given a token."""
+    """Add each operation's required scope, so that the documentation page accepts a token."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
     }
@@ -289,7 +289,7 @@ def _describe_security(document: dict[str, Any]) -> None:
 
 
 def _stop_process_on_death(task: asyncio.Task[None]) -> None:
-    """A background task that dies must not leave a process that looks alive."""
+    """Stop the process, so that it does not look alive without the task."""
     if task.cancelled():
         return
     error = task.exception()

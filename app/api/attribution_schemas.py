@@ -1,7 +1,4 @@
-"""The answer of an attribution, as infini-gram API gives it: for the documentation.
-
-`app.infini_gram.attribution` makes it.
-"""
+"""Wire schema of an attribution, as infini-gram API returns it; `app.infini_gram.attribution` builds it."""
 
 from typing import Any
 
@@ -27,13 +24,13 @@ class AttributedDocumentRead(_Camel):
     display_length_long: int
     needle_offset_long: int
     text_long: str
-    display_offset_snippet: int = Field(description="The snippet's length, whatever its name says.")
+    display_offset_snippet: int = Field(description="The snippet's length, despite its name.")
     needle_offset_snippet: int
     text_snippet: str
 
 
 class SpanRead(_Camel):
-    """Tokens [left, right) of the text, which the corpus has `count` times."""
+    """Tokens [left, right) of the text, which the corpus contains `count` times."""
 
     left: int
     right: int
@@ -46,7 +43,7 @@ class SpanRead(_Camel):
 
 
 class AttributionRead(_Camel):
-    """Which parts of a text a corpus has, and where."""
+    """The parts of a text that a corpus contains, and the documents that contain them."""
 
     index: str
     input_tokens: list[str]

@@ -1,4 +1,4 @@
-"""What the handlers share: the process's services, ids from paths, pages, raw routes."""
+"""Shared parts of the handlers: services, principal, ids from paths, pages, raw routes."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from app.api.json_codec import json_response
 from app.api.sse import until_disconnect
 from app.auth.principal import Principal
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError, ServiceError
-from app.queue.job_queue import OnDisconnect
+from app.queue.enqueue import OnDisconnect
 from app.results.requests import Key
 from app.results.rows import ResultRow
 from app.results.serialization import result_to_wire
@@ -30,10 +30,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 MAX_PAGE = 1000
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most rows of a page.")]
 After = Annotated[
-    UUID | None, Query(description="Id of the last row of the page before (keyset paging).")
+    UUID | None, Query(description="Id of the last row of the previous page (keyset paging).")
 ]
 Name = Annotated[str | None, Query(max_length=256, pattern=r"^[^\x00]*$")]
-Force = Annotated[bool, Query(description="Also what is pending: it is stopped.")]
+Force = Annotated[bool, Query(description="Delete pending results too, after stopping them.")]
 
 
 _KEY = TypeAdapter(Key)
@@ -41,26 +41,25 @@ REPLAYED_HEADER = "Idempotent-Replayed"
 KEY_HEADER = {
     "Idempotency-Key": {
         "schema": {"type": "string", "minLength": 1, "maxLength": 255},
-        "description": "The same key and request again are answered with the first result, and "
-        "the header `Idempotent-Replayed: true`; another request with 409.",
+        "description": "A repeated request with the same key returns the first result and the header "
+        "`Idempotent-Replayed: true`; a different request returns 409.",
     }
 }
 
 
 def services_of(request: Request) -> Services:
-    """The services of this process."""
     services: Services = request.app.state.services
     return services
 
 
 def principal_of(request: Request) -> Principal:
-    """Who is asking, as the middleware of `auth` found out."""
+    """The principal that the authentication middleware found."""
     principal: Principal = request.scope["principal"]
     return principal
 
 
 def team_of(request: Request) -> str:
-    """The team whose rows the request may see."""
+    """The team whose rows the request may read."""
     return principal_of(request).team_id
 
 
@@ -70,16 +69,16 @@ TeamOf = Annotated[str, Depends(team_of)]
 
 
 class RawRoutes:
-    """ASGI middleware that answers the routes of the hot path before FastAPI sees the request.
+    """ASGI middleware that serves the routes of the hot path before FastAPI.
 
-    Their handlers are called with the request alone. FastAPI has the same routes for what it
-    documents; its own way to a handler costs more CPU time than the handlers do.
+    Their handlers receive the request alone. FastAPI has the same routes for the OpenAPI document; its
+    own dispatch costs more CPU time than the handlers do.
     """
 
     def __init__(
         self, app: ASGIApp, routes: Iterable[BaseRoute], others: Iterable[str] = ()
     ) -> None:
-        """`others`: paths that are FastAPI's although a pattern matches them."""
+        """`others`: paths of FastAPI that match a raw route's pattern."""
         self._app = app
         self._others = frozenset(others)
         self._routes = [
@@ -109,7 +108,7 @@ async def _respond(endpoint: Endpoint, request: Request) -> Response:
 
 @contextlib.contextmanager
 def watching(request: Request, *woken: asyncio.Event) -> Iterator[Callable[[], bool]]:
-    """Sets the events when the client leaves; yields whether it has."""
+    """Set the events when the client disconnects; yields a function that returns whether it has."""
     leaving = asyncio.create_task(until_disconnect(request.receive))
 
     def wake(_: object) -> None:
@@ -124,7 +123,7 @@ def watching(request: Request, *woken: asyncio.Event) -> Iterator[Callable[[], b
 
 
 def on_disconnect_of(request: Request, default: OnDisconnect) -> OnDisconnect:
-    """What becomes of the request when its client leaves. Raises InvalidRequestError."""
+    """The value of X-On-Disconnect. Raises InvalidRequestError."""
     headers = dict(request.scope["headers"])
     given = headers.get(b"x-on-disconnect", default.encode()).strip().lower()
     if given == b"continue":
@@ -138,7 +137,7 @@ def on_disconnect_of(request: Request, default: OnDisconnect) -> OnDisconnect:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body of a raw route's request: the door has read it, and hands it on in one piece."""
+    """The body of a raw route's request, which the request guard replays in one piece."""
     message = await request.receive()
     body: bytes = message.get("body", b"")
     return body
@@ -147,7 +146,7 @@ async def body_of(request: Request) -> bytes:
 def idempotency_key(request: Request, in_body: str | None = None) -> str | None:
     """The key of a request, from its header or its body.
 
-    Raises InvalidRequestError for a header that is no key, or not the one of the body.
+    Raises InvalidRequestError for an invalid header, and for one that differs from the body's key.
     """
     given = {value for name, value in request.scope["headers"] if name == b"idempotency-key"}
     if not given:
@@ -196,12 +195,12 @@ def describe(
 
 
 def reference(model: type[BaseModel]) -> dict[str, str]:
-    """A reference to a model's schema; `main` adds the schemas that only raw routes use."""
+    """A reference to a model's schema; `app.py` adds the schemas that only raw routes use."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 def to_id(text: str, noun: str) -> UUID:
-    """An id from a path. Raises NotFoundError: what is no id names nothing."""
+    """An id from a path. Raises NotFoundError for an invalid one."""
     try:
         return UUID(text)
     except ValueError:
@@ -209,12 +208,11 @@ def to_id(text: str, noun: str) -> UUID:
 
 
 def result_wire(services: Services, row: ResultRow) -> dict[str, Any]:
-    """A result as JSON members."""
     return result_to_wire(row, model_ready=services.registry.is_ready(row.model_name))
 
 
 def page_response(request: Request, items: Sequence[dict[str, Any]], limit: int) -> Response:
-    """A page as JSON; a full one links to the next (RFC 8288)."""
+    """A page as JSON; a full page links to the next (RFC 8288)."""
     headers = {}
     if len(items) == limit:
         following = request.url.include_query_params(after=items[-1]["id"])

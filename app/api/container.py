@@ -1,4 +1,4 @@
-"""The parts that a process of the service is made of, opened and closed together."""
+"""Dependency container for one process: opens and closes its parts together."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ from app.webhooks.sender import Sender
 
 @dataclass(slots=True, frozen=True)
 class Services:
-    """Shared by all requests of a process, or by its worker."""
+    """Parts shared by all requests of a process, or by its worker."""
 
     settings: Settings
     database: Database
@@ -93,9 +93,9 @@ class Services:
 
 @contextlib.asynccontextmanager
 async def open_services(settings: Settings, name: str) -> AsyncIterator[Services]:
-    """Open pool, channel and lanes. Background tasks are started by `background`.
+    """Open the database pool and the Triton connections; `background` starts the tasks.
 
-    Indexes are only declared: whose work they are opens them.
+    Indexes are only declared; the process that uses them opens them.
     """
     async with (
         Database(settings, f"llm {name}") as database,
@@ -164,7 +164,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
 
 
 class Runs(Protocol):
-    """What runs until it is cancelled."""
+    """A task that runs until it is cancelled."""
 
     async def run(self) -> None: ...
 
@@ -173,10 +173,10 @@ class Runs(Protocol):
 async def background(
     services: Services, feeder: Runs | None
 ) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Run what keeps a process current; the tasks are watched by the caller, cancelled at exit.
+    """Run the maintenance tasks; the caller watches them, the exit cancels them.
 
-    The processes that have a worker, and those alone, deliver webhooks, have a feeder of batches,
-    digest what ended, delete what is over, and follow launches.
+    Only processes with a worker deliver webhooks, process batches, index results, delete expired
+    results and reconcile launches.
     """
     work = {
         "schema": schema_version.guard(services.database),

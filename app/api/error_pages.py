@@ -1,4 +1,4 @@
-"""/docs/errors: what each error code means; the `type` of every problem points here."""
+"""/docs/errors: the catalogue of error codes; the `type` of every problem links here."""
 
 from pathlib import Path
 
@@ -12,5 +12,5 @@ _CATALOGUE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 @router.get("/docs/errors")
 async def read_errors() -> FileResponse:
-    """Show the catalogue as it is in the repository: it is written to be read as text."""
+    """Return the catalogue as plain text."""
     return FileResponse(_CATALOGUE, media_type="text/plain; charset=utf-8")

@@ -1,4 +1,4 @@
-"""/health: whether the process runs, and whether it is of use. /metrics: how it does."""
+"""/health: liveness and readiness. /metrics: Prometheus metrics."""
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
@@ -16,21 +16,21 @@ router = APIRouter(tags=["health"])
 @router.get("/health", response_class=Response)
 @router.get("/health/live", response_class=Response)
 async def read_liveness() -> Response:
-    """200 as long as the process answers."""
+    """Return 200 while the process responds."""
     return Response()
 
 
 @router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
 async def read_readiness(services: ServicesOf) -> Response:
-    """200 when results are accepted, else 503; either tells each part, and `to_do` what to change.
+    """Return 200 while results are accepted, otherwise 503; the body lists each part and its remedy.
 
-    Results are accepted while Triton or all workers are away: they wait.
+    Results are accepted and wait while Triton or all workers are down.
     """
     return json_response(await services.readiness.report())
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def read_metrics(services: ServicesOf) -> Response:
-    """Prometheus metrics of this process, and of the queues. Needs the scope `operate`."""
+    """Prometheus metrics of this process and of the queues; needs the scope `operate`."""
     return Response(await services.exposition.text(), media_type=metrics.CONTENT_TYPE)

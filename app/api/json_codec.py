@@ -1,4 +1,4 @@
-"""JSON in and out: parse bodies into schemas, render answers and problems."""
+"""JSON codec: parses bodies into schemas, renders responses and problems."""
 
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ def problem_response(error: ServiceError) -> Response:
 
 
 def parse(adapter: TypeAdapter[T], body: bytes) -> T:
-    """Read a JSON body. Raises InvalidRequestError that names each wrong field."""
+    """Parse a JSON body. Raises InvalidRequestError that names each wrong field."""
     try:
         value = adapter.validate_json(body)
     except ValidationError as error:
@@ -42,7 +42,7 @@ def parse(adapter: TypeAdapter[T], body: bytes) -> T:
 
 
 def validate(adapter: TypeAdapter[T], value: object) -> T:
-    """Read a part of a body whose JSON is parsed already. Raises as `parse` does."""
+    """Validate a part of a parsed body. Raises as `parse` does."""
     try:
         valid = adapter.validate_python(value)
     except ValidationError as error:
@@ -54,7 +54,7 @@ def validate(adapter: TypeAdapter[T], value: object) -> T:
 
 
 def to_field_errors(errors: Any) -> list[FieldError]:
-    """Pydantic's errors as ours, the first twenty."""
+    """Pydantic's errors as field errors, the first twenty."""
     return [
         FieldError(".".join(str(part) for part in error["loc"]) or "body", _message(error))
         for error in errors[:_MAX_ERRORS]
@@ -68,7 +68,7 @@ def _message(error: Any) -> str:
 
 
 def _refuse_nul(value: object, path: str) -> None:
-    """PostgreSQL's text cannot hold NUL; refuse it wherever it stands."""
+    """Reject NUL, which PostgreSQL's text cannot hold."""
     if isinstance(value, str):
         if "\x00" in value:
             raise InvalidRequestError(

@@ -1,13 +1,13 @@
-"""Log probabilities as numbers: what dialects tell of a token that could not be."""
+"""Log probabilities of the dialects, including the value for an impossible token."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# What OpenAI and vLLM's server tell: https://platform.openai.com/docs/api-reference/chat/object
+# The value of OpenAI and vLLM's server: https://platform.openai.com/docs/api-reference/chat/object
 IMPOSSIBLE = -9999.0
 
 
 def logprob_of(entry: Mapping[str, Any]) -> float:
-    """A token's log probability. The engine's minus infinity, which JSON has not, is stored as null."""
+    """A token's log probability. Minus infinity, which JSON lacks, is stored as null."""
     logprob: float | None = entry["logprob"]
     return IMPOSSIBLE if logprob is None else logprob

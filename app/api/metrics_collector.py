@@ -1,7 +1,6 @@
-"""What /metrics answers: the process's own counts, and what the database tells about all of it.
+"""/metrics: the process's own counters, and gauges read from the database.
 
-However many scrape, the text is made at most once a second, and the database is asked as seldom as
-`queue_depth` does it.
+Concurrent scrapes share one rendering per second.
 """
 
 import asyncio
@@ -15,27 +14,23 @@ from app.core.errors import FailureCode
 from app.inference.model_registry import ModelRegistry
 from app.inference.server_pool import ServerPool
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import AttemptOutcome
+from app.queue.finish import AttemptOutcome
 
 logger = logging.getLogger(__name__)
 
-_FRESH_SECONDS = 1.0
-_PATIENCE = (
-    3.0  # seconds for the database: a scrape that ends without an answer tells nothing at all
-)
+_CACHE_TTL_SECONDS = 1.0
+# For the database; shorter than a scrape's, so that the process's own counters are always returned.
+_TIMEOUT_SECONDS = 3.0
 
 
 class ProcessMetrics:
-    """The metrics of a process that knows nothing of the others."""
+    """Metrics of one process alone, without the database."""
 
     async def text(self) -> bytes:
-        """All that it counted."""
         return metrics.render()
 
 
 class MetricsCollector:
-    """The metrics of one process as text."""
-
     def __init__(self, fleet: ServerPool, registry: ModelRegistry, depth: QueueDepth) -> None:
         self._fleet = fleet
         self._registry = registry
@@ -48,21 +43,21 @@ class MetricsCollector:
         """All metrics, no older than a second."""
         async with self._making:
             if time.monotonic() >= self._expires:
-                await self._look()
-                # Beside the loop: with many models it takes many milliseconds.
+                await self._set_gauges()
+                # On a thread: with many models it takes many milliseconds.
                 self._text = await asyncio.to_thread(metrics.render)
-                self._expires = time.monotonic() + _FRESH_SECONDS
+                self._expires = time.monotonic() + _CACHE_TTL_SECONDS
             return self._text
 
-    async def _look(self) -> None:
-        """Set the gauges. While the database is away its own are missing, which alerts can tell."""
+    async def _set_gauges(self) -> None:
+        """Set the gauges; those of the database are absent while it is unavailable, for alerts."""
         models = self._registry.all()
         running = Counter({model.name: 0 for model in models})
         for server in self._fleet.servers:
             running.update(server.running)
         metrics.show(metrics.IN_FLIGHT, running)
         for model in models:
-            _begin(model.name)
+            _initialize_counters(model.name)
         dead = Counter({model.name: 0 for model in models})
         for server in self._fleet.servers:
             dead.update(server.dead.keys())
@@ -73,7 +68,7 @@ class MetricsCollector:
         oldest: dict[str, float] = {}
         workers: dict[str, int] = {}
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 loads = await self._depth.by_model()
                 oldest = await self._depth.oldest_seconds()
                 workers = await self._depth.workers()
@@ -93,8 +88,8 @@ class MetricsCollector:
         metrics.show(metrics.QUEUE_OLDEST, oldest)
 
 
-def _begin(model: str) -> None:
-    """Tell 0 for what may go wrong: a rate sees no growth of what was not there before."""
+def _initialize_counters(model: str) -> None:
+    """Start counters of failures at 0: a rate ignores the first value of a new series."""
     for code in ("completed", *FailureCode):
         metrics.RESULTS.of(model, code)
     for outcome in AttemptOutcome:

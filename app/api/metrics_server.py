@@ -1,9 +1,9 @@
-"""A port of its own for /metrics, without a token: the worker's only one.
+"""HTTP server for /metrics and health on a port of its own, without a token.
 
-It speaks as much HTTP/1.1 as a scrape needs. Of too many connections the oldest one is closed, so that
-a scrape gets through a flood of those that ask nothing, and of those that do not read. Who may reach it may know how much each team uses, so it
-is bound to loopback unless a setting says otherwise; there a page in a browser is kept out by its Host
-header, which names an address or `localhost` (DNS rebinding needs another name).
+It implements the part of HTTP/1.1 that a scrape needs. Above the bound on connections it closes the
+oldest, so that a scrape survives a flood of connections that send or read nothing. Metrics reveal each
+team's usage, so the port is bound to loopback by default; there the Host header must be an address or
+`localhost`, which keeps out pages in a browser (DNS rebinding needs another name).
 """
 
 import asyncio
@@ -23,76 +23,77 @@ from app.core.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS = 32  # without a request as yet, and as many that are being answered
-_MOST_HEADER_BYTES = 8_192
-_PATIENCE = 5.0  # seconds for a request to arrive, and for its answer to leave
+_MAX_CONNECTIONS = 32  # before their request has arrived, and as many after it
+_MAX_HEADER_BYTES = 8_192
+_REQUEST_TIMEOUT_SECONDS = 5.0  # for the request and its response together
 _RETRY_SECONDS = 5.0
 
-_Answer = tuple[str, str, bytes]  # status line, media type, body
+_Content = tuple[str, str, bytes]  # status line, media type, body
 _Connections = dict[asyncio.StreamWriter, None]  # the oldest first
 _TEXT = "text/plain; charset=utf-8"
 _OK = "200 OK"
 
 
-class Text(Protocol):
-    """What there is to tell."""
+class MetricsSource(Protocol):
+    """Source of the metrics' text."""
 
     async def text(self) -> bytes: ...
 
 
-class Report(Protocol):
-    """Which parts are up."""
+class ReadinessSource(Protocol):
+    """Source of the readiness report. Raises ServiceError while not ready."""
 
     async def report(self) -> dict[str, object]: ...
 
 
 class MetricsServer:
-    """Serves until cancelled."""
-
     def __init__(
-        self, settings: Settings, exposition: Text, readiness: Report | None = None
+        self,
+        settings: Settings,
+        exposition: MetricsSource,
+        readiness: ReadinessSource | None = None,
     ) -> None:
         assert settings.metrics_port is not None
         self._host, self._port = settings.metrics_host, settings.metrics_port
         self._is_loopback = is_loopback(settings.metrics_host)
         self._exposition = exposition
         self._readiness = readiness
-        self._asking: _Connections = {}
-        self._answered: _Connections = {}
+        self._reading: _Connections = {}
+        self._responding: _Connections = {}
 
     async def run(self) -> None:
-        """Bind the port, as soon as it is free, and serve it."""
-        told = False
+        """Bind the port as soon as it is free, and serve it until cancelled."""
+        is_logged = False
         while True:
             try:
                 server = await asyncio.start_server(
-                    self._serve, self._host, self._port, limit=_MOST_HEADER_BYTES
+                    self._serve, self._host, self._port, limit=_MAX_HEADER_BYTES
                 )
             except OSError as error:
-                # The process before this one may still finish its results: no reason not to work.
-                if not told:
+                # The previous process may still finish its results; the worker starts without it.
+                if not is_logged:
                     logger.warning(
                         "metrics wait for %s:%d (LLM_METRICS_HOST, LLM_METRICS_PORT): %s",
                         *(self._host, self._port, error),
                         extra={"action": "metrics_wait"},
                     )
-                told = True
+                is_logged = True
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             if not self._is_loopback:
                 logger.warning(
-                    "metrics are told on %s:%d to everyone who reaches it", self._host, self._port
+                    "metrics are served without a token on %s:%d", self._host, self._port
                 )
             async with server:
                 await server.serve_forever()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE):
-                with _among(self._asking, writer):
+            async with asyncio.timeout(_REQUEST_TIMEOUT_SECONDS):
+                with _registered(self._reading, writer):
                     head = await reader.readuntil(b"\r\n\r\n")
-                with _among(self._answered, writer):
-                    status, media_type, body = await self._answer(head.decode("latin-1"))
+                with _registered(self._responding, writer):
+                    status, media_type, body = await self._route(head.decode("latin-1"))
                     writer.write(
                         f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\n"
                         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
@@ -101,13 +102,13 @@ class MetricsServer:
                         writer.write(body)
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever it was has left, or sends no request
+            pass  # the client disconnected, or sent no request
         finally:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, head: str) -> _Answer:
+    async def _route(self, head: str) -> _Content:
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
@@ -129,9 +130,9 @@ class MetricsServer:
 
 
 @contextlib.contextmanager
-def _among(connections: _Connections, writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Have a connection among these; if they are too many, the oldest is closed for it."""
-    if len(connections) >= _MOST_CONNECTIONS:
+def _registered(connections: _Connections, writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Register a connection; above the bound the oldest one is closed."""
+    if len(connections) >= _MAX_CONNECTIONS:
         oldest = next(iter(connections))
         del connections[oldest]
         oldest.transport.abort()
@@ -143,7 +144,7 @@ def _among(connections: _Connections, writer: asyncio.StreamWriter) -> Iterator[
 
 
 def _is_own(lines: list[str]) -> bool:
-    """Whether the Host is one that no other site's page can have."""
+    """Check that no name in the Host headers can belong to another site's page."""
     hosts = [
         line.partition(":")[2].strip() for line in lines if line.lower().startswith("host:")
     ] or [""]

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, told to stop its streams and long-polls when it stops itself."""
+"""HTTP server: uvicorn, which ends streams and long-polls when it stops."""
 
 import asyncio
 from socket import socket
@@ -10,15 +10,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.core import gc_tuning
 
-# Streams and long-polls leave at the signal; what is left after this is cut.
+# Streams and long-polls end at the signal; remaining requests are cut after this.
 _GRACE_SECONDS = 5
 _HEAD_SECONDS = 30.0
 
 
 def serve(app: Starlette, host: str, port: int, trusted_proxies: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status.
+    """Serve until SIGTERM or SIGINT; returns the exit status.
 
-    Of `trusted_proxies` (addresses, networks) it is believed whom they speak for, and over which scheme.
+    Forwarded headers (client address, scheme) are accepted from `trusted_proxies` (addresses, networks).
     """
     server = _Server(
         app,
@@ -41,10 +41,10 @@ def serve(app: Starlette, host: str, port: int, trusted_proxies: list[str]) -> i
 
 
 class Connection(HttpToolsProtocol):
-    """Closed when a request's head does not come whole in time.
+    """Closes a connection whose request head is not complete in time.
 
-    uvicorn waits for ever for the first one: connections that ask nothing would hold all file
-    descriptors of the process, and /health would be answered no more.
+    uvicorn waits indefinitely for the first head: idle connections would use all file descriptors of the
+    process, and /health would no longer respond.
     """
 
     _waiting: asyncio.TimerHandle | None = None
@@ -87,5 +87,5 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         stop = getattr(self._app.state, "stop", None)
-        if stop is not None:  # else it has not started
+        if stop is not None:  # None before the lifespan has started
             stop()

@@ -10,22 +10,22 @@ from starlette.types import Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
-# No empty line behind it: some clients take that for an event without data.
+# Not followed by an empty line, which some clients read as an event without data.
 KEEP_ALIVE = b": keep-alive\n"
-# How long a browser waits before it connects again.
+# Delay before a browser reconnects.
 RETRY_MILLISECONDS = 1000
 
 _HEADERS = {
     "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",  # nginx and its kin pass each event on at once
+    "X-Accel-Buffering": "no",  # proxies such as nginx forward each event at once
 }
 
 
 def encode_event(name: str, identifier: str, data: bytes, *, retry: bool = False) -> bytes:
-    """One event; `data` is JSON, which has no line breaks.
+    """Encode an event; `data` is JSON, which has no line breaks.
 
-    `retry` adds the hint how soon to connect again. It goes with an event because some clients
-    take the hint alone for an event without data.
+    `retry` adds the reconnection delay. It is part of an event because some clients read the delay alone
+    as an event without data.
     """
     hint = b"retry: %d\n" % RETRY_MILLISECONDS if retry else b""
     return b"%bevent: %b\nid: %b\ndata: %b\n\n" % (
@@ -34,43 +34,43 @@ def encode_event(name: str, identifier: str, data: bytes, *, retry: bool = False
 
 
 class CutOffError(Exception):
-    """Raised by frames that cannot be ended well: the connection is closed without the end of the
-    body, so that the client sees that something is missing.
+    """Raised by frames on an error that has no frame: the connection is closed without the body's end,
+    so that the client detects the truncation.
     """
 
 
 class EventStreamResponse(Response):
-    """Sends frames as they come, until there are no more or the client leaves.
+    """Sends frames until they end or the client disconnects.
 
-    A slow client slows `frames` down: nothing is queued here. `on_left` is called when the client
-    left before the end.
+    A slow client slows `frames` down: nothing is queued here. `on_disconnect` runs if the client
+    disconnects before the end.
     """
 
     def __init__(
         self,
         frames: AsyncGenerator[bytes, None],
         headers: dict[str, str] | None = None,
-        on_left: Callable[[], Awaitable[object]] | None = None,
+        on_disconnect: Callable[[], Awaitable[object]] | None = None,
         media_type: str = f"{MEDIA_TYPE}; charset=utf-8",
     ) -> None:
         super().__init__(None, 200, _HEADERS | (headers or {}), media_type)
         del self.headers["content-length"]
         self._frames = frames
-        self._on_left = on_left
+        self._on_disconnect = on_disconnect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send_all(scope, receive, send))
-        leaving = asyncio.create_task(until_disconnect(receive))
+        disconnecting = asyncio.create_task(until_disconnect(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
-            elif self._on_left is not None:
-                await self._on_left()
+            elif self._on_disconnect is not None:
+                await self._on_disconnect()
         finally:
-            leaving.cancel()
+            disconnecting.cancel()
             sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await asyncio.gather(sending, disconnecting, return_exceptions=True)
             await self._frames.aclose()
 
     async def _send_all(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -95,6 +95,6 @@ class EventStreamResponse(Response):
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Return when the client has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

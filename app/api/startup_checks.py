@@ -1,7 +1,7 @@
-"""Whether the API may be bound where it is to be: authentication, and how strong its secret is.
+"""Startup checks: authentication, bound address, and strength of the secret.
 
-Without authentication it binds loopback only, and says so. Elsewhere a secret that others can
-guess is no authentication either.
+If authentication is off, the API binds loopback only. On other addresses a secret that can be guessed
+is rejected.
 """
 
 import re
@@ -12,29 +12,29 @@ from app.auth.jwt_verifier import MIN_SECRET_BYTES
 from app.core.addresses import is_loopback
 from app.core.settings import Settings
 
-# Words of the secrets in examples and templates. As whole words, or at the beginning: by chance a
-# random secret has neither.
+# Words of the secrets in examples and templates, as whole words or at the beginning; a random secret
+# has neither.
 _PLACEHOLDERS = (
     "secret", "supersecret", "changeme", "change", "replace", "replaceme", "example", "placeholder",
     "password", "default", "your", "test", "insecure", "todo",
 )  # fmt: skip
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
-_MIN_DIFFERENT = 10  # characters: "aaaa..." is long, and no secret
+_MIN_DIFFERENT = 10  # characters: "aaaa..." is long but not secret
 
 
 @dataclass(slots=True)
 class StartupReport:
-    """What is to be told at the start; `refusal` says why there is none."""
+    """Outcome of the checks; with a `refusal` the API does not start."""
 
     refusal: str | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
-def judge(settings: Settings) -> StartupReport:
-    """Judge the settings of an API that is about to start."""
+def check_startup(settings: Settings) -> StartupReport:
+    """Check the settings of an API that is about to start."""
     if not settings.is_authenticated:
-        return _judge_open(settings)
+        return _check_unauthenticated(settings)
     found = StartupReport(notes=["authentication is on: Authorization: Bearer, by API key or JWT"])
     if settings.jwks and not is_url(settings.jwks):
         try:
@@ -52,7 +52,7 @@ def judge(settings: Settings) -> StartupReport:
 
 
 def secret_weakness(secret: str) -> str | None:
-    """What is wrong with a secret that tokens are signed with; None if nothing is seen."""
+    """The weakness of a secret that signs tokens; None if none is found."""
     lower = secret.lower()
     if lower.startswith(_PLACEHOLDERS) or not set(_PLACEHOLDERS).isdisjoint(_NOT_WORD.split(lower)):
         return "is a placeholder"
@@ -63,20 +63,20 @@ def secret_weakness(secret: str) -> str | None:
     return None
 
 
-def _judge_open(settings: Settings) -> StartupReport:
+def _check_unauthenticated(settings: Settings) -> StartupReport:
     found = StartupReport()
     if settings.jwt_secret or settings.jwks:
-        found.warnings.append("LLM_AUTH=off: no token is looked at, though JWTs are configured")
+        found.warnings.append("LLM_AUTH=off: tokens are ignored, although JWTs are configured")
     if is_loopback(settings.host):
         found.notes.append("authentication is off: bound to loopback only")
     elif settings.allow_unauthenticated:
         found.warnings.append(
-            "LLM_ALLOW_UNAUTHENTICATED is set: everyone who reaches the port may use it"
+            "LLM_ALLOW_UNAUTHENTICATED is set: every client that reaches the port may use the API"
         )
     else:
         found.refusal = (
             f"LLM_HOST={settings.host} is not loopback and authentication is off: set LLM_AUTH=on "
             "(API keys), JWT_SECRET or LLM_JWKS (docs/authentication.md), bind 127.0.0.1, or set "
-            "LLM_ALLOW_UNAUTHENTICATED=true where nobody else can reach the port."
+            "LLM_ALLOW_UNAUTHENTICATED=true if other clients cannot reach the port."
         )
     return found

@@ -1,7 +1,7 @@
-"""What the synchronous dialects share: send a group, answer at its end or live.
+"""Synchronous responses of the dialects: send a group, respond at its end or with a stream.
 
-The first byte leaves only after the group is committed. A client that leaves cancels it, unless it
-said `X-On-Disconnect: continue`. `X-Result-Id` tells the results' ids.
+The first byte is sent after the group is committed. A disconnect cancels it, unless the request has
+`X-On-Disconnect: continue`. `X-Result-Id` lists the results' ids.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ _MAX_IDS = 200
 ON_DISCONNECT_HEADER = {
     "X-On-Disconnect": {
         "schema": {"type": "string", "enum": ["cancel", "continue"], "default": "cancel"},
-        "description": "What becomes of the result when the client leaves before its end.",
+        "description": "Cancel or continue the result if the client disconnects before its end.",
     }
 }
-_CLIENT_LEFT = 499  # seen by nobody but a log
+_CLIENT_LEFT = 499  # for the log alone
 
 Events = AsyncGenerator[GroupEvent, None]
 
@@ -49,12 +49,12 @@ async def respond_complete(
     group: GroupRequest,
     render: Callable[[Sequence[ResultRow]], Response],
 ) -> Response:
-    """Send a group, and answer with what `render` makes of its results, once all have completed.
+    """Send a group; respond with `render` of its results when all are completed.
 
-    Raises what `Submissions.submit_group` and `ResultGroups.wait` raise.
+    Raises the errors of `submit_group` and `wait_for_all`.
     """
     services, principal = services_of(request), principal_of(request)
-    group = as_asked_for(request, group)
+    group = with_headers(request, group)
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
         woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
@@ -73,7 +73,7 @@ async def respond_complete(
         except (ResultFailedError, StoppingError) as error:
             error.headers[RESULT_ID_HEADER] = to_header(ids)
             if not is_new:
-                tell_replayed(error)
+                mark_replayed(error)
             raise
         finally:
             if not is_over and group.on_disconnect == "cancel":
@@ -98,17 +98,17 @@ async def respond_stream(
     media_type: str = f"{MEDIA_TYPE}; charset=utf-8",
     response_type: type[EventStreamResponse] = EventStreamResponse,
 ) -> Response:
-    """Send a group, and answer with the frames that `encode` makes of its ids and events.
+    """Send a group; respond with the frames that `encode` makes of its ids and events.
 
-    `encode` turns a ServiceError of the events into the dialect's error frame, or raises what
-    `response_type` knows.
+    `encode` turns a ServiceError of the events into the dialect's error frame, or raises an error that
+    `response_type` handles.
     """
     services, principal = services_of(request), principal_of(request)
-    group = as_asked_for(request, group)
+    group = with_headers(request, group)
     services.hub.check_room()
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
-        for one in ids:  # hold the places that the streams will take
+        for one in ids:  # reserve the places of the streams
             stack.enter_context(services.hub.reading(one))
         answers = await services.submissions.submit_group(principal, group, ids)
     ids = ids_of(answers)
@@ -118,8 +118,8 @@ async def respond_stream(
     async def events() -> Events:
         nonlocal is_complete
         followed = services.groups.read(principal.team_id, ids, with_tokens=with_tokens)
-        telling = _telling(followed, is_replayed=REPLAYED_HEADER in headers)
-        async with contextlib.aclosing(telling) as items:
+        marked = _mark_replayed(followed, is_replayed=REPLAYED_HEADER in headers)
+        async with contextlib.aclosing(marked) as items:
             async for item in items:
                 yield item
         is_complete = True
@@ -132,7 +132,7 @@ async def respond_stream(
         except Exception:
             await leave()
             raise
-        await leave()  # the stream ended with an error: what still runs has no reader
+        await leave()  # a stream that ended with an error leaves running results without a reader
         if is_complete and not group.store:
             await erase_delivered(services, ids)
 
@@ -140,60 +140,60 @@ async def respond_stream(
         if not is_complete and group.on_disconnect == "cancel":
             await services.groups.cancel(principal.team_id, ids)
 
-    return response_type(frames(), headers, on_left=leave, media_type=media_type)
+    return response_type(frames(), headers, on_disconnect=leave, media_type=media_type)
 
 
-async def _telling(followed: Events, *, is_replayed: bool) -> Events:
-    """What happens to results; of those that were made before, a failure tells it."""
+async def _mark_replayed(followed: Events, *, is_replayed: bool) -> Events:
+    """The results' events; a replayed result's failure is marked as such."""
     async with contextlib.aclosing(followed) as items:
         try:
             async for item in items:
                 yield item
         except ResultFailedError as error:
             if is_replayed:
-                tell_replayed(error)
+                mark_replayed(error)
             raise
 
 
 async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
-    """Erase the texts of results that their client has and wants nobody to keep."""
-    with contextlib.suppress(DatabaseUnavailableError):  # they go when they are an hour old
+    """Erase the texts of delivered results that are not to be stored."""
+    with contextlib.suppress(DatabaseUnavailableError):  # maintenance erases them after an hour
         await services.erasure.erase(ids)
 
 
 def ids_of(answers: Sequence[SubmissionOutcome]) -> list[UUID]:
-    """The results' ids, of new ones and of those that were made before under the same key."""
+    """The ids of new and replayed results."""
     return [answer.result_id for answer in answers]
 
 
 def replayed_header(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
-    """Tells of results that were made before, by the same request under the same key."""
+    """The header of replayed results."""
     return {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
 
 
-def tell_replayed(error: ResultFailedError | StoppingError) -> None:
-    """Have an error say that it is the first request's: the same key would give it once more.
+def mark_replayed(error: ResultFailedError | StoppingError) -> None:
+    """Mark an error as replayed: the same key would return it again.
 
-    OpenAI's client, which sends again what failed, would do that in vain.
+    OpenAI's client, which repeats failed requests, would repeat this one in vain.
     """
     error.headers[REPLAYED_HEADER] = "true"
     if isinstance(error, ResultFailedError):
         error.headers["X-Should-Retry"] = "false"
         error.detail += (
-            " (So ended the first request under this Idempotency-Key, and so it is told as long as "
-            "the key is kept: another try needs another key.)"
+            " (The first request under this Idempotency-Key ended with this error; the key returns it "
+            "until it expires. Send another key to try again.)"
         )
 
 
 def to_header(ids: Sequence[UUID]) -> str:
-    """The ids as a header's list: the first of very many, for clients take 8 KiB of a header."""
+    """The ids as a header's list: at most 200, because clients limit a header to 8 KiB."""
     return ", ".join(str(one) for one in ids[:_MAX_IDS])
 
 
-def as_asked_for(request: Request, group: GroupRequest) -> GroupRequest:
-    """The group, with what the headers say."""
+def with_headers(request: Request, group: GroupRequest) -> GroupRequest:
+    """The group with its idempotency key and disconnect behavior from the headers."""
     key = idempotency_key(request, group.options.idempotency_key)
-    # Who gives a key means to come back for the answer.
+    # A client that sends a key can fetch the response later.
     default = group.on_disconnect if key is None else "continue"
     return replace(
         group,

@@ -1,7 +1,7 @@
-"""Looks at a deployment from where its processes stand, and says what to change.
+"""Checks of a deployment, from a machine where its processes run, with a remedy for each problem.
 
-`fail`: nothing works, or what was promised is not kept. `warn`: it works, and somebody should know.
-Nothing is changed, and no secret is told.
+`fail`: the service does not work, or breaks a promise. `warn`: it works, and the operator should look.
+The checks change nothing, and report no secret.
 """
 
 import asyncio
@@ -19,30 +19,31 @@ import asyncpg
 import orjson
 from pydantic import ValidationError
 
-from app.api.startup_checks import judge
+from app.api.startup_checks import check_startup
 from app.core import schema_version
 from app.core.addresses import is_loopback
 from app.core.database import Database
 from app.core.errors import ServiceError
 from app.core.primary import NoPrimaryError
 from app.core.queue_names import INDEX_QUEUES
-from app.core.settings import Settings, split_list
+from app.core.settings import Settings
+from app.core.settings.fields import split_list
 from app.inference.triton_client import IndexEntry, TritonClient
 
 _now = time.time
 
-_PATIENCE = 10.0  # seconds for one server to answer
-_OLDEST_POSTGRES = 15  # that the tests run on
+_TRITON_TIMEOUT_SECONDS = 10.0  # seconds for one server to answer
+_MIN_POSTGRES_VERSION = 15  # oldest version that the tests run on
 _SKEW_WARN, _SKEW_FAIL = 1.0, 30.0  # seconds
-_LITTLE_SPACE = 1_000_000_000  # bytes
-_CONNECTIONS_BESIDES_POOL = 3  # of a process: listener, heartbeat, and one for the next listener
+_MIN_FREE_BYTES = 1_000_000_000  # bytes
+_CONNECTIONS_OUTSIDE_POOL = 3  # of a process: listener, heartbeat, and one for the next listener
 _LONG_TRANSACTION = 3600.0  # seconds
 _WRAPAROUND = 1_500_000_000  # transactions; PostgreSQL stops at 2.1 billion
 _BACKLOG = 10_000
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -51,7 +52,7 @@ class Level(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     part: str
     level: Level
@@ -59,7 +60,6 @@ class Finding:
     to_do: str = ""
 
     def to_wire(self) -> dict[str, Any]:
-        """As JSON has it."""
         return asdict(self)
 
 
@@ -76,7 +76,7 @@ def _fail(part: str, found: str, to_do: str) -> Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Everything that can be seen from here."""
+    """Run all checks."""
     findings = [*check_settings(settings), *_check_disk(settings)]
     servers = split_list(settings.triton_grpc)
     async with _connected(settings) as (connection, problem):
@@ -91,8 +91,8 @@ async def examine(settings: Settings) -> list[Finding]:
     return findings
 
 
-def of_invalid_settings(error: ValidationError) -> list[Finding]:
-    """What is told where the settings cannot be read at all."""
+def settings_errors(error: ValidationError) -> list[Finding]:
+    """Findings of settings that are invalid."""
     return [
         _fail(
             "settings",
@@ -107,8 +107,8 @@ def of_invalid_settings(error: ValidationError) -> list[Finding]:
 
 
 def check_settings(settings: Settings) -> list[Finding]:
-    """What they say together."""
-    exposure = judge(settings)
+    """Check the settings, also in combination."""
+    exposure = check_startup(settings)
     findings = [
         _warn("exposure", text, "See docs/authentication.md.") for text in exposure.warnings
     ]
@@ -143,22 +143,22 @@ def _contradictions(settings: Settings) -> Iterator[Finding]:
     if not is_loopback(settings.metrics_host) and settings.metrics_port is not None:
         yield _warn(
             "exposure",
-            f"metrics are told on {settings.metrics_host}:{settings.metrics_port} without a token",
-            "They tell how much each team uses: keep strangers away by a network policy, or bind "
+            f"metrics are served on {settings.metrics_host}:{settings.metrics_port} without a token",
+            "They show how much each team uses: restrict access by a network policy, or bind "
             "127.0.0.1 (LLM_METRICS_HOST).",
         )
     if settings.webhook_allow_private:
         yield _warn(
             "exposure",
             "LLM_WEBHOOK_ALLOW_PRIVATE is set",
-            "Who may send prompts can reach what the worker can: unset it outside of development.",
+            "Clients can have the worker call internal addresses: unset it outside of development.",
         )
     if not settings.model_repository.is_dir():
         yield _warn(
             part,
-            f"LLM_MODEL_REPOSITORY={settings.model_repository} is no directory",
-            "Without tokenizers and templates there is no chat, and lengths are not checked: mount "
-            "the repository that Triton serves.",
+            f"LLM_MODEL_REPOSITORY={settings.model_repository} is not a directory",
+            "Chat and the check of lengths need its tokenizers and templates: mount the repository "
+            "that Triton serves.",
         )
 
 
@@ -172,7 +172,7 @@ def _check_disk(settings: Settings) -> Iterator[Finding]:
 def _space(part: str, path: Path) -> Finding:
     free = shutil.disk_usage(path).free
     text = f"{path}: {free / 1e9:.1f} GB are free"
-    if free < _LITTLE_SPACE:
+    if free < _MIN_FREE_BYTES:
         return _warn(part, text, "Make room.")
     return _ok(part, text)
 
@@ -267,8 +267,8 @@ def _version(facts: asyncpg.Record) -> Finding:
     if facts["encoding"] != "UTF8":
         to_do = "Create the database with ENCODING 'UTF8'."
         return _fail("database", f"{name}, encoding {facts['encoding']}", to_do)
-    if facts["version"] < _OLDEST_POSTGRES * 10_000:
-        to_do = f"Use PostgreSQL {_OLDEST_POSTGRES} or newer: no older one is tested."
+    if facts["version"] < _MIN_POSTGRES_VERSION * 10_000:
+        to_do = f"Use PostgreSQL {_MIN_POSTGRES_VERSION} or newer: no older one is tested."
         return _warn("database", name, to_do)
     return _ok("database", name)
 
@@ -279,7 +279,7 @@ def _durability(facts: asyncpg.Record) -> list[Finding]:
         for name, when in (
             ("fsync", "when the machine stops, and the database with them"),
             ("full_page_writes", "when the machine stops in the middle of a write"),
-            ("synchronous_commit", "when the server stops, although their ids were told"),
+            ("synchronous_commit", "when the server stops, although clients have their ids"),
         )
         if facts[name] == "off"
     ]
@@ -315,9 +315,9 @@ def _upkeep(facts: asyncpg.Record) -> list[Finding]:
 
 
 def _connections(facts: asyncpg.Record, settings: Settings) -> Finding:
-    """Whether the pools of all processes fit; one API and one worker at least."""
+    """Check that the pools of all processes fit: at least one API process and one worker."""
     processes = max(2, facts["processes"])
-    needed = processes * (settings.database_pool_size + _CONNECTIONS_BESIDES_POOL)
+    needed = processes * (settings.database_pool_size + _CONNECTIONS_OUTSIDE_POOL)
     most = facts["max_connections"] - facts["reserved"]
     text = f"{processes} processes may open {needed}, {facts['connections']} are open, of {most}"
     if needed > most:
@@ -346,7 +346,7 @@ async def _database_disk(
     size = f"the database has {size_bytes / 1e9:.2f} GB"
     hosts = [host for host, _ in settings.database_addresses()]
     with contextlib.suppress(asyncpg.InsufficientPrivilegeError, OSError):
-        if all(map(is_loopback, hosts)):  # else the path is another machine's
+        if all(map(is_loopback, hosts)):  # otherwise the path is another machine's
             return _space("database disk", Path(await connection.fetchval("SHOW data_directory")))
     return _ok("database disk", f"{size}; the space that is left cannot be seen from here")
 
@@ -363,14 +363,14 @@ async def _check_tables(connection: asyncpg.Connection) -> AsyncIterator[Finding
     rows = await connection.fetch(
         "SELECT host, load FROM workers WHERE dead_at IS NULL AND lease_expires_at > now()"
     )
-    of_models = [
+    hosts_of_workers = [
         row["host"]
         for row in rows
         if not any(name.startswith(INDEX_QUEUES) for name in orjson.loads(row["load"]))
     ]
-    if of_models:
-        hosts = ", ".join(sorted(set(of_models)))
-        yield _ok("workers", f"{len(of_models)} renew their lease, on {hosts}")
+    if hosts_of_workers:
+        hosts = ", ".join(sorted(set(hosts_of_workers)))
+        yield _ok("workers", f"{len(hosts_of_workers)} renew their lease, on {hosts}")
     else:
         to_do = "Start one: `python -m app worker`. Results wait meanwhile."
         yield _warn("workers", "none renews its lease", to_do)
@@ -417,11 +417,11 @@ async def _check_triton(addresses: list[str], settings: Settings) -> list[Findin
 
 
 async def _ask(address: str) -> list[IndexEntry] | str:
-    """What a server has; or why that cannot be told."""
+    """The models of a server; or the reason why they are unknown."""
     try:
-        async with asyncio.timeout(_PATIENCE), TritonClient(address) as client:
+        async with asyncio.timeout(_TRITON_TIMEOUT_SECONDS), TritonClient(address) as client:
             return await client.index()
     except ServiceError as error:
         return error.detail
     except TimeoutError:
-        return f"no answer within {_PATIENCE:.0f} s"
+        return f"no answer within {_TRITON_TIMEOUT_SECONDS:.0f} s"

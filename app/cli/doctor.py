@@ -4,16 +4,15 @@ import argparse
 import asyncio
 import sys
 
-_HELP = """Looks at settings, database, workers, Triton and disks from here, with the settings that the
-processes of the service have, and says what to change. Nothing is changed.
-Exit status 1: something fails. 0: nothing does, though there may be warnings."""
+_HELP = """Checks settings, database, workers, Triton and disks from this machine, with the settings of the
+service's processes, and reports what to change. The command itself changes nothing.
+Exit status 1: a check failed. 0: no check failed; there may be warnings."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the command line."""
     parser = commands.add_parser(
         "doctor",
-        help="Look at a deployment, and say what to change.",
+        help="Check a deployment, and report what to change.",
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -25,14 +24,14 @@ def _run(options: argparse.Namespace) -> int:
     import orjson
     from pydantic import ValidationError
 
-    from app.cli.checks import Level, examine, of_invalid_settings
+    from app.cli.checks import Level, examine, settings_errors
     from app.cli.table import write_table
     from app.core.settings import Settings
 
     try:
         settings = Settings()
     except ValidationError as error:
-        findings = of_invalid_settings(error)
+        findings = settings_errors(error)
     else:
         findings = asyncio.run(examine(settings))
     if options.json:

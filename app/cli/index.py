@@ -1,4 +1,4 @@
-"""`python -m app index`: its arguments, their checks, and help that teaches. `index_commands` runs it."""
+"""`python -m app index`: its arguments, their validation and their help. `index_commands` runs it."""
 
 import argparse
 from collections.abc import Callable
@@ -11,46 +11,45 @@ _EPILOG = """examples:
   python -m app index build news/ --name news --model demo
       indexes every .txt and .jsonl file below news/ with the tokenizer of the model demo
   python -m app index build wiki.jsonl.gz --name wiki --tokenizer path/to/tokenizer.json
-  INDEXES_FILE=indexes.toml python -m app index list
-  INDEXES_FILE=indexes.toml python -m app index check news
+  LLM_INDEXES_FILE=indexes.toml python -m app index list
+  LLM_INDEXES_FILE=indexes.toml python -m app index check news
 
-An index answers how often any sequence of tokens occurs in a corpus, and where. The service opens
-those that the TOML file INDEXES_FILE declares; `build` adds its index to that file.
-docs/infini_gram.md tells more."""
+An index returns how often any sequence of tokens occurs in a corpus, and where. The service opens
+the indexes that the TOML file LLM_INDEXES_FILE declares; `build` adds its index to that file.
+More: docs/infini_gram.md."""
 
 _BUILD_EPILOG = """A corpus is a .txt or .jsonl file, or a directory of them, plain or compressed (.gz, .bz2, .xz).
-Each line of a .jsonl file is a document: {"text": "...", and whatever else: its metadata}.
+Each line of a .jsonl file is a document: {"text": "...", and any other members as its metadata}.
 A .txt file is one document; --split takes its blocks or its lines instead.
 
-An index answers for one model best with that model's own tokenizer (--model, --tokenizer): token
+For the outputs of one model, use that model's own tokenizer (--model, --tokenizer): token
 ids must be below 65535. `bytes` needs none, finds any piece of text, and makes a larger index.
 
-The index is there when the command ends with status 0. If it fails or is interrupted, nothing is
-left of it. Status 2: the input was wrong; one line says what and where."""
+The index is complete when the command ends with status 0. If it fails or is interrupted, no files
+are left. Status 2: the input was wrong; one line names the place and the error."""
 
-_ADOPT_EPILOG = """Looks at the files, and writes manifest.json beside them: what they hold now. From then on the
-service opens the index, and notices what changes in it. The tokenizer must be the one that the
-index was built with (of one or two bytes a token); that it is cannot be known for certain."""
+_ADOPT_EPILOG = """Checks the files, and writes manifest.json with their sizes and checksums beside them. From then on
+the service opens the index, and notices changes of its files. The tokenizer must be the one that the
+index was built with (of one or two bytes a token); the command cannot verify that completely."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command and its own commands to the command line."""
     text = "Build, list and check infini-gram indexes."
-    parser = commands.add_parser("index", help=text, description=text, **_teaching(_EPILOG))
+    parser = commands.add_parser("index", help=text, description=text, **_help_format(_EPILOG))
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     _add_build(actions)
     _add_adopt(actions)
     _add_file(_add(actions, "list", "Show the declared indexes, and whether each can be opened."))
     check = _add(
-        actions, "check", "Read all of an index's files, and tell whether they are as they were."
+        actions, "check", "Read all files of an index, and compare them with its manifest."
     )
     check.add_argument("name", help="the index, as it is declared")
     _add_file(check)
 
 
 def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    build = _add(actions, "build", "Build an index of a corpus.", **_teaching(_BUILD_EPILOG))
+    build = _add(actions, "build", "Build an index of a corpus.", **_help_format(_BUILD_EPILOG))
     build.add_argument("corpus", type=Path, help="a .txt or .jsonl file, or a directory of them")
     build.add_argument("--name", required=True, type=_name, help="what it is called in requests")
     build.add_argument(
@@ -81,7 +80,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     build.add_argument(
         "--end-id", type=_number(0, 65_534), metavar="ID",
-        help="id of the end-of-text token, where the tokenizer does not tell",
+        help="id of the end-of-text token, if the tokenizer's files do not name it",
     )  # fmt: skip
     _add_file(build)
 
@@ -89,7 +88,7 @@ def _add_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def _add_adopt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     adopt = _add(
         actions, "adopt", "Take an index that the package infini-gram built.",
-        **_teaching(_ADOPT_EPILOG),
+        **_help_format(_ADOPT_EPILOG),
     )  # fmt: skip
     adopt.add_argument(
         "directory", type=Path, help="where its files are: tokenized.0, table.0, ..."
@@ -99,7 +98,7 @@ def _add_adopt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     adopt.add_argument("--description", default="", help="what it is, for `list` and for people")
     adopt.add_argument(
         "--end-id", type=_number(0, 65_534), metavar="ID",
-        help="id of the end-of-text token, where the tokenizer does not tell",
+        help="id of the end-of-text token, if the tokenizer's files do not name it",
     )  # fmt: skip
     _add_file(adopt)
 
@@ -116,7 +115,7 @@ def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--file", type=Path, help="TOML file of the declarations, instead of INDEXES_FILE"
+        "--file", type=Path, help="TOML file of the declarations, instead of LLM_INDEXES_FILE"
     )
 
 
@@ -136,7 +135,7 @@ def _add(
     return parser
 
 
-def _teaching(epilog: str) -> dict[str, Any]:
+def _help_format(epilog: str) -> dict[str, Any]:
     return {"epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
 

@@ -1,4 +1,4 @@
-"""What `python -m app index` does. Progress and problems go to standard error, answers to output."""
+"""Commands of `python -m app index`. Progress and problems go to standard error, results to output."""
 
 import argparse
 import os
@@ -28,14 +28,14 @@ from app.infini_gram.tokenizer import TokenizerError
 _INTERRUPTED = 130
 _REDRAW_SECONDS = 0.2
 _REPEAT_SECONDS = 5.0
-# A rate of the first moments tells nothing.
+# The first moments give no reliable rate.
 _ETA_AFTER_SECONDS = 3.0
 
 
 def run(command: str, options: argparse.Namespace) -> int:
-    """Run one of them; its exit status."""
+    """Run one command; return its exit status."""
     commands = {"build": _build, "adopt": _adopt, "list": _list, "check": _check}
-    # Both clean up; Ctrl-C also where a shell started this with it ignored.
+    # Both clean up; Ctrl-C also if a shell started this process with SIGINT ignored.
     before = {
         number: signal.signal(number, signal.default_int_handler)
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -62,14 +62,14 @@ def run(command: str, options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    os.environ.setdefault("RAYON_NUM_THREADS", str(options.cpus))  # of the tokenizer
+    os.environ.setdefault("RAYON_NUM_THREADS", str(options.cpus))  # for the tokenizer
     file = _file(options)
     directory: Path = options.out.expanduser().absolute() / options.name
     declared = {one.name: one for one in _declared(file)} if file else {}
     if found := declared.get(options.name):
         if not options.replace:
             raise DeclarationError(
-                f"{file} declares an index {options.name!r} already: --replace builds it anew"
+                f"{file} declares an index {options.name!r} already: --replace builds it again"
             )
         if found.path != directory:
             raise DeclarationError(f"{file} declares {options.name!r} elsewhere: in {found.path}")
@@ -87,7 +87,7 @@ def _build(options: argparse.Namespace) -> int:
                 open_files=options.ulimit,
                 replace=options.replace,
             ),
-            line.tell,
+            line.report,
         )
     remember_verified(directory, manifest)  # its checksums were made just now
     inside = directory / "tokenizer.json"
@@ -110,13 +110,13 @@ def _adopt(options: argparse.Namespace) -> int:
     place = tokenizer if tokenizer == BYTES else str(Path(tokenizer).absolute())
     declaration = Declaration(options.name, directory, place, options.description)
     with _Line() as line:
-        manifest = adopt(declaration, options.end_id, line.tell)
+        manifest = adopt(declaration, options.end_id, line.report)
     sys.stdout.write(f"{_summary(manifest)}, {directory}\n")
     return _declare(file, declaration, None)
 
 
 def _declare(file: Path | None, declaration: Declaration, declared: Declaration | None) -> int:
-    """Add it to the file, or show what is to be added."""
+    """Add the declaration to the file, or show the text to add."""
     if declared and declared.tokenizer == declaration.tokenizer:
         sys.stdout.write(f"Declared in {file} already. Restart the processes that have it open.\n")
         return 0
@@ -129,7 +129,9 @@ def _declare(file: Path | None, declaration: Declaration, declared: Declaration 
             sys.stdout.write(f"Declared in {file}. Running processes open it when they start.\n")
             return 0
     else:
-        sys.stderr.write("INDEXES_FILE is not set. Put these lines into the file that it names:\n")
+        sys.stderr.write(
+            "LLM_INDEXES_FILE is not set. Put these lines into the file that it names:\n"
+        )
     sys.stdout.write(f"\n{to_toml(declaration)}")
     return 0 if file is None else 1
 
@@ -161,7 +163,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         with _Line() as line:
             manifest = verify(
-                found.path, tell=lambda done, of: line.tell("checksums", done / max(1, of), "")
+                found.path, report=lambda done, of: line.report("checksums", done / max(1, of), "")
             )
         Engine(found)
     except (ManifestError, TokenizerError) as error:
@@ -177,14 +179,14 @@ def _check(options: argparse.Namespace) -> int:
 
 def _file(options: argparse.Namespace) -> Path | None:
     """The TOML file: the option's, or else the environment's."""
-    named = options.file or os.environ.get("INDEXES_FILE")
+    named = options.file or os.environ.get("LLM_INDEXES_FILE")
     return Path(named).expanduser() if named else None
 
 
 def _needed_file(options: argparse.Namespace) -> Path:
     file = _file(options)
     if file is None:
-        raise DeclarationError("INDEXES_FILE is not set: name the file with it, or with --file")
+        raise DeclarationError("LLM_INDEXES_FILE is not set: name the file with it, or with --file")
     return file
 
 
@@ -206,7 +208,7 @@ def _tokenizer(options: argparse.Namespace) -> str:
     return str(found)
 
 
-# --- What is shown -----------------------------------------------------------------------------------
+# --- Output ------------------------------------------------------------------------------------------
 
 
 def _figures(manifest: Manifest) -> list[str]:
@@ -226,12 +228,12 @@ def _fail(line: str) -> int:
 
 
 class _Line:
-    """Progress: one moving line on a terminal, else a line now and then."""
+    """Progress: one changing line on a terminal, else a line from time to time."""
 
     def __init__(self) -> None:
         self._moves = sys.stderr.isatty()
         self._step = ""
-        self._begun = self._told = time.monotonic()
+        self._begun = self._reported_at = time.monotonic()
 
     def __enter__(self) -> "_Line":
         return self
@@ -240,16 +242,16 @@ class _Line:
         if self._moves:
             sys.stderr.write("\r\x1b[K")
 
-    def tell(self, step: str, share: float, detail: str) -> None:
-        """Show where the step is: its share, the time it is likely to take still, a detail."""
+    def report(self, step: str, share: float, detail: str) -> None:
+        """Show a step's progress: its share, its likely remaining time, a detail."""
         now = time.monotonic()
         if step != self._step:
             self._step, self._begun = step, now
-        if now - self._told < (_REDRAW_SECONDS if self._moves else _REPEAT_SECONDS):
+        if now - self._reported_at < (_REDRAW_SECONDS if self._moves else _REPEAT_SECONDS):
             return
-        self._told = now
+        self._reported_at = now
         passed = now - self._begun
-        # A step that writes its output at its end tells no share before.
+        # A step that writes its output at its end has no share before.
         parts = [f"{step} {share:.0%}" if share > 0 else f"{step}, {passed:.0f} s so far"]
         if share > 0 and passed > _ETA_AFTER_SECONDS:
             parts.append(f"{passed / share - passed:.0f} s left")

@@ -1,4 +1,4 @@
-"""`python -m app launch`: Triton servers by Slurm or on this machine, as POST /launches has them."""
+"""`python -m app launch`: Triton servers by Slurm or on this machine, as by POST /launches."""
 
 import argparse
 import json
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from app.provisioning.store import LaunchStore
 
-_HELP = """Launch Triton servers at the places that LLM_PROFILES_FILE describes, see what becomes of
-them, and stop them. A running worker does it: these commands write to the database alone.
-docs/launches.md tells more."""
+_HELP = """Launch Triton servers by the profiles of LLM_PROFILES_FILE, show their states, and stop them.
+These commands only write to the database; a running worker starts and stops the servers.
+More: docs/launches.md."""
 
 _EPILOG = """examples:
   python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct --dry-run
@@ -32,7 +32,6 @@ _NUMBERS = {"gpus": int, "cpus": int, "memory-gb": int}
 
 
 def add_launch_commands(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `launch`."""
     parser.description, parser.epilog = _HELP, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -82,8 +81,8 @@ def _create(options: argparse.Namespace) -> int:
         request = validate(TypeAdapter(LaunchCreate), _request(options))
         spec = to_spec(request, profiles, read_catalogue(settings.catalogue_file))
     except ServiceError as error:
-        told = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]
-        sys.stderr.write("\n".join(told) + "\n")
+        problems = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]
+        sys.stderr.write("\n".join(problems) + "\n")
         return 2
     profile = profiles[spec.profile]
     if options.dry_run:
@@ -98,7 +97,7 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, as a request's members."""
+    """The given options, as a request's members."""
 
     def given(names: "tuple[str, ...]") -> dict[str, Any]:
         members = {name.replace("-", "_") for name in names}

@@ -20,13 +20,16 @@ from app.cli.server import add_server_commands
 from app.cli.team import add_team_commands
 from app.core import logs
 from app.core.errors import SchemaMismatchError
-from app.core.settings import LogSettings, Settings
+from app.core.settings import Settings
+from app.core.settings.observability import LogSettings
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.provisioning.profiles import ProfileError, read_profiles
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 3.0  # at the database, before anything is started
+_SCHEMA_CHECK_TIMEOUT_SECONDS = (
+    3.0  # time-out of the check of the database's schema, before a start
+)
 _ROOT = Path(__file__).resolve().parents[2]
 _DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
 _EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
@@ -36,7 +39,7 @@ where Triton is not on 127.0.0.1:8001."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command; return its exit status."""
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -45,12 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"])
-            # Without a name it is about several, and names them itself.
+            # A message without a location is about several settings, and names them itself.
             place = f"setting {name}" if name else "settings"
             sys.stderr.write(f"{place}: {problem['msg']} (see docs/settings.md)\n")
         return 2
     except DeclarationError as error:
-        sys.stderr.write(f"setting INDEXES_FILE: {error}\n")
+        sys.stderr.write(f"setting LLM_INDEXES_FILE: {error}\n")
         return 2
     except ProfileError as error:
         sys.stderr.write(f"setting LLM_PROFILES_FILE: {error}\n")
@@ -152,10 +155,10 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from app.api.startup_checks import judge
+    from app.api.startup_checks import check_startup
 
     settings = _settings()
-    exposure = judge(settings)
+    exposure = check_startup(settings)
     for line in exposure.warnings:
         logger.warning("%s", line)
     if exposure.refusal:
@@ -201,7 +204,9 @@ def _worker(options: argparse.Namespace) -> int:
         return 2
     settings = _settings()
     if settings.indexes_file is None:
-        sys.stderr.write("worker --kind attribution needs INDEXES_FILE (see docs/infini_gram.md)\n")
+        sys.stderr.write(
+            "worker --kind attribution needs LLM_INDEXES_FILE (see docs/infini_gram.md)\n"
+        )
         return 2
     if not _schema_fits(settings):
         return 2
@@ -218,9 +223,9 @@ def _worker(options: argparse.Namespace) -> int:
 
 
 def _schema_fits(settings: Settings) -> bool:
-    """Whether the database's schema is this version's; if not, why not is on stderr.
+    """Check that the database's schema is this version's; if it is not, report it on stderr.
 
-    While the database is away nobody knows: the process starts, and looks again (`services`).
+    If the database is unavailable, the process starts, and checks again later (`container`).
     """
     import asyncpg
 
@@ -228,7 +233,10 @@ def _schema_fits(settings: Settings) -> bool:
     from app.core.database import Database, is_transient
 
     async def look() -> None:
-        async with asyncio.timeout(_LOOK_SECONDS), Database(settings, "llm start") as database:
+        async with (
+            asyncio.timeout(_SCHEMA_CHECK_TIMEOUT_SECONDS),
+            Database(settings, "llm start") as database,
+        ):
             await schema_version.require(database)
 
     try:
@@ -246,7 +254,7 @@ def _schema_fits(settings: Settings) -> bool:
 
 
 def _settings() -> Settings:
-    """The settings, with what they name looked at: better told now than in the middle of a start."""
+    """The settings, with the files that they name: an error now is better than in the middle of a start."""
     settings = Settings()
     read_declarations(settings.indexes_file)
     read_profiles(settings.profiles_file)
@@ -254,7 +262,6 @@ def _settings() -> Settings:
 
 
 async def _run_worker(settings: Settings) -> None:
-    """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
     from app.api.container import background, open_services
     from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor

@@ -6,12 +6,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-_INTERRUPTED = 130  # as a shell reports SIGINT
+_INTERRUPTED = 130  # a shell's exit status of SIGINT
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the commands to the command line."""
     parser = commands.add_parser("model", help="Download models, and write entries to serve them.")
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     download = actions.add_parser("download", help="Download a model, and nothing else.")

@@ -1,4 +1,4 @@
-"""`python -m app plan`: its arguments, and help that teaches. `plan_command` runs it."""
+"""`python -m app plan`: its arguments and their help. `plan_command` runs it."""
 
 import argparse
 import sys
@@ -19,23 +19,22 @@ from app.provisioning.sizing.quantization import BY_NAME
 
 _EPILOG = f"""examples:
   python -m app plan models/llama-3-8b
-      on which GPUs the model in this directory fits, and what to ask a scheduler for
+      the GPUs on which the model in this directory fits, and the resources to request
   python -m app plan config.json --gpu a100-80 --gpu l4 --context 8192 --concurrency 32
       whether 32 requests of 8192 tokens (prompt and output) can run at the same time
   python -m app plan config.json --quantization fp8 --json
 
-It reads config.json alone; no weights are needed. Where they are in the directory, their size is
-taken from their index or headers. Sizes are of each GPU; `tokens` and `requests` are what the cache
-holds at a time. They are estimates: docs/plan.md has the formulas, their sources and their limits.
+It needs only config.json. If the directory has weights, their size is taken from their index or
+headers. Sizes are per GPU; `tokens` and `requests` are the cache's capacity at a time. The figures
+are estimates: docs/plan.md has the formulas, their sources and their limits.
 
 GPUs: {", ".join(GPUS)}
 
-Exit status 2: the input was wrong; one line says what and where. Otherwise 0, also if nothing fits."""
+Exit status 2: the input was wrong; one line names the place. Otherwise 0, also if nothing fits."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the command line."""
-    text = "Tell on which GPUs a model fits, from its config.json."
+    text = "Calculate on which GPUs a model fits, from its config.json."
     parser = commands.add_parser(
         "plan",
         help=text,
@@ -82,7 +81,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--quantization", choices=tuple(BY_NAME),
-        help="how weights are to be compressed, where config.json does not say they are",
+        help="compression of weights, if config.json has none",
     )  # fmt: skip
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", "fp8"), default="auto",
@@ -99,7 +98,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def _whole(high: int) -> Callable[[str], int]:
-    """Reads a whole number from 1 to `high`."""
+    """Parser of a whole number from 1 to `high`."""
 
     def read(text: str) -> int:
         try:
@@ -122,13 +121,13 @@ def _share(text: str) -> float:
         value = 0
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(
-            f"must be above 0, and at most 1 (0.9, say), not {text[:40]!r}"
+            f"must be above 0, and at most 1 (for example 0.9), not {text[:40]!r}"
         )
     return value
 
 
 def _refuse(message: str) -> NoReturn:
-    """One line that names the option, which argparse begins with "argument"."""
+    """Raise an error of one line, which argparse begins with the option's name."""
     line = " ".join(message.removeprefix("argument ").split())
     sys.stderr.write(f"{line}\n")
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""What `python -m app plan` prints: a table for people, or JSON."""
+"""Output of `python -m app plan`: a table for people, or JSON."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ _TEXTS = ("GPU", "verdict")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run it; its exit status."""
+    """Run the command; return its exit status."""
     engine = Engine(
         dtype=options.dtype,
         quantization=options.quantization,
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _printable(line: str) -> str:
-    """Without what a file's names could do to a terminal."""
+    """The line without characters that control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
@@ -75,7 +75,7 @@ def _lines(facts: ModelFacts, plans: list[Plan], engine: Engine) -> Iterable[str
     yield ""
     yield "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time."
     yield ""
-    yield "What to ask Slurm for, or why it does not fit:"
+    yield "Resources to request from Slurm, or the reason why it does not fit:"
     for one in plans:
         needed = _sbatch(one.resources) if one.resources else one.verdict
         yield f"{one.gpu.name.ljust(widths[0])}  {needed}"

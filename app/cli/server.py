@@ -1,4 +1,4 @@
-"""`python -m app server`: the Triton servers that results run on."""
+"""`python -m app server`: the registered Triton servers."""
 
 import argparse
 import sys
@@ -10,13 +10,12 @@ from app.cli.table import write_table
 if TYPE_CHECKING:
     from app.inference.server_store import ServerStore
 
-_HELP = """The registered Triton servers, besides those that TRITON_GRPC_SERVICE names. Running
-processes take a change over within LLM_TRITON_REFRESH_SECONDS; results go to the least busy server
-that has their model ready. GET /servers tells their health too. docs/servers.md tells how results are shared."""
+_HELP = """The registered Triton servers, in addition to those that TRITON_GRPC_SERVICE names. Running
+processes apply a change within LLM_TRITON_REFRESH_SECONDS; results go to the least busy server
+that has their model ready. GET /servers returns their health. More: docs/servers.md."""
 
 
 def add_server_commands(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `server`."""
     parser.description = _HELP
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -56,8 +55,8 @@ def _list(_options: argparse.Namespace) -> int:
             count = str(running.get(server.name, 0))
             table.append([server.name, server.grpc, slots, state, count])
         write_table(table)
-        _say(
-            "Besides them: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers."
+        _report(
+            "In addition: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers."
         )
 
     return _with_store(work)
@@ -72,7 +71,7 @@ def _add(options: argparse.Namespace) -> int:
 
     async def work(store: "ServerStore") -> None:
         await store.add(address)
-        _say(f"{address.name} is registered; GET /servers tells whether it answers.")
+        _report(f"{address.name} is registered; GET /servers returns its health.")
 
     return _with_store(work)
 
@@ -80,7 +79,7 @@ def _add(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=True)
-        _say(f"{options.name} is given nothing more; what runs on it runs to its end.")
+        _report(f"{options.name} is given nothing more; what runs on it runs to its end.")
 
     return _with_store(work)
 
@@ -88,7 +87,7 @@ def _drain(options: argparse.Namespace) -> int:
 def _resume(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=False)
-        _say(f"{options.name} is given results again.")
+        _report(f"{options.name} is given results again.")
 
     return _with_store(work)
 
@@ -96,12 +95,12 @@ def _resume(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.remove(options.name)
-        _say(f"{options.name} is forgotten; what runs on it runs to its end.")
+        _report(f"{options.name} is forgotten; what runs on it runs to its end.")
 
     return _with_store(work)
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

@@ -1,4 +1,4 @@
-"""`python -m app team`: what teams may use."""
+"""`python -m app team`: limits and retention of teams."""
 
 import argparse
 import sys
@@ -6,20 +6,21 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from app.cli.table import write_table
-from app.core.settings import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS, Settings
+from app.core.settings import Settings
+from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
 
 if TYPE_CHECKING:
     from app.core.database import Database
     from app.queue.team_limits import TeamLimits
     from app.results.retention.policy import RetentionPolicy
 
-_HELP = """What each team may use of each model. A row for `--model M` overrides the team's row for
-all models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and its kin, docs/settings.md).
-Running processes hear of a change at once. docs/limits.md tells what each limit means."""
+_HELP = """Limits of each team for each model. A row for `--model M` overrides the team's row for all
+models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and others, docs/settings.md).
+Running processes apply a change at once. docs/limits.md describes the limits."""
 
-_RETAIN_HELP = """How long a team's results and prompts are kept from the end of a result on. What is
-left out is as the settings say (LLM_RETAIN_RESULTS_SECONDS, LLM_RETAIN_PROMPTS_SECONDS). It holds from
-the next minute on, also for what is there: docs/retention.md."""
+_RETAIN_HELP = """Retention of a team's results and prompts, from the end of a result. Omitted values are the
+settings' (LLM_RESULTS_RETENTION_SECONDS, LLM_PROMPTS_RETENTION_SECONDS). A change takes effect
+within a minute, also for existing results: docs/retention.md."""
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 _NUMBERS = {
@@ -32,7 +33,6 @@ _NUMBERS = {
 
 
 def add_team_commands(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `team`."""
     parser.description = _HELP
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -74,7 +74,7 @@ def _positive(kind: type) -> Callable[[str], float]:
 
 
 def _duration(text: str) -> float:
-    """Seconds; 0 is for ever."""
+    """Seconds; 0 disables the deletion."""
     if text == "forever":
         return 0.0
     value = float(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else float(text)
@@ -96,7 +96,10 @@ def _list(_options: argparse.Namespace) -> int:
         write_table(table)
         if own := await retention.stored():
             sys.stdout.write("\n")
-            kept = [(team, _told(results), _told(prompts)) for team, results, prompts in own]
+            kept = [
+                (team, _duration_text(results), _duration_text(prompts))
+                for team, results, prompts in own
+            ]
             write_table([["team", "results kept", "prompts kept"], *map(list, kept)])
         return 0
 
@@ -109,7 +112,7 @@ def _list(_options: argparse.Namespace) -> int:
     return _with_database(open_both)
 
 
-def _told(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return "forever" if seconds == 0 else f"{seconds:.0f}s"

@@ -1,4 +1,4 @@
-"""`python -m app token`: its arguments, their checks, and help that teaches. `token_commands` runs it."""
+"""`python -m app token`: its arguments, their validation and their help. `token_commands` runs it."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from app.auth.jwt_claims import MaxPriority, Team, TokenId
 from app.auth.principal import SCOPES, Scope
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_MOST_DAYS = 36_500
+_MAX_DAYS = 36_500
 
 _EPILOG = """examples:
   python -m app token create --team red --name laptop --expires 90d
@@ -26,9 +26,9 @@ _EPILOG = """examples:
   JWT_SECRET=... python -m app token jwt encode '{"team_id": "red", "token_id": "ci-7"}'
   JWT_SECRET=... python -m app token jwt decode eyJ...
 
-API keys are for people and programs that you hand one to; they are rows of the database
-(LLM_DATABASE_*). JWTs are made by whoever has JWT_SECRET, and need no database. Both are revoked
-here, and refused by every replica within a second. docs/authentication.md tells more."""
+API keys are for people and programs; they are rows of the database (LLM_DATABASE_*). Any holder of
+JWT_SECRET can make JWTs, which need no database. Both are revoked here, and every replica refuses
+them within a second. More: docs/authentication.md."""
 
 _JWT_EPILOG = """The secret is JWT_SECRET of the environment, or else --secret (others on the machine
 see the arguments of a command). RS256 and ES256 tokens are read by LLM_JWKS, LLM_JWT_ISSUER and
@@ -41,9 +41,8 @@ examples:
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command and its own commands to the command line."""
     text = "Make, list and revoke API keys and JWTs."
-    parser = commands.add_parser("token", help=text, description=text, **_teaching(_EPILOG))
+    parser = commands.add_parser("token", help=text, description=text, **_help_format(_EPILOG))
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     create = _add(actions, "create", "Make an API key; it is shown once.")
@@ -73,7 +72,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _add_jwt(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "Make JWTs signed with a secret (HS256), and read JWTs."
-    parser = actions.add_parser("jwt", help=text, description=text, **_teaching(_JWT_EPILOG))
+    parser = actions.add_parser("jwt", help=text, description=text, **_help_format(_JWT_EPILOG))
     parser.add_argument("--secret", help="where JWT_SECRET is not set")
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     encode = _add(actions, "encode", "Make a token of claims.")
@@ -98,7 +97,7 @@ def _add(
     return parser
 
 
-def _teaching(epilog: str) -> dict[str, Any]:
+def _help_format(epilog: str) -> dict[str, Any]:
     return {"epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
 
@@ -106,7 +105,7 @@ def _teaching(epilog: str) -> dict[str, Any]:
 
 
 def _checked(kind: Any) -> Callable[[str], Any]:
-    """An argument that is checked as a claim is."""
+    """Parser of an argument with the validation of a claim."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def check(text: str) -> Any:
@@ -128,13 +127,13 @@ def _scopes(text: str) -> list[Scope]:
 def _duration(text: str) -> timedelta:
     match = re.fullmatch(r"([1-9]\d{0,8})([smhdw])", text)
     found = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
-    if found is None or found.days > _MOST_DAYS:
+    if found is None or found.days > _MAX_DAYS:
         raise argparse.ArgumentTypeError("a number and s, m, h, d or w: 90d; at most 100 years")
     return found
 
 
 def _key_name(text: str) -> UUID | str:
-    """An id or a prefix. A whole key will do: it is what one has when it has leaked."""
+    """An id or a prefix. A whole key is also accepted: an operator has that of a leaked one."""
     if is_prefix(text):
         return text
     prefix = prefix_of(text)

@@ -1,10 +1,9 @@
-"""Addresses that are bound: whom they can be reached by."""
+"""Bound addresses: loopback or reachable from other hosts."""
 
 import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what is bound there."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""JSON of a client's own making that is stored and handed on: bounded, and writable again."""
+"""Validation of a client's JSON before it is stored: bounded in size and depth."""
 
 from typing import Any
 
@@ -9,10 +9,9 @@ _INT64 = 2**63
 
 
 def check_json(value: Any, *, max_bytes: int, max_depth: int) -> Any:
-    """The value itself. Raises a validation error where it is too large or deep, or no JSON.
+    """Return the value; raise a validation error if it is too large, too deep or not storable.
 
-    JSON has no infinities, and the parts behind us read integers of 64 bits only. PostgreSQL's
-    texts have no NUL, and UTF-8 no half of a surrogate pair.
+    Not storable are infinities, integers beyond 64 bits, NUL (PostgreSQL) and lone surrogates (UTF-8).
     """
     _check(value, max_depth, max_depth)
     if len(orjson.dumps(value)) > max_bytes:

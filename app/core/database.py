@@ -1,6 +1,6 @@
-"""Connections to PostgreSQL: one pool a process, every limit explicit, every wait bounded.
+"""PostgreSQL connections: one asyncpg pool per process, with bounded waits and retries.
 
-Hot and cold statements alike go through asyncpg; SQLAlchemy serves Alembic alone (db/env.py).
+SQLAlchemy serves Alembic alone (db/env.py).
 """
 
 import asyncio
@@ -21,14 +21,14 @@ T = TypeVar("T")
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 _CLOSE_TIMEOUT = 5.0  # seconds
-_FIRST_PAUSE = 0.05  # seconds between tries against a database that is away
+_FIRST_PAUSE = 0.05  # seconds between retries while the database is unavailable
 _LONGEST_PAUSE = 1.0
-# Room does not come back in a moment: who can be told, is told soon. A table that is being extended by
-# many at once may find some all the same.
+# A full disk stays full for longer than a moment, so requests fail soon. A retry still helps where
+# other statements extend the same table at the same time.
 _FULL_SECONDS = 1.0
 _FULL_RETRY_AFTER = 30
 
-# The server said that it is down or going down: while that is so, nobody can take a lease away.
+# The server reported that it is down or shutting down: no process can take a lease meanwhile.
 SERVER_DOWN = (
     ConnectionRefusedError,
     asyncpg.CannotConnectNowError,
@@ -36,7 +36,7 @@ SERVER_DOWN = (
     asyncpg.CrashShutdownError,
 )
 
-# What may pass if the same statement is sent again. Statements sent through `Database` and `Batcher`
+# Errors that a retry of the same statement may resolve. Statements sent through `Database` and `Batcher`
 # are idempotent for that reason: a connection lost at COMMIT leaves the outcome unknown.
 _PASSING = (
     *SERVER_DOWN,
@@ -51,15 +51,14 @@ _PASSING = (
     asyncpg.LockNotAvailableError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-    # The statement was undone, and reads go on; it succeeds once somebody has made room.
+    # The statement was rolled back; it succeeds once the operator has freed space.
     asyncpg.DiskFullError,
-    # The server was the primary when we connected, or a name led to a standby: another one is, or
-    # will be.
+    # The server is a standby, or became one after the connection: another server is the primary.
     asyncpg.ReadOnlySQLTransactionError,
 )
 
 
-# A record in the log, which nobody reads: its commit waits for all that stand before it.
+# An unused record in the WAL: its commit waits for all earlier records.
 _AWAIT_STANDBY = """
 SELECT pg_logical_emit_message(true, 'llm', '')
 WHERE current_setting('synchronous_standby_names') <> ''
@@ -67,13 +66,13 @@ WHERE current_setting('synchronous_standby_names') <> ''
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the error is the database's state, not the statement's fault."""
+    """Return whether a retry may succeed: the state of the database caused the error."""
     # asyncpg reports an argument it cannot encode as an InterfaceError that is a ValueError too.
     return isinstance(error, _PASSING) and not isinstance(error, ValueError)
 
 
 class Database:
-    """The process's pool, with retries that end: a database that is away is a 503, not a hang."""
+    """Connection pool of the process; work is retried for a bounded time, then fails with a 503."""
 
     def __init__(self, settings: Settings, application_name: str) -> None:
         self._settings = settings
@@ -86,10 +85,10 @@ class Database:
         self._pool = await asyncpg.create_pool(
             **self._connect_arguments(),
             connect=self._primary.connect,
-            min_size=0,  # the service starts, and says so, while the database is away
+            min_size=0,  # the service starts, and reports it, while the database is unavailable
             max_size=self._settings.database_pool_size,
             max_inactive_connection_lifetime=300,
-            # A connection that went silent leaves time to try once more on another.
+            # A connection that went silent leaves time for one retry on another.
             command_timeout=self._timeout / 2,
             # Sessions carry no state between borrowers; the default reset costs a round trip.
             reset=_keep,
@@ -124,7 +123,7 @@ class Database:
         }
 
     async def connect(self) -> asyncpg.Connection:
-        """A connection of its own, outside the pool: for the listener and the heartbeat."""
+        """Open a connection outside the pool, for the listener or the heartbeat."""
         return await self._primary.connect(
             **self._connect_arguments(), command_timeout=self._timeout
         )
@@ -136,7 +135,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Borrow a connection; one whose statement was cut short is closed, never reused."""
+        """Borrow a connection; it is closed if its statement was interrupted."""
         assert self._pool is not None, "Database is used inside `async with`"
         began = time.perf_counter()
         connection = await self._pool.acquire(timeout=self._timeout)
@@ -144,8 +143,8 @@ class Database:
         try:
             yield connection
         except (TimeoutError, asyncio.CancelledError):
-            # Without asking the server to cancel: one that waits for its standby would then show
-            # what the standby lacks.
+            # No cancel request: a server that waits for its standby would then show what the
+            # standby lacks.
             connection.terminate()
             raise
         except asyncpg.ReadOnlySQLTransactionError:
@@ -156,16 +155,14 @@ class Database:
             await self._pool.release(connection)
 
     async def renew(self) -> None:
-        """Have every borrower get a new connection: the present ones lead to a silent server, or
-        to one that takes no writes.
-        """
+        """Replace all connections: the server is silent, or no longer accepts writes."""
         assert self._pool is not None, "Database is used inside `async with`"
         await self._pool.expire_connections()
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run an idempotent piece of work, again after a lost connection, for a bounded time.
+        """Run idempotent work, and retry it after transient errors for a bounded time.
 
-        Raises `DatabaseUnavailableError` when the database stays away.
+        Raises `DatabaseUnavailableError` when that time is over.
         """
         retry = Retry(self._timeout)
         while True:
@@ -185,25 +182,25 @@ class Database:
 
 
 async def lock_team(connection: Connection, what: str, team_id: str) -> None:
-    """Until the transaction ends, be the only one, of all processes, that adds to what a team has."""
+    """Lock one kind of a team's resources against other processes until the transaction ends."""
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtext($1), hashtext($2))", what, team_id
     )
 
 
 async def await_standby(connection: Connection) -> None:
-    """Return when whatever is committed by now is where commits have to be before they are told.
+    """Wait until the synchronous standby, if there is one, has everything committed so far.
 
-    A server that comes up again shows all that it had committed itself, also what its synchronous
-    standby lacks. Who finds there what it had sent before, and tells it, waits here first.
+    After a restart a primary shows its own commits, also those that its standby lacks. A process that
+    finds an earlier statement committed there calls this before it reports the commit.
     """
     await connection.execute(_AWAIT_STANDBY)
 
 
 class Retry:
-    """The pauses between tries: growing, and ended by `DatabaseUnavailableError` after `seconds`.
+    """Growing pauses between retries; after `seconds` they end with `DatabaseUnavailableError`.
 
-    A full disk ends them sooner (`DatabaseFullError`), but for who waits for ever: `seconds` infinite.
+    A full disk ends them sooner with `DatabaseFullError`, unless `seconds` is infinite.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -217,8 +214,8 @@ class Retry:
         is_full = isinstance(error, asyncpg.DiskFullError) and math.isfinite(self._ends)
         if is_full and resumes > min(self._ends, self._began + _FULL_SECONDS):
             raise DatabaseFullError(
-                "The database's disk is full: nothing of this was stored. What is there can be read; "
-                "its operator has to make room. Try again later.",
+                "The database's disk is full: nothing of this request was stored. Stored results can "
+                "be read; the operator has to free space. Try again later.",
                 headers={"Retry-After": str(_FULL_RETRY_AFTER)},
             ) from error
         if resumes > self._ends:
@@ -231,4 +228,4 @@ class Retry:
 
 
 async def _keep(_: Connection) -> None:
-    """No reset between borrowers."""
+    """Leave the session as it is."""

@@ -1,7 +1,7 @@
-"""Errors are data: one family that knows its status, its code and what the user can do.
+"""Errors as data: status, stable code, and a message that names the remedy.
 
-Two kinds live here. `ServiceError` answers a request (RFC 9457 problem+json). `Failure` is what a
-result stores when it fails. Nothing else in the service builds an error body.
+`ServiceError` is the response to a request (RFC 9457 problem+json); `Failure` is stored with a failed
+result. Nothing else in the service builds an error body.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FailureCode(StrEnum):
-    """Why a result failed: the stable `error.code` that clients may switch on."""
+    """Stable `error.code` of a failed result."""
 
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -20,14 +20,14 @@ class FailureCode(StrEnum):
     WORKER_LOST = "worker_lost"
     TRITON_LOST = "triton_lost"
     ENGINE_LOST = "engine_lost"
-    NOT_CONTINUED = "not_continued"  # of attempts alone: no result fails with it
+    NOT_CONTINUED = "not_continued"  # only attempts end with it, never results
     INFINI_GRAM_ERROR = "infini_gram_error"
     INTERNAL_ERROR = "internal_error"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A result's stored error: code, a message for people, and whether a new try may succeed."""
+    """Stored error of a result: code, message, and whether a retry may succeed."""
 
     code: FailureCode
     message: str
@@ -50,8 +50,8 @@ WORKER_LOST = Failure(
 )
 ENGINE_CRASHED = Failure(
     FailureCode.ENGINE_CRASHED,
-    "The engine died each time it ran this request, alone at the last. The request itself seems "
-    "to crash it: change the prompt or the parameters.",
+    "The engine died each time it ran this request, the last time without other requests. The "
+    "request itself seems to crash it: change the prompt or the parameters.",
     False,
 )
 INTERNAL_ERROR = Failure(
@@ -63,7 +63,7 @@ INTERNAL_ERROR = Failure(
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One invalid field of a request: where it stands and what is wrong with it."""
+    """One invalid field of a request: its path and the fault."""
 
     field: str
     message: str
@@ -71,11 +71,10 @@ class FieldError:
 
 @dataclass(eq=False)
 class ServiceError(Exception):
-    """An answer other than success. Subclasses fix `status`, `code` and `title`.
+    """Error response. Subclasses fix `status`, `code` and `title`.
 
-    `uri` is the problem's `type` where another service has named it; else our catalogue tells it.
-
-    `detail` is for people: it says what to change. `extra` becomes members of the problem.
+    `detail` names the remedy. `extra` becomes members of the problem. `uri` is the problem's `type`;
+    by default a fragment of docs/errors.
     """
 
     detail: str
@@ -92,7 +91,7 @@ class ServiceError(Exception):
         return self.detail
 
     def to_problem(self) -> dict[str, Any]:
-        """The RFC 9457 body; `type` is a stable fragment of the error catalogue."""
+        """RFC 9457 body."""
         problem: dict[str, Any] = {
             "type": self.uri or f"/docs/errors#{self.code}",
             "title": self.title,
@@ -120,7 +119,7 @@ class MethodError(ServiceError):
 
 
 class HttpError(ServiceError):
-    """What the HTTP framework refused by itself; `status` is its own."""
+    """Request that the HTTP framework refused; `status` is the framework's."""
 
     status, code, title = 400, "bad_request", "The request could not be read"
 
@@ -170,13 +169,13 @@ class QueueFullError(ServiceError):
 
 
 class LimitError(ServiceError):
-    """`extra` names the limit, what it allows, and the place in the queue where there is one."""
+    """`extra` holds the limit's name and value, and the position in the queue if there is one."""
 
     status, code, title = 429, "limit_reached", "A limit of the team is reached"
 
 
 class StorageFullError(ServiceError):
-    """400, as OpenAI answers it: their client would send the whole file again after a 429."""
+    """Status 400 as in OpenAI's API: its client would send the whole file again after a 429."""
 
     status, code, title = 400, "storage_full", "The team's files have no more room"
 
@@ -186,11 +185,11 @@ class TritonError(ServiceError):
 
 
 class DatabaseUnavailableError(ServiceError):
-    status, code, title = 503, "database_unavailable", "The database is away"
+    status, code, title = 503, "database_unavailable", "Database unavailable"
 
 
 class DatabaseFullError(DatabaseUnavailableError):
-    """Its disk has no room: what writes is refused, what reads goes on."""
+    """Full disk: writes are refused, reads continue."""
 
     code, title = "database_full", "The database's disk is full"
 
@@ -200,11 +199,11 @@ class SchemaMismatchError(ServiceError):
 
 
 class TritonUnavailableError(ServiceError):
-    status, code, title = 503, "triton_unavailable", "Triton is away"
+    status, code, title = 503, "triton_unavailable", "Triton unavailable"
 
 
 class ModelNotReadyError(ServiceError):
-    """Only of requests that cannot wait: others are queued until the model is ready."""
+    """Only for requests that cannot wait; others are queued until the model is ready."""
 
     status, code, title = 503, "model_not_ready", "The model is not ready"
 
@@ -214,7 +213,7 @@ class StoppingError(ServiceError):
 
 
 class ResultFailedError(ServiceError):
-    """A result failed whose client waits for nothing but its text: told with the result's code."""
+    """Failure of a result whose synchronous client waits for its text; has the result's code."""
 
     title = "The result failed"
 
@@ -239,38 +238,38 @@ _STATUS_OF_FAILURE = {
 
 
 class AttemptLostError(ServiceError):
-    """An attempt was lost whose text a client has already: it cannot be taken back."""
+    """Lost attempt whose text the client has already received."""
 
     status, code, title = 503, "attempt_lost", "The attempt was lost in mid-stream"
 
 
 class EngineError(ServiceError):
-    """infini-gram's engine failed, in its own words."""
+    """Error of infini-gram's engine, with its message."""
 
     status, code, title = 500, "infini_gram_error", "infini-gram error"
 
 
 class EngineInputError(EngineError):
-    """A value that the engine does not take: it would crash, or answer something wrong."""
+    """Value that would crash the engine or give a wrong result."""
 
     status, code, title = 422, "invalid_query", "The query is not valid"
 
 
 class IndexUnavailableError(ServiceError):
-    """The index is declared and was not opened, or was closed; `detail` is the reason."""
+    """Declared index that is not open; `detail` is the reason."""
 
     status, code, title = 503, "index_unavailable", "The index cannot be used"
 
 
 class IndexBusyError(ServiceError):
-    """Under infini-gram API's name."""
+    """Has the problem type of infini-gram API."""
 
     status, code, title = 503, "index_busy", "Server overloaded"
     uri = "server-overloaded"
 
 
 class OverloadedError(ServiceError):
-    """An attribution took too long; under infini-gram API's name."""
+    """Attribution that took too long; has the problem type of infini-gram API."""
 
     status, code, title = 503, "server_overloaded", "Server overloaded"
     uri = "server-overloaded"
@@ -289,16 +288,16 @@ class BadTicketError(ServiceError):
 
 
 class UnauthenticatedError(ServiceError):
-    """Nobody said who is asking; `detail` tells how to."""
+    """Request without credentials; `detail` states how to send them."""
 
-    status, code, title = 401, "unauthenticated", "Who is asking is not known"
+    status, code, title = 401, "unauthenticated", "Authentication required"
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 class InvalidTokenError(ServiceError):
-    """The bearer token proves nothing; `detail` is the reason, without any part of the token."""
+    """Invalid bearer token; `detail` is the reason and holds no part of the token."""
 
     status, code, title = 401, "invalid_token", "The token or key is not valid"
 
@@ -307,7 +306,7 @@ class InvalidTokenError(ServiceError):
 
 
 class TooManyFailedAttemptsError(ServiceError):
-    """Also of a wrong token, to one whose address has tried many: `detail` tells no more of it."""
+    """Wrong token from an address that has sent many; `detail` does not state why it is wrong."""
 
     status, code, title = 429, "too_many_failed_attempts", "Too many wrong tokens"
 
@@ -317,4 +316,4 @@ class ForbiddenError(ServiceError):
 
 
 class SigningKeysUnavailableError(ServiceError):
-    status, code, title = 503, "signing_keys_unavailable", "The issuer's keys are not at hand"
+    status, code, title = 503, "signing_keys_unavailable", "The issuer's keys are unavailable"

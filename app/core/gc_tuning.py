@@ -1,13 +1,13 @@
-"""Keeping the garbage collector out of the way of those who wait."""
+"""Tuning of Python's garbage collector for low latency."""
 
 import gc
 
 
 def settle() -> None:
-    """What lives now lives as long as the process: leave it out of all later collections.
+    """Exclude all present objects from later collections; call it once, after start-up.
 
-    A full collection walks every object while the event loop stands still: 35 to 50 ms for what an API
-    process has loaded at its start. Call it once, when everything is open.
+    A full collection visits every object while the event loop is blocked: 35 to 50 ms for the objects
+    that an API process loads at its start.
     https://docs.python.org/3/library/gc.html#gc.freeze
     """
     gc.collect()

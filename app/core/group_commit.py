@@ -1,7 +1,7 @@
 """Group commit: concurrent callers share one statement, one round trip and one fsync.
 
-A lane runs one statement at a time. The next batch is whatever arrived while the last one was
-under way: no timer, so a lone caller waits for nobody. The same lane groups reads by id.
+A batcher runs one statement at a time. The next batch holds all items that arrived during the last
+one: there is no timer, so a single caller does not wait. Batchers also group reads by id.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from app.core.database import Connection, Database, Retry, is_transient
 T = TypeVar("T")
 R = TypeVar("R")
 
-# (connection, items, resent) -> one answer per item, in their order. `resent` tells that the
-# statement may have been committed already: its answer was lost with the connection.
+# (connection, items, resent) -> one answer per item, in their order. `resent`: the statement may have
+# been committed already, and its answer lost with the connection.
 Statement = Callable[[Connection, Sequence[T], bool], Awaitable[Sequence[R]]]
 
 
@@ -41,10 +41,10 @@ class _Group(Generic[T, R]):
 
 
 class Batcher(Generic[T, R]):
-    """Batches the items of concurrent callers into one statement after another.
+    """Combines the items of concurrent callers into one statement after another.
 
-    `retry_seconds` bounds the tries while the database is away (`DatabaseUnavailableError` ends
-    them). A statement refused for its data is split until only the group at fault sees the error.
+    `retry_seconds` bounds the retries while the database is unavailable. A statement that fails for
+    its data is split until only the group at fault gets the error.
     """
 
     def __init__(
@@ -64,30 +64,30 @@ class Batcher(Generic[T, R]):
         self._sizes = metrics.BATCH_SIZE.of(statement.__name__.strip("_"))
 
     async def submit(self, item: T) -> R:
-        """Have one item committed with whatever else is waiting; its answer."""
+        """Commit one item together with all that wait; return its answer."""
         return (await self.submit_all([item]))[0]
 
     async def submit_all(self, items: Sequence[T]) -> Sequence[R]:
-        """Have several items committed in the same statement; their answers in order."""
+        """Commit several items in one statement; return their answers in order."""
         group: _Group[T, R] = _Group(items)
         self._waiting.append(group)
         if self._runner is None:
-            # In a context of its own: it works for all, not for the request that comes first.
+            # In a context of its own: it works for all requests, not only for the first one.
             self._runner = asyncio.create_task(
                 self._run(), name=f"lane {self._statement.__name__}", context=Context()
             )
         return await group.answer
 
     async def close(self) -> None:
-        """Send nothing more: what is waiting is dropped, what is under way may be committed."""
+        """Stop: waiting items are dropped, a running statement may still be committed."""
         self._waiting.clear()
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
 
     async def _run(self) -> None:
-        # The test for emptiness and the mark "idle" stand in one step of the loop: a group that
-        # arrives later finds the lane idle and starts it, one that arrived earlier was seen.
+        # The test for emptiness and the mark "idle" are in one step of the event loop: a group that
+        # arrives later finds the batcher idle and starts it.
         while self._waiting:
             batch = self._next_batch()
             try:

@@ -1,6 +1,6 @@
-"""Identifiers: UUID version 7, made by the service, so that time is inside the id.
+"""UUIDv7 identifiers, made by the service: they hold their creation time.
 
-One index over (team, id) then serves every list, and `created_at` needs no column.
+One index on (team, id) serves every list, and `created_at` needs no column.
 """
 
 import os
@@ -17,12 +17,12 @@ _last: int = 0
 
 
 def new_id() -> UUID:
-    """Make a UUIDv7 that is larger than every one this process made before.
+    """Make a UUIDv7 that is larger than all earlier ones of this process.
 
-    Unless the host's clock goes back by more than a minute: then ids go back with it, or a clock that
-    was a day ahead for a moment would have each result of the next day made at that moment. The 74 random bits are a counter within one millisecond (RFC 9562, section 6.2, method 2):
-    re-seeded at each new millisecond, else raised by a random step, so ids of one process sort
-    in the order of their making and stay unguessable.
+    The 74 random bits are a counter within one millisecond (RFC 9562, section 6.2, method 2): seeded
+    at each new millisecond, otherwise raised by a random step, so the ids stay unguessable. If the
+    host's clock goes back by more than a minute, the ids follow it: otherwise all ids of a day would
+    have the time of a clock that was a day ahead for a moment.
     """
     global _last
     stamp = (time.time_ns() // 1_000_000) << _RANDOM_BITS
@@ -36,7 +36,7 @@ def new_id() -> UUID:
 
 
 def seconds_since(made: UUID) -> float:
-    """How long ago an id was made."""
+    """Return the age of an id in seconds."""
     return max(0.0, time.time() - (made.int >> 80) / 1000)
 
 

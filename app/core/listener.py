@@ -1,4 +1,4 @@
-"""One LISTEN connection a process: pings itself, and silence means reconnect and look again."""
+"""LISTEN connection of a process; it pings itself and reconnects after silence."""
 
 import asyncio
 import logging
@@ -12,24 +12,24 @@ from app.core.waiting import is_set_within
 
 logger = logging.getLogger(__name__)
 
-# Channels. Payloads carry names and ids, never text; an empty payload means "look".
+# Channels. Payloads carry names and ids, never text; an empty payload means "read the table".
 ENQUEUED = "llm_enqueued"  # model names, comma-separated
 ENDED = "llm_ended"  # ids (32 hex digits each, comma-separated) of results that became terminal
 CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
-WATCHED = "llm_watched"  # who reads, and the ids they read: see `watched`
-APPENDED = "llm_appended"  # ids of running results of which more text is stored
+WATCHED = "llm_watched"  # a process and the ids that it reads: see results/streams/interest.py
+APPENDED = "llm_appended"  # ids of running results with new stored text
 WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
-LIMITS = "llm_limits"  # always empty: what teams may use has changed
+LIMITS = "llm_limits"  # always empty: limits of a team have changed
 SERVERS = "llm_servers"  # always empty: a Triton server was registered, drained or removed
 LAUNCHES = "llm_launches"  # always empty: a launch is new, or to be stopped
 TOKENS = "llm_tokens"  # always empty: a key or a JWT was revoked
 
-# A connection that went silent is noticed within the sum of both.
+# A silent connection is detected within the sum of both.
 _PING_SECONDS = 2.5
 _PING_TIMEOUT_SECONDS = 2.5
 _RECONNECT_SECONDS = 0.25
-_PING = "SELECT 'listening'"  # tells this connection from others in pg_stat_activity
+_PING = "SELECT 'listening'"  # marks this connection in pg_stat_activity
 
 # A notification holds 8,000 bytes: 240 ids with their commas, so these, and room for a name.
 IDS_PER_NOTIFICATION = 200
@@ -38,21 +38,20 @@ Handler = Callable[[str], None]
 
 
 def join_ids(ids: Sequence[UUID]) -> Iterator[str]:
-    """Payloads that hold the ids, in as few notifications as they fit."""
+    """Yield payloads that hold the ids, in as few notifications as possible."""
     for start in range(0, len(ids), IDS_PER_NOTIFICATION):
         yield ",".join(identifier.hex for identifier in ids[start : start + IDS_PER_NOTIFICATION])
 
 
 def split_ids(payload: str) -> list[UUID]:
-    """The ids of one payload."""
     return [UUID(hex=digits) for digits in payload.split(",")]
 
 
 class Listener:
-    """Fans notifications out to handlers.
+    """Passes notifications to handlers.
 
-    After each (re)connection every handler is called with an empty payload: what was told while
-    nobody listened must be looked up.
+    After each (re)connection it calls every handler with an empty payload: notifications may have
+    been missed.
     """
 
     def __init__(self, database: Database) -> None:
@@ -86,7 +85,7 @@ class Listener:
             for channel in self._handlers:
                 await connection.add_listener(channel, self._receive)
             for channel in self._handlers:
-                self._tell(channel, "")
+                self._notify(channel, "")
             while not await is_set_within(closed, _PING_SECONDS):
                 await connection.execute(_PING, timeout=_PING_TIMEOUT_SECONDS)
                 self._database.check(connection)
@@ -101,8 +100,8 @@ class Listener:
         channel: str,
         payload: object,
     ) -> None:
-        self._tell(channel, str(payload))
+        self._notify(channel, str(payload))
 
-    def _tell(self, channel: str, payload: str) -> None:
+    def _notify(self, channel: str, payload: str) -> None:
         for handler in self._handlers[channel]:
             handler(payload)

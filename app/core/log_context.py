@@ -1,15 +1,15 @@
-"""Whose request this is, for the log: the ASGI scope of the request that a task works for."""
+"""Context of log lines: the ASGI scope of the request that a task works for."""
 
 from collections.abc import Iterator, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
-# Never reset: each request has a task of its own, and what the server logs at its end is about it.
+# Never reset: each request has a task of its own, and the server's log line at its end belongs to it.
 CURRENT: ContextVar[MutableMapping[str, Any] | None] = ContextVar("llm_request", default=None)
 
 
 def ids() -> Iterator[tuple[str, str]]:
-    """The names and ids that the present request has."""
+    """Yield names and values of the ids of the present request."""
     scope = CURRENT.get()
     if scope is None:
         return
@@ -22,6 +22,6 @@ def ids() -> Iterator[tuple[str, str]]:
 
 
 def trace() -> str | None:
-    """The context of the present request's trace (`traceparent`)."""
+    """Return the `traceparent` of the present request."""
     scope = CURRENT.get()
     return scope.get("trace") if scope is not None else None

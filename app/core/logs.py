@@ -1,7 +1,7 @@
-"""What the log looks like: lines for people, or JSON for machines, with the ids of what they are about.
+"""Log format: text lines for people or JSON lines, with the ids of request, result and worker.
 
-What a prompt or an answer says is not logged, unless `LLM_LOG_CONTENT` says so: also where an error
-of the database quotes it.
+Prompts and generated texts are logged only with `LLM_LOG_CONTENT`; quotes of them in the database's
+errors are removed too.
 """
 
 import logging
@@ -13,12 +13,12 @@ import orjson
 from pydantic import ValidationError
 
 from app.core import log_context
-from app.core.settings import LogSettings
+from app.core.settings.observability import LogSettings
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _IDS = ("request_id", "result_id", "worker_id", "attempt", "team_id")
-_MOST_CHARACTERS = 10_000  # of a prompt or an answer in the log
-_MOST_FRAMES = 50
+_MAX_CHARACTERS = 10_000  # of a prompt or a generated text
+_MAX_FRAMES = 50
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, 0x85, 0x2028, 0x2029)}
 # JSON may hold them as they are; some readers end a line there.
 _MORE_LINE_ENDS = {code: f"\\u{code:04x}" for code in (127, 0x85, 0x2028, 0x2029)}
@@ -27,42 +27,40 @@ _shows_content = False
 
 
 def configure(settings: LogSettings) -> None:
-    """Have everything logged in this process come out in one way, uvicorn's lines too."""
+    """Configure all loggers of this process, uvicorn's too."""
     global _shows_content
     _shows_content = settings.content
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Of ours alone: the details of others tell headers.
+    # Only our own loggers: debug lines of libraries contain headers.
     logging.getLogger("app").setLevel(settings.level.upper())
     if settings.level in ("warning", "error"):
         logging.getLogger().setLevel(settings.level.upper())
-    # It tells each request's URL, and a webhook's may hold a token.
+    # It logs the URL of each request, and a webhook's URL may hold a token.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def shows_content() -> bool:
-    """Whether the log may hold prompts and answers."""
     return _shows_content
 
 
 def cut(text: str) -> str:
-    """As much of a prompt or an answer as a line of the log holds."""
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+    """Shorten a prompt or a generated text to what a log line holds."""
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 def members(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record says beside its message: its own members, and whose request it is about."""
+    """Members of a record other than its message: its own and those of the present request."""
     found = dict(log_context.ids())
     found.update((name, value) for name, value in vars(record).items() if name not in _OWN)
     return found
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -77,13 +75,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people; the ids come last, and a traceback below."""
+    """Text line; the ids come last, a traceback follows."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line, which nothing that was sent to us can divide."""
+        """Format one line; control characters of clients are escaped."""
         record.message = record.getMessage().translate(_CONTROL)
         record.asctime = self.formatTime(record)
         line = self.formatMessage(record)
@@ -91,23 +89,23 @@ class TextFormatter(logging.Formatter):
         names = [name for name in _IDS if str(found.get(name, "")) not in record.message]
         if _shows_content:
             names += [name for name in ("prompt", "output") if name in found]
-        told = " ".join(f"{name}={found[name]}".translate(_CONTROL) for name in names)
-        if told:
-            line += f" [{told}]"
+        ids = " ".join(f"{name}={found[name]}".translate(_CONTROL) for name in names)
+        if ids:
+            line += f" [{ids}]"
         if record.exc_info and record.exc_info[1]:
             line += f"\n{describe(record.exc_info[1])}"
         return line
 
 
 def describe(error: BaseException) -> str:
-    """The traceback of an error and of those before it, without what it quotes of anybody's text."""
+    """Format the traceback of an error and its causes, without quoted texts of clients."""
     parts = []
     if error.__cause__ is not None:
         parts += [describe(error.__cause__), "The error above was the direct cause of this one:"]
     elif error.__context__ is not None and not error.__suppress_context__:
         parts += [describe(error.__context__), "While that was handled, this one occurred:"]
     message = _message(error).translate(_CONTROL)
-    frames = "".join(traceback.format_tb(error.__traceback__, -_MOST_FRAMES))
+    frames = "".join(traceback.format_tb(error.__traceback__, -_MAX_FRAMES))
     parts.append(f"{frames}{type(error).__module__}.{type(error).__qualname__}: {message}")
     if isinstance(error, BaseExceptionGroup):
         parts += [describe(one) for one in error.exceptions]
@@ -120,8 +118,8 @@ def _message(error: BaseException) -> str:
     import asyncpg  # here: commands that need no database stay small
 
     if isinstance(error, asyncpg.PostgresError):  # its details quote rows
-        told = str(error.args[0]) if error.args else ""
-        return f"{told.partition(':')[0]} (SQLSTATE {error.sqlstate})"
+        message = str(error.args[0]) if error.args else ""
+        return f"{message.partition(':')[0]} (SQLSTATE {error.sqlstate})"
     if isinstance(error, asyncpg.InterfaceError):  # so do these, behind a colon
         return str(error).partition(":")[0]
     if isinstance(error, ValidationError):

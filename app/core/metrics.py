@@ -1,11 +1,11 @@
-"""Every metric once: its name, unit and labels, and the bounds that keep their number small.
+"""Prometheus metrics: names, units, labels and bounds on the number of series.
 
-Names follow https://prometheus.io/docs/practices/naming/: base units, `_total` for what only grows.
-A process counts what it sees itself; Prometheus adds up. What ended is counted by the process that
-digests it (`digest`), each result once, so these cost nothing on the way of a result.
+Names follow https://prometheus.io/docs/practices/naming/: base units, `_total` for counters. Each
+process counts its own events; Prometheus adds them up. The process that indexes an ended result
+counts it, once, so these metrics cost nothing on the result's path.
 
-Labels: a model is one that results were stored for, never a name that was refused. After so many
-models or teams the rest is `other`: a flood of names is no flood of series.
+The label `model` only takes names of models that results were stored for. Beyond a number of models
+or teams the label is `other`.
 """
 
 import re
@@ -25,8 +25,8 @@ from prometheus_client.registry import Collector
 
 OTHER = "other"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_NAMES = {"model": 100, "team": 200}
-_MOST_SERIES = 2_000  # of one metric
+_MAX_NAMES = {"model": 100, "team": 200}
+_MAX_SERIES = 2_000  # of one metric
 
 _SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21_600, 86_400,
@@ -37,13 +37,13 @@ _SHORT_SECONDS = (
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 
-# The library's own metrics take a lock and many calls for each observation: three times as long as
-# these. A process observes on one thread, that of its loop; a scrape on another may see an observation
-# half, which the next one sees whole.
+# The library's own metrics take a lock and many calls for each observation: three times the time of
+# these. A process observes on one thread, that of its event loop; a scrape on another thread may see
+# half of an observation, and the next scrape sees all of it.
 
 
 class Counter:
-    """What only grows."""
+    """Value that only grows."""
 
     __slots__ = ("value",)
 
@@ -51,26 +51,23 @@ class Counter:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add to it."""
         self.value += amount
 
 
 class Gauge(Counter):
-    """What goes up and down."""
+    """Value that goes up and down."""
 
     __slots__ = ()
 
     def dec(self) -> None:
-        """Take one away."""
         self.value -= 1.0
 
     def set(self, value: float) -> None:
-        """Know what it is."""
         self.value = value
 
 
 class Histogram:
-    """How many observations were how large; a bucket holds what is not above its bound."""
+    """Observations by size: a bucket counts those up to its bound."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -80,12 +77,11 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Each bound and how many are not above it, as Prometheus has them."""
+        """Cumulative counts by bound, in Prometheus' form."""
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         total = 0
         found = []
@@ -99,12 +95,12 @@ C = TypeVar("C", Counter, Gauge, Histogram)
 
 _registry = CollectorRegistry(auto_describe=False)
 ProcessCollector(registry=_registry)  # CPU time, memory, open files
-_names: dict[str, set[str]] = {label: set() for label in _MOST_NAMES}
+_names: dict[str, set[str]] = {label: set() for label in _MAX_NAMES}
 
 
 def _bounded(label: str, name: str) -> str:
     """The name, or `other` once there are too many."""
-    most = _MOST_NAMES.get(label)
+    most = _MAX_NAMES.get(label)
     if most is None:
         return name
     known = _names[label]
@@ -116,7 +112,7 @@ def _bounded(label: str, name: str) -> str:
 
 
 class Series(Collector, Generic[C]):
-    """One metric: its series by the values of its labels."""
+    """One metric: its series by label values."""
 
     def __init__(self, name: str, text: str, make: Callable[[], C], labels: Sequence[str]) -> None:
         self.label = labels[0] if labels else ""
@@ -124,26 +120,24 @@ class Series(Collector, Generic[C]):
         self._make: Callable[[], C] = make
         self._series: dict[tuple[str, ...], C] = {}
         if not labels:
-            self._series[()] = make()  # it is nothing yet, which is worth telling
+            self._series[()] = make()  # exported as zero from the start
         _registry.register(self)
 
     def of(self, *values: str) -> C:
-        """The series of these values, or of what stands for them."""
+        """Series of these label values, or the one that stands for them."""
         found = self._series.get(values)
         return found if found is not None else self._add(values)
 
     def _add(self, values: tuple[str, ...]) -> C:
         bounded = tuple(_bounded(*one) for one in zip(self._labels, values, strict=True))
-        if bounded not in self._series and len(self._series) >= _MOST_SERIES:
+        if bounded not in self._series and len(self._series) >= _MAX_SERIES:
             bounded = (OTHER,) * len(values)
         return self._series.setdefault(bounded, self._make())
 
     def clear(self) -> None:
-        """Forget all series."""
         self._series.clear()
 
     def collect(self) -> Iterator[Metric]:
-        """What the library writes out."""
         items = list(self._series.items())
         one = self._make()
         if isinstance(one, Histogram):
@@ -185,7 +179,7 @@ OPEN_REQUESTS = _gauge(
     "HTTP requests being answered: long-polls and streams among them.",
 ).of()
 
-# --- Results that ended: counted once each, a second or so after their end ------------------------
+# --- Ended results: each is counted once, about a second after its end -----------------------------
 
 RESULTS = _counter(
     "llm_results_total", "Results that ended: `completed`, or the error's code.", "model", "code"
@@ -254,7 +248,7 @@ WEBHOOKS = _counter(
     "outcome",
 )
 for _outcome in ("delivered", "to_be_retried", "given_up"):
-    WEBHOOKS.of(_outcome)  # a rate sees no growth of what was not there before
+    WEBHOOKS.of(_outcome)  # a rate needs the series to exist before it grows
 
 # --- Database ------------------------------------------------------------------------------------
 
@@ -268,11 +262,11 @@ POOL_WAIT = _histogram(
 ).of()
 DATABASE_UP = _gauge("llm_database_up", "Whether the database answered the last look.").of()
 
-# --- The whole service, as its database tells: every API process tells the same -------------------
+# --- The whole service, read from the database: every API process exports the same values ---------
 
 QUEUE_DEPTH = _gauge("llm_queue_depth", "Results that wait for a worker.", "model")
 QUEUE_OLDEST = _gauge("llm_queue_oldest_seconds", "Age of the oldest result that waits.", "model")
-RUNNING = _gauge("llm_running", "Results that run, as the workers last told.", "model")
+RUNNING = _gauge("llm_running", "Results that run, as last reported by the workers.", "model")
 WORKERS = _gauge("llm_workers", "Workers that renew their lease.", "kind")
 MODEL_READY = _gauge("llm_model_ready", "Whether some server has the model ready: 1 or 0.", "model")
 ENGINES_DEAD = _gauge(
@@ -281,7 +275,7 @@ ENGINES_DEAD = _gauge(
 
 
 def show(series: Series[Gauge], values: Mapping[str, float]) -> None:
-    """Set a gauge by its one label; what is not named is no more."""
+    """Replace all series of a gauge with one label."""
     shown: dict[str, float] = {}
     for value, number in values.items():
         name = _bounded(series.label, value)
@@ -291,8 +285,8 @@ def show(series: Series[Gauge], values: Mapping[str, float]) -> None:
         series.of(value).set(number)
 
 
-# text-generation-inference's names for the same, for its dashboards. Its server has one model; here
-# each series has its model as a label more.
+# Names of text-generation-inference for the same metrics, for its dashboards. Its server has one
+# model; here each series also has the label `model`.
 # https://huggingface.co/docs/text-generation-inference/reference/metrics
 _TGI = (
     ("counter", r"llm_submissions_total", "tgi_request_count"),
@@ -311,7 +305,7 @@ _TGI = (
 
 
 def render() -> bytes:
-    """All metrics in Prometheus' text format."""
+    """Render all metrics in Prometheus' text format."""
     text: str = generate_latest(_registry).decode()
     pieces = [text]
     for kind, pattern, name in _TGI:

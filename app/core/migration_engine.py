@@ -1,4 +1,4 @@
-"""How migrations connect: SQLAlchemy serves Alembic alone, the service queries through `database`."""
+"""Connections of migrations: SQLAlchemy serves Alembic alone, the service queries through `database`."""
 
 import asyncpg
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine

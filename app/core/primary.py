@@ -1,4 +1,4 @@
-"""Which of several PostgreSQL servers takes writes: the others are standbys of it, or down."""
+"""Selection of the primary among several PostgreSQL servers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import asyncpg
 
 _CONNECT_SECONDS = 5.0  # for all servers together
 
-# The server has nothing that takes writes, and says so. Others may have.
+# The server answered that it does not accept writes; another server may.
 _DOWN_OR_STANDBY = (
     ConnectionRefusedError,
     asyncpg.CannotConnectNowError,
@@ -18,25 +18,24 @@ _DOWN_OR_STANDBY = (
 
 
 class NoPrimaryError(ConnectionRefusedError):
-    """Every server answered: each is down, starting, or a standby."""
+    """Each server answered that it is down, starting, or a standby."""
 
 
 class Primary:
-    """Connects to the server that takes writes, and asks it first from then on.
+    """Connects to the server that accepts writes, and tries it first from then on.
 
-    So a former primary that comes back, and was not fenced, gets no more of this process. Each
-    server has its share of the time: one on a machine that is silent must not use up the others'.
+    A former primary that returns without being fenced gets no further connection of this process.
+    Each server has its share of the time, so that a silent one does not use up the others'.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
         self._addresses = list(addresses)
 
     async def connect(self, *_: Any, **arguments: Any) -> asyncpg.Connection:
-        """A connection, with the named arguments of asyncpg; a pool gives it others, all of them None.
+        """Connect with asyncpg's named arguments; the positional ones of a pool are all None.
 
-        With one address whoever is no standby will do: one that is read-only for a while is still
-        good for reads. Raises OSError, TimeoutError and asyncpg's errors; NoPrimaryError only of
-        several addresses.
+        With one address any server that is not a standby is accepted, also while it is read-only.
+        Raises OSError, TimeoutError and asyncpg's errors; NoPrimaryError only with several addresses.
         """
         if len(self._addresses) == 1:
             return await self._ask(self._addresses[0], "primary", **arguments)
@@ -54,7 +53,7 @@ class Primary:
         raise silent or NoPrimaryError("no server of LLM_DATABASE_URL takes writes")
 
     def has_left(self, connection: asyncpg.Connection) -> bool:
-        """Whether the server of a connection has become read-only, and another may take writes."""
+        """Return whether the connection's server became read-only and another may accept writes."""
         read_only = getattr(connection.get_settings(), "default_transaction_read_only", "off")
         return len(self._addresses) > 1 and read_only == "on"
 

@@ -1,9 +1,9 @@
-"""How migrations change tables that are in use: no reader and no writer waits longer than a moment.
+"""Schema changes on tables in use: no reader or writer waits longer than a moment.
 
-A column with a constant default or a constraint that is not valid yet is a matter of milliseconds,
-once a lock is had that nobody else may hold (`lock_tables`). What reads a whole table (an index, the
-validation of a constraint) runs outside of transactions, beside readers and writers. It may be
-interrupted there, so each of these steps gets over what its own first run has left.
+Adding a column with a constant default or a constraint that is not yet valid takes milliseconds under
+an exclusive lock (`lock_tables`). Steps that read a whole table (an index, the validation of a
+constraint) run outside transactions, concurrently with readers and writers. They may be interrupted,
+so each of them tolerates the leftovers of an earlier run.
 https://www.postgresql.org/docs/current/sql-createindex.html#SQL-CREATEINDEX-CONCURRENTLY
 """
 
@@ -17,7 +17,7 @@ from alembic import context, op
 from alembic.util import CommandError
 from sqlalchemy.exc import DBAPIError
 
-# Whoever comes while a lock is waited for waits behind it: a short wait, and a pause to let them by.
+# Later statements queue behind a waiting lock: a short wait, and a pause that lets them pass.
 _LOCK_MILLISECONDS = 500
 _PAUSE_SECONDS = 0.5
 _TRIES = 300
@@ -27,10 +27,10 @@ Columns = Sequence[str | sa.TextClause]
 
 
 def lock_tables(*tables: str) -> None:
-    """Have tables alone until the transaction ends, for changes that take no time.
+    """Lock tables exclusively until the transaction ends, for changes that take no time.
 
-    All that the transaction changes, at once: none is held while another is waited for. Raises
-    DBAPIError if others hold one of them for minutes.
+    Name all tables that the transaction changes: none is held while another is awaited. Raises
+    DBAPIError if another transaction holds one of them for minutes.
     """
     connection = op.get_bind()
     for left in reversed(range(_TRIES)):
@@ -49,22 +49,21 @@ def lock_tables(*tables: str) -> None:
 
 
 def add_column(table: str, column: sa.Column[Any]) -> None:
-    """Add a column without a default, or with a constant one: no row is written."""
+    """Add a column without a default or with a constant one; no row is written."""
     op.add_column(table, column, if_not_exists=True)
 
 
 def replace_check(table: str, name: str, condition: str) -> None:
-    """Have a constraint hold for what is written from now on; `validate` judges what is there."""
+    """Replace a constraint for new rows; `validate` checks the existing ones."""
     op.drop_constraint(op.f(name), table, if_exists=True)
     op.create_check_constraint(op.f(name), table, condition, postgresql_not_valid=True)
 
 
 @contextlib.contextmanager
 def outside_transactions() -> Iterator[None]:
-    """Commit what was done, and run each statement of the block by itself.
+    """Commit, and run each statement of the block in a transaction of its own.
 
-    They wait for transactions that are older than they, as long as it takes: meanwhile they are in
-    nobody's way.
+    The statements wait for older transactions without a time limit; they block no others meanwhile.
     """
     with op.get_context().autocommit_block():
         op.execute("SET lock_timeout = 0")
@@ -73,7 +72,7 @@ def outside_transactions() -> Iterator[None]:
 
 
 def validate(table: str, *names: str) -> None:
-    """Judge the rows by constraints that are not valid yet; call it `outside_transactions`."""
+    """Validate constraints on the existing rows; call it `outside_transactions`."""
     for name in names:
         op.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {name}")
 
@@ -86,9 +85,9 @@ def create_index(
     *,
     unique: bool = False,
 ) -> None:
-    """Build an index beside readers and writers; call it `outside_transactions`.
+    """Build an index concurrently; call it `outside_transactions`.
 
-    What an interrupted building has left is an invalid index under its name: it is built anew.
+    An interrupted build leaves an invalid index of that name, which is dropped first.
     """
     drop_index(name, table)
     op.create_index(
@@ -102,21 +101,21 @@ def replace_index(
     columns: Columns,
     where: sa.TextClause | None = None,
 ) -> None:
-    """Build an index anew with other columns; until it is there the old one serves."""
+    """Replace an index by one on other columns; the old one serves until then."""
     create_index(f"{name}_new", table, columns, where)
     drop_index(name, table)
     op.execute(f"ALTER INDEX {name}_new RENAME TO {name}")
 
 
 def drop_index(name: str, table: str) -> None:
-    """Drop an index, if there is one; call it `outside_transactions`."""
+    """Drop an index if it exists; call it `outside_transactions`."""
     op.drop_index(name, table, if_exists=True, postgresql_concurrently=True)
 
 
 def refuse_to_forget(query: str, what: str) -> None:
-    """Stop a downgrade that would forget a promise, unless `-x force=yes` asks for that.
+    """Refuse a downgrade that would lose data, unless `-x force=yes` is given.
 
-    `query` finds one of the rows in question, and `what` says what would become of them.
+    `query` finds the rows concerned; `what` describes the loss in a sentence.
     """
     if context.get_x_argument(as_dictionary=True).get("force") == "yes":
         return

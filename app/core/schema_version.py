@@ -1,4 +1,4 @@
-"""Whether the database's schema is the one that this version of the service was written for."""
+"""Comparison of the database's schema revision with the one that this version needs."""
 
 import asyncio
 import re
@@ -15,13 +15,13 @@ _RETRY_SECONDS = 1.0
 
 
 def expected() -> str:
-    """The revision of this version: the highest number in db/versions."""
+    """Return the revision of this version: the highest number in db/versions."""
     names = (_FILE.fullmatch(path.name) for path in _VERSIONS.iterdir())
     return max(name[1] for name in names if name)
 
 
 async def read(database: Database) -> str | None:
-    """The database's revision; None of one that was never migrated."""
+    """Return the database's revision; None if it was never migrated."""
     try:
         row = await database.fetchrow("SELECT version_num FROM alembic_version")
     except asyncpg.UndefinedTableError:
@@ -30,7 +30,7 @@ async def read(database: Database) -> str | None:
 
 
 def fault(found: str | None) -> str | None:
-    """What is wrong with a revision, and which command mends it; None if nothing is."""
+    """Describe the fault of a revision and the command that repairs it; None if it fits."""
     known = expected()
     if found == known:
         return None
@@ -48,15 +48,14 @@ def fault(found: str | None) -> str | None:
 
 
 async def require(database: Database) -> None:
-    """Raise SchemaMismatchError unless the schema fits."""
     if reason := fault(await read(database)):
         raise SchemaMismatchError(reason)
 
 
 async def guard(database: Database) -> None:
-    """Raise SchemaMismatchError as soon as the database tells that its schema does not fit.
+    """Raise SchemaMismatchError if the schema does not fit, once the database answers.
 
-    Looks once: a process may go on while a newer version migrates what it uses.
+    It checks once: a process may continue while a newer version migrates the database.
     """
     while True:
         try:

@@ -1,22 +1,22 @@
-"""How PostgreSQL keeps the tables: when they are vacuumed, how full their pages are.
+"""Storage parameters of the tables: vacuum thresholds and fill factors.
 
 https://www.postgresql.org/docs/current/sql-createtable.html#SQL-CREATETABLE-STORAGE-PARAMETERS
 """
 
-# A fifth of a table, as PostgreSQL has it, is a day of deletions: it is vacuumed before it has grown.
+# PostgreSQL's default of a fifth of a table is a day of deletions: vacuum runs before the table grows.
 LONG = {
     "autovacuum_vacuum_scale_factor": 0.05,
     "autovacuum_vacuum_insert_scale_factor": 0.05,
     "autovacuum_analyze_scale_factor": 0.05,
 }
 LONG_WITH_TEXTS = LONG | {"toast.autovacuum_vacuum_scale_factor": 0.05}
-# Few rows, new ones all the time: the next ones take the room of those before. To give the end of the
-# table back would mean to lock it for that.
+# Few rows with a high turnover: new rows reuse the space of old ones. Truncating the table's end would
+# need an exclusive lock.
 QUEUE = {
     "autovacuum_vacuum_scale_factor": 0,
     "autovacuum_vacuum_threshold": 1000,
     "autovacuum_vacuum_cost_delay": 0,
     "vacuum_truncate": "false",
 }
-# Rows that are written over and over: their next version stays in their page, no index is touched.
+# Frequently updated rows: the next version stays in the same page (HOT), and no index is written.
 COUNTERS = {"fillfactor": 70}

@@ -1,9 +1,8 @@
-"""Traces: what happened to one request, from the API over the queue to the worker and Triton.
+"""Traces of a request through API, queue, worker and Triton, by OpenTelemetry.
 
-Off unless OTEL_EXPORTER_OTLP_ENDPOINT is set; then OpenTelemetry is not even imported. The context
-(https://www.w3.org/TR/trace-context/, `traceparent`) travels in the result's row, because
-whoever takes the result may be another process, or the third to try. Spans are made when they are over:
-the worker knows only then what it saw.
+Off unless OTEL_EXPORTER_OTLP_ENDPOINT is set; OpenTelemetry is not imported then. The context
+(`traceparent`, https://www.w3.org/TR/trace-context/) is stored in the result's row, because another
+process may run the result. The worker creates spans after their end, from the times it recorded.
 """
 
 import asyncio
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
 _SHUTDOWN_SECONDS = 5.0
 _PATH = "/v1/traces"
 _HEADER = "traceparent"
-_MOST_CHARACTERS = 128  # a longer one is logged by the library, each time
+_MAX_CHARACTERS = 128  # the library logs each longer one
 
 Attributes = Mapping[str, str | int | float | bool]
 
 
 class Tracing:
-    """Makes the spans of one process, and sends them in the background."""
+    """Creates the spans of one process and sends them in the background."""
 
     def __init__(self, endpoint: str, name: str) -> None:
-        # Here, not above: they take memory and a tenth of a second.
+        # Imported here because they cost memory and a tenth of a second.
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -38,7 +37,7 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": name}
-        # The sampler is what OTEL_TRACES_SAMPLER says, by default the decision of who began.
+        # OTEL_TRACES_SAMPLER selects the sampler; the default is the parent's decision.
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + _PATH)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -49,15 +48,14 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, headers: Sequence[tuple[bytes, bytes]]) -> tuple["Span", str]:
-        """A request's span, as a part of its client's trace if that is told; and its context."""
+        """Start a request's span, within the client's trace if it sent one; return it and its context."""
         given = [value.decode("latin-1") for key, value in headers if key == _HEADER.encode()]
-        is_one = len(given) == 1 and len(given[0]) <= _MOST_CHARACTERS
+        is_one = len(given) == 1 and len(given[0]) <= _MAX_CHARACTERS
         parent = self._context(given[0] if is_one else None)
         span = self._tracer.start_span(name, parent, self._kinds.SERVER)
         return span, self._traceparent(span)
 
     def end(self, span: "Span", attributes: Attributes, *, is_error: bool = False) -> None:
-        """End a span now."""
         for key, value in attributes.items():
             span.set_attribute(key, value)
         if is_error:
@@ -74,7 +72,7 @@ class Tracing:
         *,
         is_error: bool = False,
     ) -> None:
-        """A span that is over; `start` and `end` in seconds since 1970."""
+        """Record an ended span; `start` and `end` are Unix times in seconds."""
         began = int(start * 1e9)
         span = self._tracer.start_span(
             name,
@@ -89,7 +87,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def calling(self, name: str, parent: str, attributes: Attributes) -> Iterator[str]:
-        """A span around a call of another server, which is told the context that is yielded."""
+        """Span of a call to another server; yields the context to send to it."""
         context = self._context(parent)
         span = self._tracer.start_span(name, context, self._kinds.CLIENT, attributes)
         try:
@@ -102,7 +100,7 @@ class Tracing:
             span.end()
 
     async def close(self) -> None:
-        """Send what there is, for a time: a collector that is away does not hold up the end."""
+        """Send the remaining spans, for a bounded time."""
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         await asyncio.to_thread(thread.join, _SHUTDOWN_SECONDS)
@@ -119,13 +117,13 @@ class Tracing:
         return carrier.get(_HEADER, "")
 
 
-# Of this process; None: traces are off.
+# The tracing of this process; None: traces are off.
 active: Tracing | None = None
 
 
 @contextlib.asynccontextmanager
 async def tracing(endpoint: str | None, name: str) -> AsyncIterator[None]:
-    """Trace what happens inside, if there is somewhere to send it."""
+    """Trace within the block if an endpoint is set."""
     global active
     if endpoint is None:
         yield

@@ -1,8 +1,7 @@
-"""Where a webhook may go: judge a URL at the door, and its addresses before each call.
+"""Guard against server-side request forgery (SSRF) by webhook URLs.
 
-A URL from a client makes this service a caller inside its own network. So a name is resolved once,
-every address of it is judged, and the call goes to an address that was judged: a name that
-resolves to something else a moment later leads nowhere.
+The API checks a URL when it accepts it; the sender resolves its name once, checks every address, and
+connects to a checked address, so that a name which resolves differently a moment later is harmless.
 """
 
 import asyncio
@@ -23,9 +22,9 @@ _MAX_PORT = 65_535
 _MAX_ADDRESSES = 4
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _GLOBAL_UNICAST = ip_network("2000::/3")
-# Of no receiver on the internet, whatever `ipaddress` (which differs between Python's versions)
-# says: Azure's host agent, protocol assignments, 6to4 relays, documentation.
-_NOBODYS = tuple(
+# Not public, although some versions of `ipaddress` report it so: Azure's host agent, protocol
+# assignments, 6to4 relays, documentation.
+_NOT_PUBLIC = tuple(
     ip_network(network)
     for network in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")
 )
@@ -34,11 +33,11 @@ _PERMIT = "LLM_WEBHOOK_ALLOW_PRIVATE=true permits it"
 
 
 class RefusedTargetError(Exception):
-    """This receiver must not be called; the message is for people."""
+    """Forbidden receiver; the message names the reason."""
 
 
 def url_fault(url: str, *, allow_private: bool) -> str | None:
-    """What is wrong with a webhook's URL as far as that can be told without DNS, or None."""
+    """Describe the fault of a URL, checked without DNS; None if it has none."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -46,7 +45,7 @@ def url_fault(url: str, *, allow_private: bool) -> str | None:
     if parsed.scheme not in _PORTS:
         return "must begin with http:// or https://"
     if parsed.userinfo:
-        return "must not hold a user or a password; the signature tells who is calling"
+        return "must not hold a user or a password; the signature identifies the caller"
     if not 0 < _port_of(parsed) <= _MAX_PORT:
         return f"the port must be 1 to {_MAX_PORT}"
     host = _host_of(parsed)
@@ -65,12 +64,12 @@ def url_fault(url: str, *, allow_private: bool) -> str | None:
 async def resolve(
     url: httpx.URL, lookup: Lookup, executor: Executor, *, allow_private: bool
 ) -> list[str]:
-    """The addresses to call, in order, each of them judged.
+    """Resolve the checked addresses to call, in order.
 
-    Raises RefusedTargetError if any may not be called, and OSError if the name is unknown.
+    Raises RefusedTargetError if one of them is forbidden, and OSError if the name is unknown.
     """
     host, port = _host_of(url), _port_of(url)
-    # On threads of our own: a nameserver that hangs must not hold up the service's other names.
+    # On threads of its own: a nameserver that hangs must not block other lookups of the service.
     found = await asyncio.get_running_loop().run_in_executor(
         executor, lambda: lookup(host, port, type=socket.SOCK_STREAM)
     )
@@ -82,8 +81,8 @@ async def resolve(
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address, and the IPv4 address it carries, if any, is of the public internet."""
-    if any(address in network for network in _NOBODYS):
+    """Return whether an address, and the IPv4 address embedded in it, is public."""
+    if any(address in network for network in _NOT_PUBLIC):
         return False
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast
@@ -97,7 +96,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _host_of(url: httpx.URL) -> str:
-    """The host as DNS takes it; a final dot says nothing that matters here."""
+    """Host in lower case, without a final dot."""
     return url.raw_host.decode().lower().removesuffix(".")
 
 
@@ -106,7 +105,7 @@ def _port_of(url: httpx.URL) -> int:
 
 
 def _to_literal(host: str) -> IPv4Address | IPv6Address | None:
-    """An address in any of the forms that the system's resolver reads without DNS: 127.1, 0x7f.1."""
+    """Parse an address in each form that the resolver accepts without DNS: 127.1, 0x7f.1."""
     try:
         return ip_address(host)
     except ValueError:

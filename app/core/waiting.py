@@ -1,8 +1,7 @@
-"""Waiting for an event, for a time.
+"""Bounded waits for an event.
 
-Not by asyncio.wait_for: up to Python 3.11 it loses a cancellation that arrives in the very step in
-which the event is set (https://github.com/python/cpython/issues/86296), and a task that waits in a
-loop then lives on.
+asyncio.wait_for up to Python 3.11 loses a cancellation that arrives in the same step as the event
+(https://github.com/python/cpython/issues/86296), so a task that waits in a loop would survive it.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import contextlib
 
 
 async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait until the event is set, at most `seconds`; whether it is."""
+    """Wait for the event for at most `seconds`; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -18,7 +17,7 @@ async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def is_set_by(event: asyncio.Event, ends: float) -> bool:
-    """The same, until a time of the loop's clock."""
+    """Wait for the event until a time of the loop's clock; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(ends):
             await event.wait()

@@ -16,7 +16,8 @@ from types import TracebackType
 from app.core.database import Database, is_transient
 from app.core.errors import ServiceError
 from app.core.listener import SERVERS, Listener
-from app.core.settings import Settings, split_list
+from app.core.settings import Settings
+from app.core.settings.fields import split_list
 from app.inference.server_store import STATIC_NAME, ServerAddress, ServerStore, server_not_found
 from app.inference.triton_client import IndexEntry, TritonClient
 

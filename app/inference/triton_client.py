@@ -20,7 +20,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
-from app.core.settings import split_address
+from app.core.settings.fields import split_address
 from app.inference.triton_errors import (
     GenerationError,
     ModelFailedError,

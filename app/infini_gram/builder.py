@@ -1,13 +1,13 @@
-"""Builds an index of a corpus: whole, or not at all.
+"""Builds an index of a corpus, completely or not at all.
 
-The tokens are written here, with the tokenizer of the index; the package's own indexer then
-finds them written and makes the suffix array over them (`infini_gram/indexing.py`). All of it
-happens in a hidden directory beside the index, which gets its name at the end.
+The tokens are written here, with the tokenizer of the index; the package's own indexer then makes
+the suffix array over them (`infini_gram/indexing.py`). The build uses a hidden directory beside
+the index, which is renamed at the end.
 
 The files of a shard, as the engine reads them (little-endian):
-`tokenized` the tokens, each document after a separator of 0xff bytes; `offset` where each
-document begins in it, 8 bytes each; `metadata` a JSON line for each document; `metaoff` where each
-begins; `unigram` how often each token occurs; `table` the suffix array.
+`tokenized` the tokens, each document after a separator of 0xff bytes; `offset` the position of each
+document in it, 8 bytes each; `metadata` a JSON line for each document; `metaoff` the position of
+each line; `unigram` the count of each token; `table` the suffix array.
 """
 
 import contextlib
@@ -40,30 +40,30 @@ from app.infini_gram.manifest import FORMAT, KINDS, WIDTH, Manifest, entry_of
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 
 GIB = 1 << 30
-# Encoded together, on all processors.
+# Texts that are encoded together, on all processors.
 _BATCH_CHARACTERS = 1_000_000
 _BATCH_DOCUMENTS = 1_000
-# Bytes of memory for each byte of tokens: the indexer's own figures, by which it makes parts.
+# Bytes of memory for each byte of tokens: the indexer's own figures, by which it divides the work.
 _MEMORY_FACTOR = {"u8": 12, "u16": 8}
-_MEMORY_BESIDE = 300_000_000  # Python, numpy, a batch of texts
-_DISK_BESIDE = 20_000_000
-_BYTES_A_TOKEN = 3  # of text, at the least, by any tokenizer one would take
-_SMALL = 2_000_000  # bytes of tokens that one processor indexes in a moment
+_BASE_MEMORY = 300_000_000  # Python, numpy, a batch of texts
+_BASE_DISK = 20_000_000
+_MIN_BYTES_PER_TOKEN = 3  # of text: a lower bound for common tokenizers
+_SINGLE_CPU_BYTES = 2_000_000  # bytes of tokens that one processor indexes in a moment
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
-# Called now and then with the step, its share that is done (0 to 1) and a detail.
-Tell = Callable[[str, float, str], None]
+# Called from time to time with the step, its progress (0 to 1) and a detail.
+Report = Callable[[str, float, str], None]
 
 
 class BuildError(Exception):
-    """The index was not built, and nothing is left of it; the message is one line."""
+    """No index was built, and no file is left; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What to build: an index in `directory`, which must not exist yet unless it is to `replace` it.
+    """An index to build in `directory`, which must not exist yet unless `replace` is set.
 
-    `tokenizer` is a path or "bytes"; `end_id` its end-of-text token, where it does not tell.
+    `tokenizer` is a path or "bytes"; `end_id` its end-of-text token, if its files do not name one.
     `memory` bounds the indexer, in bytes; `open_files` its open files.
     """
 
@@ -78,8 +78,8 @@ class BuildOptions:
     replace: bool = False
 
 
-def build(options: BuildOptions, tell: Tell = lambda *_: None) -> Manifest:
-    """Build it. Raises BuildError, CorpusError, TokenizerError or OSError, and leaves nothing."""
+def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
+    """Build an index. Raises BuildError, CorpusError, TokenizerError or OSError, and leaves no files."""
     if find_spec("infini_gram") is None:
         raise BuildError(MISSING_PACKAGE)
     tokenizer = open_tokenizer(options.tokenizer, options.end_id)
@@ -92,19 +92,19 @@ def build(options: BuildOptions, tell: Tell = lambda *_: None) -> Manifest:
         new = hidden / "new"
         new.mkdir()
         _check_before(options, corpus, tokenizer)
-        written = _write_tokens(new, corpus, tokenizer, tell)
+        written = _write_tokens(new, corpus, tokenizer, report)
         _check_room(options, new, tokenizer, written.tokens)
-        _make_suffix_array(options, new, tokenizer, written.tokens, tell)
-        manifest = _seal(options, new, tokenizer, written, tell)
-        _try_out(new, written)
-        _put(new, options.directory, hidden / "replaced")
+        _make_suffix_array(options, new, tokenizer, written.tokens, report)
+        manifest = _write_manifest(options, new, tokenizer, written, report)
+        _verify(new, written)
+        _replace(new, options.directory, hidden / "replaced")
     return manifest
 
 
-def _put(new: Path, directory: Path, aside: Path) -> None:
-    """Give the index its name; one that has it goes aside, and back where that fails.
+def _replace(new: Path, directory: Path, aside: Path) -> None:
+    """Rename the new index; an existing one moves aside, and back if the rename fails.
 
-    Processes that have the old one open keep it.
+    Processes that have the old index open keep it.
     """
     if not directory.exists():
         new.rename(directory)
@@ -119,9 +119,9 @@ def _put(new: Path, directory: Path, aside: Path) -> None:
 
 @contextlib.contextmanager
 def _hidden_directory(directory: Path) -> Iterator[Path]:
-    """A directory beside the index's, removed at the end if it is still there.
+    """A directory beside the index's, removed at the end if it still exists.
 
-    Also removes those that killed builds of the same index left.
+    Also removes the directories of builds of the same index that were killed.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     for left in directory.parent.glob(f".{directory.name}.building-*"):
@@ -150,9 +150,9 @@ def _is_running(process_id: int) -> bool:
 
 
 def _check_before(options: BuildOptions, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    """By an estimate: better refused now than after an hour."""
+    """Check an estimate first: a refusal now is better than after an hour."""
     text = corpus.likely_text_bytes
-    tokens = text if tokenizer.dtype == "u8" else text // _BYTES_A_TOKEN
+    tokens = text if tokenizer.dtype == "u8" else text // _MIN_BYTES_PER_TOKEN
     _check_room(options, options.directory.parent, tokenizer, tokens, is_estimate=True)
 
 
@@ -164,11 +164,11 @@ def _check_room(
     *,
     is_estimate: bool = False,
 ) -> None:
-    """Memory and disk for the suffix array of so many tokens (and for the tokens themselves)."""
+    """Check memory and disk for the suffix array of so many tokens (and for the tokens themselves)."""
     size = tokens * WIDTH[tokenizer.dtype]
-    # At its peak the array is there twice: in parts and merged, or merged and whole.
-    disk = 2 * tokens * _pointer_width(size) + (size if is_estimate else 0) + _DISK_BESIDE
-    memory = min(options.memory, size * _MEMORY_FACTOR[tokenizer.dtype]) + _MEMORY_BESIDE
+    # At its peak the array exists twice: in parts and merged, or merged and whole.
+    disk = 2 * tokens * _pointer_width(size) + (size if is_estimate else 0) + _BASE_DISK
+    memory = min(options.memory, size * _MEMORY_FACTOR[tokenizer.dtype]) + _BASE_MEMORY
     about = "about " if is_estimate else ""
     free = shutil.disk_usage(directory).free
     if free < disk:
@@ -185,12 +185,12 @@ def _check_room(
 
 
 def _pointer_width(size: int) -> int:
-    """Bytes of an entry of the suffix array over so many bytes of tokens, as the indexer has it."""
+    """Bytes of an entry of the suffix array over so many bytes of tokens: the indexer's formula."""
     return max(1, math.ceil(math.log2(max(2, size)) / 8))
 
 
 def _available_memory() -> int:
-    """Bytes that can be used now: what the machine has, or what our control group leaves."""
+    """Available bytes of the machine, or of the control group if it has fewer."""
     told = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(told["MemAvailable"].split()[0]) * 1024
     for limit_file in map(Path, _CGROUP_LIMITS):
@@ -209,7 +209,7 @@ def _megabytes(size: int) -> str:
 
 @dataclass(slots=True)
 class _Written:
-    """What was written, and the first tokens of its first and last document to try it out with."""
+    """Counts of the written corpus, and the first tokens of its first and last document for a check."""
 
     documents: int = 0
     tokens: int = 0
@@ -218,7 +218,7 @@ class _Written:
 
 
 class _Files:
-    """The files of the one shard, as they are written."""
+    """Writer of the files of the one shard."""
 
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         self._directory = directory
@@ -242,7 +242,7 @@ class _Files:
         return (self._directory / f"{kind}.0").open("wb")
 
     def add(self, documents: list[CorpusDocument], encoded: list[bytes]) -> None:
-        """Write documents with their tokens; those without any are left out."""
+        """Write documents with their tokens; documents without tokens are left out."""
         offsets, metaoffs = array("Q"), array("Q")
         for document, tokens in zip(documents, encoded, strict=True):
             if not tokens:
@@ -265,7 +265,7 @@ class _Files:
         self.written.tokens = self._size // self._width
 
     def write_unigrams(self) -> None:
-        """Lines `id count`. Of bytes a count alone: the engine reads an id there as a character."""
+        """Write lines `id count`. A byte index has lines `count`: there the engine reads ids as characters."""
         if self._width == 1:
             lines = [f"{self._counts[one]}\n" for one in range(256)]
         else:
@@ -273,12 +273,14 @@ class _Files:
         (self._directory / "unigram.0").write_text("".join(lines))
 
 
-def _write_tokens(directory: Path, corpus: Corpus, tokenizer: Tokenizer, tell: Tell) -> _Written:
+def _write_tokens(
+    directory: Path, corpus: Corpus, tokenizer: Tokenizer, report: Report
+) -> _Written:
     with _Files(directory, tokenizer) as files:
         for batch in _batches(corpus):
             files.add(batch, tokenizer.encode_for_disk([document.text for document in batch]))
             written = files.written
-            tell(
+            report(
                 "tokens",
                 corpus.read_bytes / max(1, corpus.size),
                 f"{written.documents:,} documents, {written.tokens:,} tokens",
@@ -304,26 +306,26 @@ def _batches(corpus: Corpus) -> Iterator[list[CorpusDocument]]:
 
 # --- The suffix array --------------------------------------------------------------------------------
 
-# What the indexer says when a step begins, and where its output grows.
+# The indexer's log text for each step, and the path that grows during it.
 _STEPS = (("make-part", "parts-0"), ("merge", "merged-0"), ("concat", "table.0"))
 
 
 def _make_suffix_array(
-    options: BuildOptions, directory: Path, tokenizer: Tokenizer, tokens: int, tell: Tell
+    options: BuildOptions, directory: Path, tokenizer: Tokenizer, tokens: int, report: Report
 ) -> None:
-    """Run the package's indexer over the tokens that are written."""
+    """Run the package's indexer over the written tokens."""
     size = tokens * WIDTH[tokenizer.dtype]
     log_file = directory / "build.log"
-    # It runs shell commands with this path in them, and replaces words in it: give it a plain one.
+    # The indexer runs shell commands with this path, and replaces words in it: use a plain path.
     with tempfile.TemporaryDirectory(prefix="infini-gram-", dir=_plain_directory()) as plain:
         link = Path(plain) / "build"
         link.symlink_to(directory.absolute(), target_is_directory=True)
         command = [sys.executable, "-I", "-u", "-m", "infini_gram.indexing"]
         command += ["--data_dir", str(link), "--save_dir", str(link), "--temp_dir", str(link)]
         command += ["--token_dtype", tokenizer.dtype]
-        command += ["--cpus", str(1 if size < _SMALL else options.cpus)]
+        command += ["--cpus", str(1 if size < _SINGLE_CPU_BYTES else options.cpus)]
         command += ["--mem", str(max(1, options.memory // GIB))]
-        command += ["--ulimit", str(options.open_files or _most_open_files())]
+        command += ["--ulimit", str(options.open_files or _max_open_files())]
         with log_file.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 # our own arguments
                 command,
@@ -335,7 +337,7 @@ def _make_suffix_array(
             )
         try:
             while process.poll() is None:
-                _tell_step(directory, log_file, tokens * _pointer_width(size), tell)
+                _report_step(directory, log_file, tokens * _pointer_width(size), report)
                 time.sleep(0.05)
         finally:
             _end(process)
@@ -347,16 +349,16 @@ def _make_suffix_array(
     log_file.unlink()
 
 
-def _tell_step(directory: Path, log_file: Path, expected: int, tell: Tell) -> None:
+def _report_step(directory: Path, log_file: Path, expected: int, report: Report) -> None:
     text = _log_text(log_file)
     begun = [(name, output) for name, output in _STEPS if f"({name})" in text]
     if begun:
         name, output = begun[-1]
-        tell(f"suffix array, {name}", min(1.0, _size(directory / output) / expected), "")
+        report(f"suffix array, {name}", min(1.0, _size(directory / output) / expected), "")
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of the files of a directory, which may be removed meanwhile."""
+    """Bytes of a file, or of the files of a directory; either may disappear meanwhile."""
     with contextlib.suppress(OSError):
         if path.is_dir():
             return sum(file.stat().st_size for file in path.iterdir())
@@ -369,18 +371,18 @@ def _log_text(log_file: Path) -> str:
 
 
 def _plain_directory() -> str:
-    """Where a temporary path holds nothing that a shell would read as anything else."""
+    """A temporary directory whose path has no characters that a shell interprets."""
     chosen = tempfile.gettempdir()
     return chosen if re.fullmatch(r"[A-Za-z0-9/._-]+", chosen) else "/tmp"  # noqa: S108
 
 
-def _most_open_files() -> int:
+def _max_open_files() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it and what it started, if it has not ended."""
+    """Kill the process and its children, if it has not ended."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -390,15 +392,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 # --- The end -----------------------------------------------------------------------------------------
 
 
-def _seal(
-    options: BuildOptions, directory: Path, tokenizer: Tokenizer, written: _Written, tell: Tell
+def _write_manifest(
+    options: BuildOptions, directory: Path, tokenizer: Tokenizer, written: _Written, report: Report
 ) -> Manifest:
-    """Put the tokenizer and the manifest to the files."""
+    """Add the tokenizer and the manifest to the files."""
     if options.tokenizer != BYTES:
         shutil.copyfile(options.tokenizer, directory / "tokenizer.json")
     files = {}
     for number, kind in enumerate(KINDS):
-        tell("checksums", number / len(KINDS), "")
+        report("checksums", number / len(KINDS), "")
         files[f"{kind}.0"] = entry_of(directory / f"{kind}.0")
     try:
         manifest = Manifest(
@@ -419,8 +421,8 @@ def _seal(
     return manifest
 
 
-def _try_out(directory: Path, written: _Written) -> None:
-    """Open the index and find what must be in it: the indexer has failed silently before."""
+def _verify(directory: Path, written: _Written) -> None:
+    """Open the index and find its first and last tokens: the indexer has failed silently before."""
     inside = directory / "tokenizer.json"
     tokenizer = str(inside) if inside.exists() else BYTES
     engine = Engine(Declaration(directory.name, directory, tokenizer))

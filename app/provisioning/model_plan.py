@@ -1,4 +1,4 @@
-"""On which GPUs a model would fit, asked over HTTP: its files are read where a launch would."""
+"""GPUs on which a model would fit, for the HTTP API: reads the files that a launch would read."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -27,7 +27,7 @@ _OPTIONS = ("context", "concurrency", "dtype", "quantization")
 
 
 class PlanCreate(BaseModel):
-    """A model, by name or by its config.json, and what it is to do."""
+    """A model, by name or by its config.json, and its intended use."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -1,9 +1,9 @@
 """The table `launches`: every statement about it.
 
-A follower takes launches that are due, each under a lease until which nobody else looks at it, and
-writes what it found by one guarded statement that names that lease. A request to stop only marks a
-launch: who holds the lease goes on, and finds it stopping the next time. So a job that is being
-submitted at that moment is recorded, and then ended.
+A follower claims launches that are due, each under an exclusive lease, and writes its finding by one
+guarded statement that names that lease. A request to stop only marks a launch: the follower with the
+lease continues, and the next check finds the mark. So a job that is being submitted at that moment
+is recorded, and then ended.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
 """
 
 _MINE = "($3::uuid IS NOT NULL AND follower_id = $3)"
-# What holds a tunnel is another's only when that one is late.
+# The follower of a tunnel is replaced only when it is late.
 _DUE_AT = f"""
   greatest(next_check_at, lease_expires_at,
            CASE WHEN follower_id IS NULL OR {_MINE} THEN next_check_at
@@ -70,7 +70,7 @@ _SECONDS_UNTIL_DUE = f"""
 SELECT extract(epoch FROM min({_DUE_AT}) - now())::float8 FROM launches WHERE {_FOLLOWED}
 """
 
-# Once it is stopping, only its end is another state, and the reason stays.
+# A stopping launch changes its state only to an end, and its reason stays.
 _ADVANCE = """
 UPDATE launches SET
   state = CASE WHEN state = 'stopping' AND NOT $4::boolean THEN state ELSE $3::varchar END,
@@ -82,7 +82,7 @@ UPDATE launches SET
   ports = coalesce($10::jsonb, ports),
   address = coalesce($11::jsonb, address),
   requests = coalesce($12::bigint, requests),
-  -- Not written anew where it is the same.
+  -- An unchanged log is not written again.
   log = CASE WHEN log = $13::text THEN log ELSE coalesce($13::text, log) END,
   exit_code = coalesce($14::int, exit_code),
   submitted_at = CASE WHEN $7::varchar IS NULL THEN submitted_at ELSE coalesce(submitted_at, now()) END,
@@ -116,7 +116,7 @@ ORDER BY team_id DESC, id DESC LIMIT $4
 
 @dataclass(slots=True, frozen=True)
 class Launch:
-    """A launch that this process may look after, until `lease`; `now`: by the database's clock."""
+    """A launch that this process has claimed until `lease`; `now`: by the database's clock."""
 
     id: UUID
     name: str
@@ -143,7 +143,7 @@ class Launch:
 
 @dataclass(slots=True, frozen=True)
 class Step:
-    """What a look at a launch found; None leaves what is stored. `pause`: seconds to the next."""
+    """Finding of one check; None keeps the stored value. `pause`: seconds to the next check."""
 
     state: State
     pause: float
@@ -166,8 +166,6 @@ class Step:
 
 
 class LaunchStore:
-    """Makes, reads, stops and follows launches."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -182,7 +180,7 @@ class LaunchStore:
                 _CREATE, identifier, team_id, spec.name, provider, spec.profile, spec.model,
                 spec.model_dump_json(),
             )  # fmt: skip
-            # Sent again after a lost answer, it finds its own.
+            # When it is repeated after a lost response, the statement finds its own row.
             return found or await connection.fetchrow(
                 f"SELECT {_COLUMNS} FROM launches WHERE id = $1", identifier
             )
@@ -198,18 +196,16 @@ class LaunchStore:
     async def list(
         self, team_id: str, *, state: State | None, after: UUID | None, limit: int
     ) -> Sequence[asyncpg.Record]:
-        """A team's launches, the newest first."""
         return await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit, state)
 
     async def get(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
-        """One launch. Raises NotFoundError."""
         row = await self._database.fetchrow(
             f"SELECT {_COLUMNS} FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
         )
         return _found(row, launch_id)
 
     async def log(self, team_id: str, launch_id: UUID) -> str:
-        """The end of the job's output, as its follower saw it last. Raises NotFoundError."""
+        """The end of the job's output at the last check. Raises NotFoundError."""
         row = await self._database.fetchrow(
             "SELECT log FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
         )
@@ -217,12 +213,12 @@ class LaunchStore:
         return text
 
     async def stop(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
-        """Have a launch stopped, if it has not ended; as it is then. Raises NotFoundError."""
+        """Request a launch's stop, if it has not ended, and return it. Raises NotFoundError."""
         await self._database.fetch(_STOP, launch_id, team_id, STOPPED_ON_REQUEST)
         return await self.get(team_id, launch_id)
 
     async def delete(self, team_id: str, launch_id: UUID) -> None:
-        """Forget a launch that has ended. Raises NotFoundError, ConflictError."""
+        """Delete a launch that has ended. Raises NotFoundError, ConflictError."""
         row = await self._database.fetchrow(
             "DELETE FROM launches WHERE id = $1 AND team_id = $2 AND ended_at IS NOT NULL "
             "RETURNING id",
@@ -247,7 +243,7 @@ class LaunchStore:
         count: int,
         lease_seconds: float,
     ) -> Sequence[Launch]:
-        """Take launches that are due; nobody else looks at them before the lease is over."""
+        """Claim launches that are due; no other follower claims them before the lease is over."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(
                 _CLAIM, profiles, machine, follower_id, takeover_seconds, count, lease_seconds
@@ -261,7 +257,7 @@ class LaunchStore:
         follower_id: UUID,
         takeover_seconds: float,
     ) -> float | None:
-        """When the next launch is due, negative if it is overdue; None if none is open."""
+        """Seconds until the next launch is due, negative if it is overdue; None if none is open."""
         row = await self._database.fetchrow(
             _SECONDS_UNTIL_DUE, profiles, machine, follower_id, takeover_seconds
         )
@@ -270,7 +266,7 @@ class LaunchStore:
         return seconds
 
     async def advance(self, launch: Launch, step: Step) -> None:
-        """Commit what a look found; without effect once the lease was another's."""
+        """Commit a finding; no effect after the lease is lost."""
         await self._database.fetch(
             _ADVANCE,
             launch.id,

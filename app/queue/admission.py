@@ -15,7 +15,7 @@ from app.core.errors import LimitError
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import NewResult
+from app.queue.enqueue import NewResult
 from app.queue.rate_buckets import Cost, RateBuckets
 from app.queue.team_limits import Limits, TeamLimits
 

@@ -1,19 +1,15 @@
-"""What each team may use of each model, as the operator has set it.
+"""Limits of each team for each model, as set by the operator.
 
-Every process holds all of it, and reads it again when told that it changed, and now and then.
+Every process holds all of them. It reads them again when notified of a change, and regularly.
 """
 
-import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from app.core.database import Database, is_transient
+from app.core.database import Database
 from app.core.listener import LIMITS, Listener
+from app.core.polling import PollingLoop
 from app.core.settings import Settings
-from app.core.waiting import is_set_within
-
-logger = logging.getLogger(__name__)
 
 ANY_MODEL = "*"
 _PERIOD_SECONDS = 10.0
@@ -79,24 +75,15 @@ class TeamLimits:
         ] = {}  # as asked for; bounded by teams and models
         self._is_loaded = False
         self.has_running = settings.team_max_running is not None
-        self._changed = asyncio.Event()
-        self._changed.set()
+        self._loop = PollingLoop("limits", self.refresh, seconds=_PERIOD_SECONDS)
 
     def subscribe(self, listener: Listener) -> None:
-        """Hear of changes; before the listener runs."""
-        listener.subscribe(LIMITS, lambda _: self._changed.set())
+        """Subscribe to changes; before the listener runs."""
+        listener.subscribe(LIMITS, lambda _: self._loop.wake())
 
     async def run(self) -> None:
         """Read the table whenever it changed, until cancelled."""
-        while True:
-            await is_set_within(self._changed, _PERIOD_SECONDS)
-            self._changed.clear()
-            try:
-                await self.refresh()
-            except Exception as error:
-                if not is_transient(error):
-                    raise
-                logger.info("limits are not read: %s", error, extra={"action": "limits_unread"})
+        await self._loop.run()
 
     async def refresh(self) -> None:
         """Read the table."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.core.ids import lowest_id
-from app.queue.sql import READ_COLUMNS
+from app.queue.finish import READ_COLUMNS
 from app.results.rows import State
 
 _LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)

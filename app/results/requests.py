@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from app.core.settings import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
+from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
 from app.inference.sampling import SamplingParameters
 from app.infini_gram.attribution import AttributionParameters
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from app.queue.job_queue import Kind
+from app.queue.enqueue import Kind
 
 State = Literal["pending", "completed", "failed"]
 

@@ -1,4 +1,4 @@
-"""The settings of the web page, read from the environment; `docs/settings.md` is made of them."""
+"""The settings of the web page, read from the environment; the source of `docs/settings.md`."""
 
 import ipaddress
 from typing import Annotated
@@ -14,13 +14,16 @@ def _split_at_commas(value: object) -> object:
 
 
 class UiSettings(BaseSettings):
-    """What `python -m app ui` is told; the API's settings are not needed here."""
+    """Settings of `python -m app ui`, which needs none of the API's."""
 
     model_config = SettingsConfigDict(
-        env_prefix="", populate_by_name=True, extra="ignore", hide_input_in_errors=True
+        env_prefix="",
+        populate_by_name=True,
+        extra="ignore",
+        hide_input_in_errors=True,
+        title="Web page",
     )
 
-    # --- Web page -------------------------------------------------------------------------------
     host: str = Field("127.0.0.1", alias="LLM_UI_HOST", description="Address the web page binds.")
     port: int = Field(
         8888, alias="LLM_UI_PORT", ge=0, le=65535, description="Port the web page binds."
@@ -89,7 +92,7 @@ class UiSettings(BaseSettings):
     def _are_addresses(cls, addresses: list[str]) -> list[str]:
         for address in addresses:
             if address:
-                ipaddress.ip_network(address)  # its error says what is wrong
+                ipaddress.ip_network(address)  # its error names the problem
         return [address for address in addresses if address]
 
     @field_validator("secret")
@@ -103,5 +106,5 @@ class UiSettings(BaseSettings):
 
     @property
     def shown_api_url(self) -> str:
-        """The API's address as people may call it, without a slash at its end."""
+        """The API's public address, without a slash at its end."""
         return str(self.public_api_url or self.api_url).rstrip("/")

@@ -12,7 +12,9 @@ from typing import Protocol
 
 from app.core.errors import CANCELLED, DEADLINE_EXCEEDED, Failure
 from app.inference.server_pool import DeadEngine
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, Claim
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.progress import Chunk
 from app.results.streams.output_buffer import OutputBuffer, TokenLog
 
 # Before a result goes back to the queue's front: time for its backend to come up again.

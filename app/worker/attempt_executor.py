@@ -15,7 +15,9 @@ from app.core import logs, metrics, tracing
 from app.core.database import Connection, is_transient
 from app.core.errors import INTERNAL_ERROR
 from app.core.settings import Settings
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.job_queue import JobQueue
 from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt, Backend, Place, StopReason
@@ -57,8 +59,8 @@ class AttemptExecutor:
         self._hub = hub
         self._throughput = throughput
         self._on_end = on_end
-        self._ending = queue.ending_lane(worker_id, _FOREVER, hub)
-        self._keeping = queue.keeping_lane(worker_id, _FOREVER)
+        self._ending = queue.end_batcher(worker_id, _FOREVER, hub)
+        self._keeping = queue.chunk_batcher(worker_id, _FOREVER)
         self._early: dict[UUID, _Early] = {}  # whose results are just being stored
         self._unknown: set[UUID] = set()
         self._generated: Counter[str] = Counter()
@@ -79,7 +81,7 @@ class AttemptExecutor:
             self._early[claim.id] = (attempt, is_ours)
             self._spawn(self._run_early(attempt, is_ours), f"early {claim.id}")
 
-    def settle(self, claims: Iterable[Claim]) -> None:
+    def confirm(self, claims: Iterable[Claim]) -> None:
         """Run results that were stored as claimed; stop what else began."""
         early, self._early = self._early, {}
         for claim in claims:
@@ -342,11 +344,14 @@ class AttemptExecutor:
                 attempt.stop(StopReason.CANCELLED)
 
     async def finish(
-        self, grace_seconds: float, stop_seconds: float, side_tasks: Sequence[asyncio.Task[None]]
+        self,
+        shutdown_grace_seconds: float,
+        stop_seconds: float,
+        side_tasks: Sequence[asyncio.Task[None]],
     ) -> None:
         """Let results finish, hand back the rest; a side task that dies meanwhile raises."""
         self._is_stopping = True
-        await _wait_for_all(self.tasks, grace_seconds, side_tasks)
+        await _wait_for_all(self.tasks, shutdown_grace_seconds, side_tasks)
         for attempt in self.running.values():
             attempt.stop(StopReason.SHUTDOWN)
         await _wait_for_all(self.tasks, stop_seconds, side_tasks)

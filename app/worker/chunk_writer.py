@@ -9,7 +9,8 @@ from uuid import UUID
 from app.core import metrics, tracing
 from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_by
-from app.queue.job_queue import Chunk, JobQueue
+from app.queue.job_queue import JobQueue
+from app.queue.progress import Chunk
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt, Flushes
 

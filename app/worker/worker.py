@@ -16,7 +16,8 @@ from app.core.errors import DatabaseUnavailableError
 from app.core.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
 from app.core.settings import Settings
 from app.core.waiting import is_set_within
-from app.queue.job_queue import Claim, JobQueue
+from app.queue.claim import Claim
+from app.queue.job_queue import JobQueue
 from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
@@ -85,7 +86,7 @@ class Worker:
             )
         ]
         claiming = asyncio.create_task(self._claim_until_stopped(), name="worker claim")
-        self._queue.birthplace = self
+        self._queue.dispatcher = self
         try:
             done, _ = await asyncio.wait(
                 [claiming, *side_tasks], return_when=asyncio.FIRST_COMPLETED
@@ -153,17 +154,17 @@ class Worker:
         """The free slots by queue, as far as its models can be trusted."""
         return self._backend.free(self._attempts.running.values(), besides)
 
-    # The queue's birthplace: results of this process's API that need not wait for a claim.
+    # --- dispatcher of the queue: results of this process's API that need no claim --------------
 
     @property
     def worker_id(self) -> UUID:
         """The id that this worker lives under."""
         return self._lease.id
 
-    def may_start(self, models: Sequence[str]) -> list[bool]:
-        """Which new results of these models have a place here now.
+    def reserve(self, models: Sequence[str]) -> list[bool]:
+        """Return for each result of these models whether it has a free slot.
 
-        Not counting what a claim under way may bring: for a moment there may be twice the slots.
+        The results of a claim under way are not counted: for a moment there may be twice the slots.
         """
         if self._is_short or self._stopping.is_set():
             return [False] * len(models)
@@ -179,13 +180,17 @@ class Worker:
         """Generate for results while they are stored."""
         self._attempts.begin(claims)
 
-    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Run results that were stored as claimed; stop what else began.
+    def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run the results that were stored as claimed; stop others that began.
 
-        What was begun or claimed under a former id of this worker has been stopped and freed.
+        Those of a former id of this worker have been stopped and released.
         """
-        if worker_id == self._lease.id and self._queue.birthplace is self:
-            self._attempts.settle(claims)
+        if worker_id == self._lease.id and self._queue.dispatcher is self:
+            self._attempts.confirm(claims)
+
+    def abort(self, worker_id: UUID) -> None:
+        """Stop all that began."""
+        self.confirm(worker_id, [])
 
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
         """Claim and start what is there; how much, by model."""
@@ -232,7 +237,7 @@ class Worker:
     def _on_backend_change(self) -> None:
         """A model became ready, or ceased to be: claim, and report it with a heartbeat."""
         self._wake.set()
-        if self._queue.birthplace is self:
+        if self._queue.dispatcher is self:
             self._lease.hurry()
 
     def _load(self) -> Load:
@@ -240,11 +245,11 @@ class Worker:
 
     def _tell(self, ids: Iterable[UUID]) -> None:
         """Readers elsewhere have announced results: write what there is of them."""
-        if self._queue.birthplace is self:
+        if self._queue.dispatcher is self:
             self._attempts.writer.tell(ids)
 
     def _on_cancelled(self, payload: str) -> None:
-        if self._queue.birthplace is not self:
+        if self._queue.dispatcher is not self:
             return  # nothing runs
         if payload:
             self._attempts.cancel(split_ids(payload))
@@ -257,11 +262,13 @@ class Worker:
         """Let results finish, hand back the rest; the lease is renewed meanwhile."""
         count = len(self._attempts.running)
         logger.info("stopping: %d results are running", count, extra=self._extra("stopping"))
-        await self._attempts.finish(self._settings.grace_seconds, _STOP_SECONDS, side_tasks)
+        await self._attempts.finish(
+            self._settings.shutdown_grace_seconds, _STOP_SECONDS, side_tasks
+        )
 
     async def _abandon(self) -> None:
         """End this id: stop what still runs without a word, and hand its rows back."""
-        self._queue.birthplace = None
+        self._queue.dispatcher = None
         await self._attempts.abandon()
         try:
             await self._queue.retire(self._lease.id)

@@ -1,4 +1,4 @@
-"""what becomes of a result whose client left; log probabilities of running results
+"""groups, on_disconnect of results whose client left; log probabilities of running results
 
 Revision: 0004
 Revises: 0003

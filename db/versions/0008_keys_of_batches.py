@@ -34,7 +34,7 @@ def upgrade() -> None:
         "num_nonnulls(idempotency_key, request_hash, key_expires_at) IN (0, 3)",
     )
     with schema_changes.outside_transactions():
-        # Of which every result was erased; one with an empty text that was not is nobody's loss.
+        # Contexts whose results were all erased; marking an empty one by mistake loses no text.
         op.execute(
             "UPDATE contexts c SET erased_at = r.erased_at FROM results r "
             "WHERE r.context_id = c.id AND r.erased_at IS NOT NULL AND c.erased_at IS NULL "

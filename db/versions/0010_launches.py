@@ -82,7 +82,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     schema_changes.refuse_to_forget(
         "SELECT FROM launches WHERE ended_at IS NULL",
-        "servers that were launched would run on, followed by nobody.",
+        "servers that were launched would run on unmanaged.",
     )
     schema_changes.lock_tables("launches")
     op.drop_table("launches")

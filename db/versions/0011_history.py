@@ -1,6 +1,6 @@
 """history: words of results to search by, totals by the minute, samples of the queues
 
-Only new tables: what is there is digested in the background (app/results/indexer.py).
+Only new tables: workers index existing results in the background.
 
 Revision: 0011
 Revises: 0010
@@ -50,7 +50,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("result_id", name=op.f("pk_result_search")),
     )
     op.create_index("ix_result_search_words", "result_search", ["words"], postgresql_using="gin")
-    # In kB. What was inserted last waits in a list that each search reads through.
+    # In kB. The latest entries wait in a list that each search reads through.
     op.execute("ALTER INDEX ix_result_search_words SET (gin_pending_list_limit = 1024)")
     op.create_table(
         "undigested_results",

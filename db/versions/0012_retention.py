@@ -103,7 +103,7 @@ def _create_tables() -> None:
 def downgrade() -> None:
     schema_changes.refuse_to_forget(
         "SELECT FROM results WHERE retain_seconds IS NOT NULL",
-        "results that were sent with `retain_seconds` would be kept for ever.",
+        "results that were sent with `retain_seconds` would be kept indefinitely.",
     )
     with schema_changes.outside_transactions():
         for table, parameters in _STORAGE.items():

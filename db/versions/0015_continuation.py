@@ -35,7 +35,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     schema_changes.lock_tables(*_TABLES)
     # The former service reads the chunks of the present attempt alone. Kept text of a result that
-    # waits for its next attempt is generated anew.
+    # waits for its next attempt is generated again.
     op.execute(
         "DELETE FROM result_chunks c USING results r WHERE r.id = c.result_id "
         "AND r.state = 'pending' AND r.worker_id IS NULL AND r.text_attempt IS NOT NULL"

@@ -35,7 +35,7 @@ _CONTENTS = """
 decisions/*
 ```
 """
-# What the site does not have is named, not linked.
+# Files outside the site are named, not linked.
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./[^)]*|decisions/)\)")
 
 

@@ -47,7 +47,7 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """Whether the document is for evaluation only."""
+        """True for a document that is for evaluation only."""
         digest = hashlib.sha256(self.path.encode()).digest()
         return int.from_bytes(digest[:4], "big") % HELD_OUT_EVERY == 0
 

@@ -84,7 +84,7 @@ def ngram_bits(training: list[Integers], held_out: list[Integers], alphabet: int
 def generate(
     model: Llama, tokenizer: Tokenizer, prompt: str, max_tokens: int, temperature: float
 ) -> str:
-    """What follows `prompt`: greedily at temperature 0, else sampled with a fixed seed."""
+    """Continuation of `prompt`: greedy at temperature 0, otherwise sampled with a fixed seed."""
     generator = torch.Generator().manual_seed(SEED)
     prompt_tokens = tokenizer.encode(prompt).ids
     tokens = torch.tensor([prompt_tokens])

@@ -17,7 +17,7 @@ INITIAL_DEVIATION = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """What defines the architecture, in the words of Hugging Face's config.json."""
+    """Parameters of the architecture, by the names of Hugging Face's config.json."""
 
     vocab_size: int = 4096
     hidden_size: int = 256

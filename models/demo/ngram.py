@@ -87,7 +87,7 @@ def _discounts(counts: Integers) -> Floats:
 
 
 def _find(sorted_keys: Integers, keys: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-    """Where each key is (some valid index if nowhere), and whether it is there."""
+    """Index of each key (some valid one if it is missing), and a mask of those found."""
     at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
     return at, sorted_keys[at] == keys
 

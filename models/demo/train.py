@@ -3,7 +3,7 @@
     python models/demo/train.py              a quarter to half an hour on two CPU cores
     python models/demo/train.py --evaluate   bits per byte on held-out files, and samples
 
-Needs torch, tokenizers, safetensors and numpy; no network. README.md tells what comes out.
+Needs torch, tokenizers, safetensors and numpy; no network. README.md has the results.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 def windows(
     documents: list[Tensor], split: SpaceSplitter, length: int, seed: int
 ) -> Iterator[Tensor]:
-    """Windows of `length` + 1 tokens over the documents, shuffled anew in every epoch.
+    """Windows of `length` + 1 tokens over the documents, shuffled again in every epoch.
 
     Each begins with END_OF_TEXT, as prompts do: what follows it may be any place of a document.
     """

@@ -264,10 +264,13 @@ async def until(
     condition: Callable[[], Awaitable[bool]], seconds: float, what: str = "the condition"
 ) -> None:
     """Look again and again until a condition holds; fails when it does not in time."""
+    began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(seconds):
-            while not await condition():  # noqa: ASYNC110 - other processes set no event
-                await asyncio.sleep(0.05)
+            while not await condition():
+                passed = asyncio.get_running_loop().time() - began
+                # The longer it takes, the less often: most questions open a connection.
+                await asyncio.sleep(min(0.2, max(0.05, passed / 20)))
     except TimeoutError:
         raise AssertionError(f"not in {seconds:.0f} s: {what}") from None
 
@@ -292,7 +295,7 @@ async def open_stack(
         "LLM_DATABASE_DB": database,
         "LLM_PORT": str(port),
         "LLM_LEASE_SECONDS": str(LEASE_SECONDS),
-        "LLM_GRACE_SECONDS": str(GRACE_SECONDS),
+        "LLM_SHUTDOWN_GRACE_SECONDS": str(GRACE_SECONDS),
         "LLM_POLL_SECONDS": "0.2",
         "LLM_FLUSH_SECONDS": "0.3",
         "LLM_TRITON_REFRESH_SECONDS": "0.5",

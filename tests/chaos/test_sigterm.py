@@ -17,7 +17,7 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit(
     long = [f"Long {number} {{{{chunks=40 delay_ms=250}}}}" for number in range(LONG)]
     late = ["Late {{chunks=1}}"]
     asking = asyncio.create_task(ask_directly(triton, short + long + late))
-    leaving = await stack.start_worker("alice", LLM_GRACE_SECONDS="5")
+    leaving = await stack.start_worker("alice", LLM_SHUTDOWN_GRACE_SECONDS="5")
     told = await stack.send(short + long)
     await stack.until(f"({SPEAKING}) OR state = 'completed'", SHORT + LONG, 60)
     leaving.send_signal(signal.SIGTERM)

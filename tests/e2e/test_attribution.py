@@ -25,10 +25,11 @@ pytestmark = [
 ]
 
 
-async def run_readme(api: str) -> str:
-    """What the calls of the README print that ask the demo index."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (block,) = (one for one in blocks if "/demo/count" in one)
+async def run_quick_start(api: str) -> str:
+    """Output of the first calls of docs/infini_gram.md."""
+    text = (ROOT / "docs" / "infini_gram.md").read_text()
+    block = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)[0]
+    assert "/demo/count" in block
     process = await asyncio.create_subprocess_exec(
         *("/bin/sh", "-euc", block.replace("http://127.0.0.1:8887", api)),
         stdout=asyncio.subprocess.PIPE,
@@ -63,9 +64,9 @@ async def test_a_result_is_attributed_to_what_the_model_read(
         assert source["state"] == "completed", source
         url = f"/results/{source['attribution']['id']}"
         result = (await service.client.get(url, params={"wait": 60})).json()
-        told = await run_readme(str(service.client.base_url).rstrip("/"))
-    assert told.count('"count":') >= 2
-    assert told.count('.py"') >= 2
+        reported_at = await run_quick_start(str(service.client.base_url).rstrip("/"))
+    assert reported_at.count('"count":') >= 2
+    assert reported_at.count('.py"') >= 2
     assert (result["state"], result["source_id"]) == ("completed", source["id"])
     attribution = result["result"]
     assert "".join(attribution["inputTokens"]) == source["result"]

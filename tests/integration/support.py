@@ -96,13 +96,15 @@ def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | N
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 30.0) -> Any:
     """The first true answer of `condition`; fails when there is none in time."""
-    ends = asyncio.get_running_loop().time() + seconds
+    began = asyncio.get_running_loop().time()
     while True:
         answer = await condition()
         if answer:
             return answer
-        assert asyncio.get_running_loop().time() < ends, f"{condition} stayed false"
-        await asyncio.sleep(0.02)
+        passed = asyncio.get_running_loop().time() - began
+        assert passed < seconds, f"{condition} stayed false"
+        # The longer it takes, the less often: a question costs as much as a small result.
+        await asyncio.sleep(min(0.1, max(0.02, passed / 20)))
 
 
 async def send(service: Service, content: str, **members: object) -> dict[str, Any]:

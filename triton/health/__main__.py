@@ -1,7 +1,7 @@
 """Health check and supervisor of a Triton server. Needs Linux and Python 3.9, and nothing else.
 
     python3 health check                     exit 0: healthy; 1: one line with the reason
-    python3 health run -- tritonserver ...   run it, and start it anew when it ended or is ill
+    python3 health run -- tritonserver ...   run it, and restart it when it ended or is ill
 
 `run` copies the server's output and writes a line of its own for each event to standard error.
 SIGTERM and SIGINT end the server with SIGTERM; the exit status is the server's. When the supervisor is

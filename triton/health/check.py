@@ -105,7 +105,7 @@ class Server:
         return {version: counts[0] for version, counts in self._requests(model).items()}
 
     def use(self, model: str) -> object:
-        """A value that stays equal while nobody uses the model; None while requests run."""
+        """A value that stays equal while the model is unused; None while requests run."""
         metrics = self._metrics()
         if any(float(value) for of, value in _RUNNING.findall(metrics) if of == model):
             return None

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-# Of prctl(2).
+# Options of prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE = 0.05

@@ -1,4 +1,4 @@
-"""Supervisor of one server: runs it, checks its health, starts it anew when it ended or is ill.
+"""Supervisor of one server: runs it, checks its health, restarts it when it ended or is ill.
 
 Illness is the check's (check.py), a crash that the server logged without ending, or an engine whose
 backend unloaded its model. A server that starts may take its time, as large models load for minutes;
@@ -24,7 +24,7 @@ from check import Report
 from family import adopt_orphans, exit_status, kill_descendants
 
 # Triton logs it when it crashes, writes a trace and ends. Where the heap broke (SIGABRT), the trace
-# may wait for the heap's lock for ever; the server then answers control calls and no others.
+# may wait for the heap's lock indefinitely; the server then answers control calls and no others.
 CRASH = re.compile(rb"^Signal \((?:6|11)\) received")
 # NVIDIA's vLLM backend (with ENABLE_VLLM_HEALTH_CHECK), and this repository's.
 UNLOADED = re.compile(
@@ -33,7 +33,7 @@ UNLOADED = re.compile(
 _POLL_SECONDS = 0.2
 _START_INTERVAL = 1.0  # most seconds between checks until the first healthy one
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_STEADY_SECONDS = 60.0  # so long in health starts the pauses anew
+_STEADY_SECONDS = 60.0  # so long in health resets the pauses
 _LONGEST_LINE = 4096  # bytes
 _COPY_SECONDS = 5.0  # for the rest of an ended server's output
 
@@ -59,7 +59,7 @@ class Output:
         self.has_unloaded = False
 
     def copy(self, source: IO[bytes], target: int) -> None:
-        """Copy until the end of `source`, also when nobody reads `target`; closes `source`."""
+        """Copy until the end of `source`, also when `target` has no reader; closes `source`."""
         rest = b""
         while data := os.read(source.fileno(), 65536):
             with contextlib.suppress(OSError):

@@ -66,7 +66,7 @@ DryRun = Annotated[bool, Query(description="Show what would be launched, and its
 async def create_launch(
     request: Request, services: ServicesOf, team: TeamOf, dry_run: DryRun = False
 ) -> Response:
-    """Launch a Triton server for a model; it is followed until its job is gone."""
+    """Launch a Triton server for a model; the service follows it until its job ends."""
     spec = await asyncio.to_thread(_spec, services, await request.body())
     profile = services.profiles[spec.profile]
     if dry_run:
@@ -108,7 +108,7 @@ async def list_profiles(services: ServicesOf) -> Response:
     openapi_extra=describe(body={"schema": reference(PlanCreate), "example": EXAMPLE}),
 )
 async def plan_launch(request: Request, services: ServicesOf) -> Response:
-    """Tell on which GPUs a model fits, and what to ask for. Nothing is stored or started."""
+    """Calculate which GPUs fit a model and the resources to request; stores and starts nothing."""
     asked = parse(_PLAN, await request.body())
     return json_response(await asyncio.to_thread(_plan, services, asked))
 
@@ -128,14 +128,14 @@ async def read_launch_log(launch_id: str, services: ServicesOf, team: TeamOf) ->
 
 @router.post("/launches/{launch_id}/stop", status_code=202, response_model=LaunchRead)
 async def stop_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """Stop a launch: its server is drained, then its job ended. An ended one stays as it is."""
+    """Stop a launch: drain its server, then end its job. An ended launch stays unchanged."""
     row = await services.launches.stop(team, _id(launch_id))
     return json_response(launch_to_wire(row), 202)
 
 
 @router.delete("/launches/{launch_id}", status_code=204)
 async def delete_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """Forget a launch that has ended."""
+    """Delete a launch that has ended."""
     await services.launches.delete(team, _id(launch_id))
     return Response(status_code=204)
 

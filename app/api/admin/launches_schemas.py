@@ -1,4 +1,4 @@
-"""The wire shapes of launches: as they are told, their profiles, and the models on offer."""
+"""Wire schemas of launches: their state, profiles, and the operator's catalogue."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -20,7 +20,7 @@ LaunchState = Literal[
 
 
 class ServerRead(BaseModel):
-    """Where the launched server is reached, `host:port` each."""
+    """Addresses of the launched server, `host:port` each."""
 
     grpc: str
     http: str
@@ -28,7 +28,7 @@ class ServerRead(BaseModel):
 
 
 class LaunchRead(BaseModel):
-    """A launch as it stands."""
+    """A Triton server that the service started, and its job."""
 
     id: UUID
     name: str
@@ -53,20 +53,20 @@ class LaunchRead(BaseModel):
 
 
 class DryRunRead(BaseModel):
-    """What a launch would be: nothing is stored or started."""
+    """A launch that was not started: its specification and its job script."""
 
     spec: LaunchSpec
     script: str = Field(description="The job's script.")
 
 
 class LogRead(BaseModel):
-    """The end of a job's output, as its follower saw it last."""
+    """The end of a job's output, as the reconciler last read it."""
 
     log: str
 
 
 class ProfileRead(BaseModel):
-    """A place to launch servers at."""
+    """A place where servers can be launched."""
 
     name: str
     provider: Literal["slurm", "local"]
@@ -80,15 +80,14 @@ class ProfileRead(BaseModel):
 
 
 def launch_to_wire(row: asyncpg.Record) -> dict[str, Any]:
-    """A launch as JSON members."""
     spec = orjson.loads(row["spec"])
-    told = (
+    columns = (
         "name", "provider", "profile", "model", "state", "reason", "job_id", "node", "exit_code",
         "submitted_at", "started_at", "healthy_at", "last_used_at", "stopping_at", "ended_at",
     )  # fmt: skip
     return {
         "id": str(row["id"]),
-        **{name: row[name] for name in told},
+        **{name: row[name] for name in columns},
         "served_name": spec["served_name"],
         "server": orjson.loads(row["address"]) if row["address"] else None,
         "created_at": created_at(row["id"]),
@@ -97,11 +96,10 @@ def launch_to_wire(row: asyncpg.Record) -> dict[str, Any]:
 
 
 def profile_to_wire(profile: Profile) -> dict[str, Any]:
-    """What users may know of a profile: no hosts, no accounts, no paths but the models'."""
+    """Members of a profile that users may read: no hosts, accounts or paths except the models'."""
     wire = profile.model_dump(include=set(ProfileRead.model_fields))
     return wire | {"model_roots": list(profile.model_roots), "tiers": list(wire["tiers"])}
 
 
 def catalogue_to_wire(entry: CatalogueEntry) -> dict[str, Any]:
-    """A model on offer as JSON members."""
     return entry.model_dump()

@@ -1,4 +1,4 @@
-"""The wire shape of a plan: on which GPUs a model fits."""
+"""Wire schema of a plan: the GPUs that fit a model."""
 
 from typing import Any
 
@@ -6,22 +6,22 @@ from pydantic import BaseModel, Field
 
 
 class PlannedModelRead(BaseModel):
-    """What config.json tells of a model."""
+    """Properties of a model, read from its config.json."""
 
     model_type: str = Field(description="Its architecture, as config.json names it.")
     is_known: bool = Field(description="Whether the count is made for this architecture.")
     parameters: int
-    active_parameters: int = Field(description="Of them, those that compute one token.")
+    active_parameters: int = Field(description="Parameters that compute one token.")
     layers: int
     dtype: str
     quantization: str | None
     max_context: int | None = Field(description="Most tokens of a sequence.")
     disk_bytes: int = Field(description="Bytes of the weights on disk.")
-    notes: list[str] = Field(description="What a reader should know of the figures.")
+    notes: list[str] = Field(description="Limits and assumptions of the figures.")
 
 
 class PlannedResourcesRead(BaseModel):
-    """What to ask a scheduler for."""
+    """Resources to request from a scheduler."""
 
     gpus: int
     gres: str
@@ -31,7 +31,7 @@ class PlannedResourcesRead(BaseModel):
 
 
 class GpuPlanRead(BaseModel):
-    """A model on GPUs of one kind: the fewest that are enough, else the most. Sizes are of each GPU."""
+    """A model on GPUs of one kind: the smallest count that fits, or the largest. Sizes are per GPU."""
 
     gpu: str
     title: str
@@ -41,17 +41,17 @@ class GpuPlanRead(BaseModel):
     dtype: str
     weights_bytes: int
     overhead_bytes: int
-    cache_bytes: int = Field(description="Below 0: what is missing for weights and overhead.")
+    cache_bytes: int = Field(description="Below 0: bytes missing for weights and overhead.")
     cache_bytes_per_token: int
     cache_tokens: int = Field(description="Tokens that the cache holds at a time.")
     cache_requests: float = Field(description="Requests that the cache holds at a time.")
     fits: bool
-    verdict: str = Field(description="`fits`, perhaps tightly; or what is missing.")
+    verdict: str = Field(description="`fits`, perhaps tightly; or the missing memory.")
     resources: PlannedResourcesRead | None = Field(description="Where it fits.")
 
 
 class PlanRead(BaseModel):
-    """A model, and what becomes of it on each kind of GPU."""
+    """A model, and its plan for each kind of GPU."""
 
     model: PlannedModelRead
     plans: list[GpuPlanRead]

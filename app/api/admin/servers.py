@@ -34,9 +34,9 @@ async def list_servers(services: ServicesOf) -> Response:
     openapi_extra=describe(body={"schema": reference(ServerCreate), "example": _EXAMPLE}),
 )
 async def register_server(request: Request, services: ServicesOf) -> Response:
-    """Register a Triton server: every worker gives it results of the models that it has ready.
+    """Register a Triton server: every worker sends it results of its ready models.
 
-    One that does not answer yet is registered all the same, and used as soon as it does.
+    A server that does not respond yet is registered too, and used when it does.
     """
     server = parse(_SERVER, await request.body())
     for known in services.fleet.servers:
@@ -56,19 +56,19 @@ async def read_server(name: str, services: ServicesOf) -> Response:
 
 @router.post("/servers/{name}/drain", response_model=ServerRead)
 async def drain_server(name: str, services: ServicesOf) -> Response:
-    """Give a server nothing more to do; what runs on it goes on to its end."""
+    """Send a server no new results; its running results continue to their end."""
     return await _set(services, name, is_draining=True)
 
 
 @router.post("/servers/{name}/resume", response_model=ServerRead)
 async def resume_server(name: str, services: ServicesOf) -> Response:
-    """Give a drained server results again."""
+    """Send results to a drained server again."""
     return await _set(services, name, is_draining=False)
 
 
 @router.delete("/servers/{name}", status_code=204)
 async def remove_server(name: str, services: ServicesOf) -> Response:
-    """Forget a server; what runs on it goes on to its end, and nothing new comes."""
+    """Remove a server; its running results continue to their end."""
     _refuse_static(services, name)
     await services.fleet.store.remove(name)
     await services.registry.outdate()
@@ -82,7 +82,7 @@ async def _set(services: Services, name: str, *, is_draining: bool) -> Response:
 
 
 async def _answer(services: Services, name: str, status: int = 200) -> Response:
-    """The server as it is after a change."""
+    """The server's state after a change."""
     await services.registry.outdate()
     return await _to_response(services, services.fleet.get(name), status)
 

@@ -1,4 +1,4 @@
-"""Triton servers' wire shapes."""
+"""Wire schemas of Triton servers."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from app.inference.server_store import MAX_SLOTS, ServerAddress
 
 
 class ServerCreate(BaseModel):
-    """A Triton server to be registered."""
+    """A Triton server to register."""
 
     model_config = ConfigDict(extra="forbid", str_max_length=512)
 
@@ -37,14 +37,14 @@ class ServedRead(BaseModel):
     name: str
     version: int | None
     ready: bool
-    reason: str | None = Field(description="Why it is not ready, mostly in Triton's words.")
+    reason: str | None = Field(description="Why it is not ready, usually Triton's message.")
     engine_dead_since: datetime | None = Field(
-        description="Since when its engine answers nothing, although Triton may call it ready."
+        description="When its engine stopped responding, although Triton may report it ready."
     )
 
 
 class ServerRead(BaseModel):
-    """A Triton server, as the answering process sees it."""
+    """A Triton server, as seen by the process that responds."""
 
     name: str
     grpc: str
@@ -52,15 +52,14 @@ class ServerRead(BaseModel):
     metrics: str | None
     slots: int = Field(description="Most results that each worker runs on it at a time.")
     state: Literal["active", "draining"]
-    registered: bool = Field(description="False of those that TRITON_GRPC_SERVICE names.")
+    registered: bool = Field(description="False for servers of TRITON_GRPC_SERVICE.")
     healthy: bool
     error: str | None = Field(description="Why it is not healthy.")
-    running: int = Field(description="Results that run on it, as workers told some seconds ago.")
+    running: int = Field(description="Running results, as workers reported some seconds ago.")
     models: list[ServedRead]
 
 
 def server_to_wire(server: Server, running: int) -> dict[str, Any]:
-    """A server as JSON members."""
     address = server.address
     return {
         "name": server.name,

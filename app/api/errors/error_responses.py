@@ -1,6 +1,6 @@
-"""How a refused request is answered: each dialect has a shape of its own for errors.
+"""Error responses, in the shape of each dialect.
 
-The path's first segment tells the dialect; what no dialect claims is native: RFC 9457 problems.
+The path's first segment selects the dialect; other paths are native: RFC 9457 problems.
 """
 
 from collections.abc import Callable
@@ -33,24 +33,23 @@ _SHAPES: dict[str, Shape] = {
 
 
 def refusal(path: str, error: ServiceError) -> Response:
-    """An error as the clients of this path read it."""
+    """An error in the dialect of this path."""
     metrics.REFUSALS.of(error.code).inc()
     return _SHAPES.get(dialect_of(path), problem_response)(error)
 
 
 def dialect_of(path: str) -> str:
-    """The first segment, which tells the dialect."""
+    """The first segment of a path."""
     return path.split("/", 2)[1] if path.startswith("/") else path
 
 
 async def on_service_error(request: Request, error: Exception) -> Response:
-    """Render the service's own errors."""
     assert isinstance(error, ServiceError)
     return refusal(request.scope["path"], error)
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
-    """Render what FastAPI found wrong with path, query or header parameters."""
+    """Respond to invalid path, query or header parameters."""
     assert isinstance(error, RequestValidationError)
     return refusal(
         request.scope["path"],
@@ -61,7 +60,7 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Render the framework's own refusals: unknown paths and methods above all."""
+    """Respond to the framework's own errors, such as unknown paths and methods."""
     assert isinstance(error, HTTPException)
     answer: ServiceError
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -76,7 +75,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected_error(request: Request, _error: Exception) -> Response:
-    """Render a bug of ours without its details; the server logs the traceback."""
+    """Respond to a bug without its details; the server logs the traceback."""
     answer = refusal(
         request.scope["path"],
         InternalError("Something unexpected happened; the service's log has the details."),

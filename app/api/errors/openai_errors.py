@@ -1,8 +1,8 @@
-"""Errors as OpenAI's clients read them: `{"error": {message, type, param, code}}`.
+"""Errors in OpenAI's shape: `{"error": {message, type, param, code}}`.
 
-https://platform.openai.com/docs/guides/error-codes. Their client raises an exception by the status
-and sends again what was answered 408, 409, 429 or >= 500, after `Retry-After` if that is given;
-`X-Should-Retry` overrules it.
+https://platform.openai.com/docs/guides/error-codes. OpenAI's client raises an exception by the status
+and repeats a request after 408, 409, 429 or >= 500, after `Retry-After` if that is given;
+`X-Should-Retry` overrides it.
 """
 
 import re
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from app.core.errors import FailureCode, ServiceError
 
-# OpenAI's own words, by our codes; others are told as they are.
+# OpenAI's codes by ours; other codes stay as they are.
 _CODES = {
     "unknown_model": "model_not_found",
     "queue_full": "rate_limit_exceeded",
@@ -22,13 +22,13 @@ _CODES = {
     "invalid_token": "invalid_api_key",
 }
 _MAX_FIELDS = 3
-# What would be refused again, although the status asks to be tried again.
+# Errors that a retry repeats, although their status suggests one.
 _FINAL = {"idempotency_conflict", "conflict", FailureCode.CANCELLED, FailureCode.ENGINE_CRASHED}
 _PLACE = re.compile(r"\.(\d+)(?=\.|$)")
 
 
 def error_response(error: ServiceError) -> Response:
-    """A ServiceError as OpenAI answers it; 422 is 400 there."""
+    """A ServiceError in OpenAI's shape; 422 becomes 400."""
     status = 400 if error.status == 422 else error.status
     headers = dict(error.headers)
     if error.code in _FINAL:
@@ -37,7 +37,7 @@ def error_response(error: ServiceError) -> Response:
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:
-    """The members of the answer, which is also the last frame of a stream that failed."""
+    """The body of an error response, also used in the last frame of a failed stream."""
     code = _CODES.get(error.code, error.code)
     if "max_model_len" in error.extra:
         code = "context_length_exceeded"
@@ -52,12 +52,12 @@ def error_body(error: ServiceError) -> dict[str, Any]:
 
 
 def _param(field: str) -> str:
-    """`messages.0.content` is `messages[0].content` there."""
+    """The field in OpenAI's notation: `messages.0.content` becomes `messages[0].content`."""
     return _PLACE.sub(r"[\1]", field.removeprefix("body."))
 
 
 def _message(error: ServiceError) -> str:
-    """Our detail, or the fields it only counts."""
+    """The detail, or the fields that it only counts."""
     if not error.errors or error.errors[0].message in error.detail:
         return error.detail
     return "; ".join(f"{one.field}: {one.message}" for one in error.errors[:_MAX_FIELDS])

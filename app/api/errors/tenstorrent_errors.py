@@ -1,6 +1,6 @@
-"""Errors as the description of Tenstorrent's inference API tells them: `{"status_code", "message"}`.
+"""Errors of Tenstorrent's inference API: `{"status_code", "message"}`.
 
-Its server's code (tt-studio, models/*/src/inference_api_server.py) knows 400, 401, 500 and 503 and
+Its server's code (tt-studio, models/*/src/inference_api_server.py) uses 400, 401, 500 and 503 and
 sends the message alone; the description names both fields.
 """
 
@@ -28,7 +28,7 @@ _DECODE_ERROR = "JWT payload decode error: "
 
 
 def respond(error: ServiceError) -> Response:
-    """A refusal; `Retry-After` and its kin are kept."""
+    """An error response; headers such as `Retry-After` are kept."""
     status, message = _to_error(error)
     return json_response({"status_code": status, "message": message}, status, error.headers)
 

@@ -1,8 +1,8 @@
-"""Errors as Text Generation Inference tells them: `{"error", "error_type"}`.
+"""Errors of Text Generation Inference: `{"error", "error_type"}`.
 
 https://github.com/huggingface/text-generation-inference, router/src/server.rs and infer/mod.rs;
-its Python client and huggingface_hub map `error_type` to exceptions. What TGI has no word for
-carries our own code.
+its Python client and huggingface_hub map `error_type` to exceptions. Errors without a type of TGI
+carry the service's own code.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from app.api.json_codec import json_response
 from app.core.errors import AttemptLostError, FailureCode, ResultFailedError, ServiceError
 
-# First segments of the paths that speak TGI; "" is `POST /`.
+# First segments of TGI's paths; "" is `POST /`.
 SEGMENTS = ("", "generate", "generate_stream", "tokenize", "chat_tokenize", "info", "ping")
 
 # For the OpenAPI document.
@@ -34,7 +34,7 @@ _OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams"}
 
 
 def to_error(error: ServiceError) -> tuple[int, dict[str, str]]:
-    """The status and the body, which is also what a stream says when it fails."""
+    """The status and the body, which is also the last event of a failed stream."""
     if isinstance(error, ResultFailedError) and error.code != FailureCode.INVALID_REQUEST:
         return _error(424, "generation", f"Request failed during generation: {error.detail}")
     if isinstance(error, AttemptLostError):
@@ -53,7 +53,7 @@ def to_error(error: ServiceError) -> tuple[int, dict[str, str]]:
 
 
 def respond(error: ServiceError) -> Response:
-    """A refusal. One for want of a valid key has no body, as TGI's has none."""
+    """An error response; an authentication error has no body, as in TGI."""
     if error.status == 401 or error.code in _AUTHENTICATION:
         return Response(None, 401, error.headers)
     status, body = to_error(error)
@@ -65,7 +65,7 @@ def _error(status: int, kind: str, text: str) -> tuple[int, dict[str, str]]:
 
 
 def _reason(error: ServiceError) -> str:
-    """TGI's own words where the error has them; else each wrong field with what is wrong."""
+    """TGI's message if the error has it; otherwise each wrong field with its message."""
     if not error.errors:
         return error.detail
     return "; ".join(f"`{wrong.field}` {wrong.message}" for wrong in error.errors)

@@ -1,7 +1,7 @@
-"""The answers of infini-gram API, in its camelCase.
+"""Responses of infini-gram API, in its camelCase.
 
-The `...Read` models describe them in the OpenAPI document; the functions build them, as plain
-dictionaries: an answer may hold half a million numbers.
+The `...Read` models describe them in the OpenAPI document; the functions build them as plain
+dictionaries: a response may hold half a million numbers.
 """
 
 from math import ceil
@@ -15,7 +15,7 @@ Wire = dict[str, Any]
 
 
 class IndexRead(CamelModel):
-    """An index, told with `details`."""
+    """An index, returned with `details`."""
 
     name: str
     description: str
@@ -114,7 +114,6 @@ class PageRead(DocumentsRead):
 
 
 def engine_to_wire(engine: Engine) -> Wire:
-    """What an index is."""
     return {
         "name": engine.declaration.name,
         "description": engine.declaration.description,
@@ -126,7 +125,7 @@ def engine_to_wire(engine: Engine) -> Wire:
 
 
 def query_to_wire(engine: Engine, ids: list[int]) -> Wire:
-    """What every answer to a query begins with; tokens as the vocabulary spells them."""
+    """The first members of a query's response; tokens as the vocabulary spells them."""
     return {
         "index": engine.declaration.name,
         "tokenIds": ids,
@@ -135,7 +134,6 @@ def query_to_wire(engine: Engine, ids: list[int]) -> Wire:
 
 
 def cnf_to_wire(engine: Engine, cnf: list[list[list[int]]]) -> Wire:
-    """The same for clauses."""
     return {
         "index": engine.declaration.name,
         "tokenIds": cnf,
@@ -144,22 +142,19 @@ def cnf_to_wire(engine: Engine, cnf: list[list[list[int]]]) -> Wire:
 
 
 def found_to_wire(found: Found) -> Wire:
-    """`find`'s own members."""
     return {"cnt": found.count, "segmentByShard": found.segment_by_shard}
 
 
 def found_cnf_to_wire(found: FoundCnf) -> Wire:
-    """`find_cnf`'s own members."""
     return {"cnt": found.count, "approx": found.approx, "ptrsByShard": found.ptrs_by_shard}
 
 
 def count_to_wire(count: Count) -> Wire:
-    """The own members of `count` and `count_cnf`."""
     return {"count": count.count, "approx": count.approx}
 
 
 def prob_to_wire(prob: Prob) -> Wire:
-    """`prob`'s own members; the probability is -1 where the prompt never occurs."""
+    """The probability is -1 where the prompt never occurs."""
     return {
         "promptCnt": prob.prompt_count,
         "contCnt": prob.continuation_count,
@@ -168,7 +163,6 @@ def prob_to_wire(prob: Prob) -> Wire:
 
 
 def distribution_to_wire(tokenizer: Tokenizer, found: Distribution) -> Wire:
-    """`ntd`'s own members."""
     return {
         "promptCnt": found.prompt_count,
         "resultByTokenId": {
@@ -180,13 +174,12 @@ def distribution_to_wire(tokenizer: Tokenizer, found: Distribution) -> Wire:
 
 
 def suffix_to_wire(tokenizer: Tokenizer, prompt: list[int], length: int) -> Wire:
-    """The end of the prompt that occurs. Empty where none does: the original tells all of it."""
+    """The longest suffix of the prompt that occurs; empty if none does."""
     suffix = prompt[len(prompt) - length :]
     return {"suffixLen": length, "longestSuffix": tokenizer.decode(suffix)}
 
 
 def document_to_wire(tokenizer: Tokenizer, document: Document) -> Wire:
-    """A document, or the part of it that was asked for."""
     return {
         "documentIndex": document.index,
         "documentLength": document.length,
@@ -200,12 +193,10 @@ def document_to_wire(tokenizer: Tokenizer, document: Document) -> Wire:
 
 
 def one_to_wire(engine: Engine, document: Document) -> Wire:
-    """The answer with one document."""
     return {"index": engine.declaration.name, **document_to_wire(engine.tokenizer, document)}
 
 
 def documents_to_wire(engine: Engine, documents: list[Document]) -> Wire:
-    """The answer with a list of them."""
     return {
         "index": engine.declaration.name,
         "documents": [document_to_wire(engine.tokenizer, document) for document in documents],
@@ -215,7 +206,7 @@ def documents_to_wire(engine: Engine, documents: list[Document]) -> Wire:
 def page_to_wire(
     engine: Engine, documents: list[Document], wanted: SearchRequest, total: int
 ) -> Wire:
-    """A page of a search. `totalDocuments` counts the places found, as in the original."""
+    """A page of a search. `totalDocuments` counts occurrences, as in the original."""
     return {
         **documents_to_wire(engine, documents),
         "page": wanted.page,
@@ -226,7 +217,7 @@ def page_to_wire(
 
 
 def places_of_page(found: Found, page: int, page_size: int) -> list[tuple[int, int]]:
-    """The (shard, rank) of a page's places, counted through the shards in their order."""
+    """The (shard, rank) of a page's occurrences, counted through the shards in their order."""
     places: list[tuple[int, int]] = []
     skip = page * page_size
     for shard, (start, end) in enumerate(found.segment_by_shard):

@@ -1,7 +1,7 @@
-"""infini-gram API: what a corpus has of a text, asked of an index of it.
+"""infini-gram API: queries about a corpus, run on an index of it.
 
 https://github.com/allenai/infinigram-api. Each query runs on a thread (`Indexes.run`), and so does
-the writing of its answer, which may be long.
+the serialization of its response, which may be long.
 """
 
 import threading
@@ -84,9 +84,11 @@ _BEGINNING = {"documentIndex": 0, "maximumContextLength": 50}
 @router.get("/indexes", responses={200: {"model": list[str] | list[IndexRead]}})
 async def list_indexes(
     services: ServicesOf,
-    details: Annotated[bool, Query(description="What each index is, not its name alone.")] = False,
+    details: Annotated[
+        bool, Query(description="Return each index's properties, not only its name.")
+    ] = False,
 ) -> Response:
-    """The names of the indexes that can be queried."""
+    """List the indexes that can be queried."""
     indexes = services.indexes
     if not details:
         return json_response(indexes.names)
@@ -94,7 +96,7 @@ async def list_indexes(
 
 
 async def _ask(request: Request, wanted: _T, answer: _Answer[_T]) -> Response:
-    """The answer of the path's index, found and written on a thread."""
+    """Run a query on the path's index and serialize its response, both on a thread."""
 
     def call(engine: Engine) -> bytes:
         return orjson.dumps(answer(engine, wanted))
@@ -110,7 +112,7 @@ async def _ask(request: Request, wanted: _T, answer: _Answer[_T]) -> Response:
 def _post(
     name: str, wanted: Any, read: type[BaseModel], example: Any
 ) -> Callable[[_Answer[_T]], _Answer[_T]]:
-    """Makes POST /{index}/name of a function that answers it; its docstring describes the route."""
+    """Register POST /{index}/name for a function; its docstring describes the route."""
     adapter: TypeAdapter[Any] = TypeAdapter(wanted)
     schema = (
         reference(wanted)
@@ -138,28 +140,28 @@ def _post(
 
 @_post("find", QueryRequest, FindRead, _QUERY)
 def find(engine: Engine, wanted: QueryRequest) -> Wire:
-    """Where the tokens stand in a row: ranges of ranks in each shard, for get_document_by_rank."""
+    """Find a token sequence: ranges of ranks in each shard, for get_document_by_rank."""
     ids = to_ids(engine, wanted.query)
     return query_to_wire(engine, ids) | found_to_wire(engine.find(ids))
 
 
 @_post("find_cnf", CnfRequest, FindCnfRead, _CNF)
 def find_cnf(engine: Engine, wanted: CnfRequest) -> Wire:
-    """Where a term of each clause stands near the others: pointers, for get_document_by_pointer."""
+    """Find places near which each clause has a term: pointers, for get_document_by_pointer."""
     cnf = to_cnf(engine, wanted.query)
     return cnf_to_wire(engine, cnf) | found_cnf_to_wire(engine.find_cnf(cnf, *_bounds(wanted)))
 
 
 @_post("count", QueryRequest, CountRead, _QUERY)
 def count(engine: Engine, wanted: QueryRequest) -> Wire:
-    """How often the tokens stand in a row."""
+    """Count the occurrences of a token sequence."""
     ids = to_ids(engine, wanted.query)
     return query_to_wire(engine, ids) | count_to_wire(engine.count(ids))
 
 
 @_post("count_cnf", CnfRequest, CountCnfRead, _CNF)
 def count_cnf(engine: Engine, wanted: CnfRequest) -> Wire:
-    """How often a term of each clause stands near the others; `approx` if that is estimated."""
+    """Count places near which each clause has a term; `approx` if the count is estimated."""
     cnf = to_cnf(engine, wanted.query)
     return cnf_to_wire(engine, cnf) | count_to_wire(engine.count_cnf(cnf, *_bounds(wanted)))
 
@@ -173,13 +175,13 @@ def _bounds(wanted: CnfRequest) -> tuple[int, int]:
 
 @_post("prob", QueryRequest, ProbRead, _QUERY)
 def prob(engine: Engine, wanted: QueryRequest) -> Wire:
-    """How probable the last token is after those before it; -1 where they never occur."""
+    """Probability of the last token after the preceding ones; -1 if these never occur."""
     ids = to_ids(engine, wanted.query)
     return query_to_wire(engine, ids) | prob_to_wire(engine.prob(ids))
 
 
-# The engine splits such a query into threads, all of them alive at the same time: 200 for a support
-# of 1,000, 600 for 10,000. If the system gives no more of them, it ends the process.
+# The engine runs such a query on many threads at the same time: 200 for a support of 1,000, 600 for
+# 10,000. If the system refuses one, the engine ends the process.
 _many_threads = threading.Lock()
 
 
@@ -190,7 +192,7 @@ def _alone(wanted: NtdRequest) -> AbstractContextManager[object]:
 
 @_post("ntd", NtdRequest, NtdRead, _NEXT)
 def ntd(engine: Engine, wanted: NtdRequest) -> Wire:
-    """The distribution of the next token; `approx` if from a sample of the places."""
+    """Distribution of the next token; `approx` if it comes from a sample of the occurrences."""
     ids = to_ids(engine, wanted.query)
     with _alone(wanted):
         found = engine.ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
@@ -199,7 +201,7 @@ def ntd(engine: Engine, wanted: NtdRequest) -> Wire:
 
 @_post("infgram_prob", QueryRequest, InfgramProbRead, _QUERY)
 def infgram_prob(engine: Engine, wanted: QueryRequest) -> Wire:
-    """How probable the last token is after the longest suffix of the others that occurs."""
+    """Probability of the last token after the longest suffix of the preceding ones that occurs."""
     ids = to_ids(engine, wanted.query)
     found = engine.infgram_prob(ids)
     suffix = suffix_to_wire(engine.tokenizer, ids[:-1], found.suffix_length)
@@ -208,7 +210,7 @@ def infgram_prob(engine: Engine, wanted: QueryRequest) -> Wire:
 
 @_post("infgram_ntd", NtdRequest, InfgramNtdRead, _NEXT)
 def infgram_ntd(engine: Engine, wanted: NtdRequest) -> Wire:
-    """The distribution of the next token after the longest suffix that occurs."""
+    """Distribution of the next token after the longest suffix that occurs."""
     ids = to_ids(engine, wanted.query)
     with _alone(wanted):
         found = engine.infgram_ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
@@ -258,7 +260,7 @@ def _beginning(engine: Engine, wanted: IndexRequest) -> Any:
             "search": {"required": True, "schema": {"type": "string", "minLength": 1}},
             "maximum_document_display_length": {
                 "schema": {"type": "integer", "minimum": 1, "maximum": MAX_CONTEXT, "default": 10},
-                "description": "Most tokens on each side of what was found.",
+                "description": "Most tokens on each side of the occurrence.",
             },
             "page": {"schema": {"type": "integer", "minimum": 0, "default": 0}},
             "page_size": {
@@ -268,7 +270,7 @@ def _beginning(engine: Engine, wanted: IndexRequest) -> Any:
     ),
 )
 async def search_documents(request: Request) -> Response:
-    """The documents around the places of a text, in pages; a document may come several times."""
+    """Pages of the documents around each occurrence of a text; a document may repeat."""
     return await _ask(request, validate(_SEARCH, dict(request.query_params)), _search)
 
 

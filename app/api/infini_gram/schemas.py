@@ -1,7 +1,7 @@
-"""The requests of infini-gram API, checked and turned into token ids.
+"""Requests of infini-gram API, validated and converted to token ids.
 
-https://github.com/allenai/infinigram-api, the routes of its branch other-endpoints. Members may come
-in camelCase or snake_case; unknown ones are ignored. The bounds are its own where it has any; ours
+https://github.com/allenai/infinigram-api, the routes of its branch other-endpoints. Members may be in
+camelCase or snake_case; unknown ones are ignored. Bounds are the original's where it has any; ours
 are those on documents (`MAX_CONTEXT` and below), which it leaves open.
 """
 
@@ -22,7 +22,7 @@ MAX_TERMS = 4
 MAX_SUPPORT = 10_000
 MAX_CLAUSE_FREQ = 500_000
 MAX_DIFF_TOKENS = 1000
-# What the engine takes where nothing is asked for.
+# The engine's defaults.
 DEFAULT_SUPPORT = 1000
 DEFAULT_CLAUSE_FREQ = 50_000
 DEFAULT_DIFF_TOKENS = 100
@@ -39,7 +39,7 @@ AND, OR = " AND ", " OR "
 
 
 class CamelModel(BaseModel):
-    """camelCase outside, snake_case inside; both are read."""
+    """camelCase in JSON, snake_case in code; both are accepted."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True
@@ -71,7 +71,7 @@ _CnfQuery = Annotated[
 
 
 class QueryRequest(CamelModel):
-    """find, count, prob and infgram_prob. Of the last two the last token is the continuation."""
+    """find, count, prob and infgram_prob; the last token is the continuation for the last two."""
 
     query: _Query = Field(description="A text, or token ids of the index's tokenizer.")
 
@@ -83,7 +83,7 @@ class NtdRequest(QueryRequest):
         None,
         ge=1,
         le=MAX_SUPPORT,
-        description=f"Most occurrences that are looked at ({DEFAULT_SUPPORT}).",
+        description=f"Most occurrences to sample ({DEFAULT_SUPPORT}).",
     )
 
 
@@ -98,7 +98,7 @@ class CnfRequest(CamelModel):
         None,
         ge=1,
         le=MAX_CLAUSE_FREQ,
-        description=f"Most occurrences of a clause that are looked at ({DEFAULT_CLAUSE_FREQ}).",
+        description=f"Most occurrences of a clause to sample ({DEFAULT_CLAUSE_FREQ}).",
     )
     max_diff_tokens: int | None = Field(
         None,
@@ -116,7 +116,7 @@ _Context = Annotated[
 
 class _AroundNeedle(CamelModel):
     shard: int = Field(ge=0, le=_MAX_POSITION)
-    needle_length: int = Field(ge=0, le=MAX_CONTEXT, description="Tokens of what was looked for.")
+    needle_length: int = Field(ge=0, le=MAX_CONTEXT, description="Tokens of the query.")
     maximum_context_length: _Context
 
 
@@ -133,7 +133,7 @@ class PointerRequest(_AroundNeedle):
 
 
 class IndexRequest(CamelModel):
-    """get_document_by_index: the document's number, and how much of its beginning."""
+    """get_document_by_index: the document's number, and the length of its beginning."""
 
     document_index: _Position
     maximum_context_length: Annotated[
@@ -149,21 +149,21 @@ class SearchRequest(CamelModel):
 
     search: str = Field(min_length=1, max_length=MAX_CHARACTERS)
     maximum_document_display_length: int = Field(
-        10, ge=1, le=MAX_CONTEXT, description="Most tokens on each side of what was found."
+        10, ge=1, le=MAX_CONTEXT, description="Most tokens on each side of the occurrence."
     )
     page: int = Field(0, ge=0, le=2**40, description="From 0.")
     page_size: int = Field(10, ge=1, le=MAX_DOCUMENTS)
 
 
 def check_documents(requests: Sequence[IndexRequest]) -> None:
-    """Raises InvalidRequestError where a list asks for too many tokens."""
+    """Raise InvalidRequestError if a list requests too many tokens."""
     _check_asked(
         "maximumContextLength", sum(request.maximum_context_length for request in requests)
     )
 
 
 def check_page(wanted: SearchRequest) -> None:
-    """Raises InvalidRequestError where a page asks for too many tokens."""
+    """Raise InvalidRequestError if a page requests too many tokens."""
     _check_asked("page_size", 2 * wanted.maximum_document_display_length * wanted.page_size)
 
 
@@ -180,7 +180,7 @@ def _check_asked(field: str, asked: int) -> None:
 
 
 def to_ids(engine: Engine, query: str | list[int]) -> list[int]:
-    """The token ids of a query. Raises InvalidRequestError for what no index could answer."""
+    """The token ids of a query. Raises InvalidRequestError."""
     if isinstance(query, list):
         _check_ids(query, engine.vocab_size, "query")
         return query
@@ -190,7 +190,7 @@ def to_ids(engine: Engine, query: str | list[int]) -> list[int]:
 
 
 def to_cnf(engine: Engine, query: str | list[list[list[int]]]) -> list[list[list[int]]]:
-    """The clauses of a query, of terms of token ids. Raises InvalidRequestError."""
+    """The clauses of a query, each a list of terms of token ids. Raises InvalidRequestError."""
     if isinstance(query, str):
         cnf = _split(engine.tokenizer, query)
     else:

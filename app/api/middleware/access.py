@@ -1,7 +1,7 @@
-"""What a request needs to be let in: the one table of paths that are open, or an operator's.
+"""Scope that each path needs: the only table of open paths and of operators' paths.
 
-Everything else needs a token with the scope `use`, also paths that do not exist: a stranger learns
-nothing about them.
+All other paths need a token with the scope `use`, including paths that do not exist, so that a client
+without a token cannot probe them.
 """
 
 import re
@@ -11,10 +11,10 @@ from app.auth.principal import Scope
 
 _READS = frozenset({"GET", "HEAD"})
 
-# What tells that the service is there, and how to use it. No team's rows, and nothing about them.
+# Liveness and documentation; none of them reveals a team's rows.
 OPEN_PATHS = frozenset(
     {
-        "/",  # TGI's, as the next one: the same as /health
+        "/",  # TGI's, as /ping: the same as /health
         "/ping",
         "/health",
         "/health/live",
@@ -28,19 +28,19 @@ OPEN_PATHS = frozenset(
 )
 _ASSETS = "/static-offline-docs/"
 
-# An EventSource can send no header; the route redeems the ticket, which is of one result's team.
+# An EventSource cannot send headers; the route redeems the ticket, which belongs to the result's team.
 _STREAM = re.compile(r"/results/[^/]+/stream")
 
 _OPERATOR = re.compile(
     r"/models/[^/]+/(load|unload)|/servers(/.*)?|/launches(/.*)?|/metrics|/system"
 )
-# What there is to choose from, and what was chosen: for all.
+# Readable for every client.
 _LAUNCHES_READ = re.compile(r"/launches(/catalogue|/profiles|/[^/]+)?")
 _PLAN = "/launches/plan"  # stores nothing
 
 
 def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
-    """The scope that a request needs; None if it may come without a token."""
+    """The scope that a request needs; None if it needs no token."""
     if method in _READS and (path in OPEN_PATHS or path.startswith(_ASSETS)):
         return None
     if method in _READS and _STREAM.fullmatch(path) and b"ticket" in query:

@@ -24,20 +24,20 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class AuthenticationMiddleware:
-    """ASGI middleware, the outermost: a stranger's body is never read.
+    """ASGI middleware, outside of the request guard: bodies without a valid token stay unread.
 
-    The routes find who is asking in `scope["principal"]`.
+    The routes find the principal in `scope["principal"]`.
     """
 
-    def __init__(self, app: ASGIApp, *, is_on: bool, failed_attempts_per_minute: int) -> None:
+    def __init__(self, app: ASGIApp, *, is_on: bool, auth_failures_per_minute: int) -> None:
         self._app = app
         self._is_on = is_on
-        self._failed = FailedAttempts(failed_attempts_per_minute)
+        self._failed = FailedAttempts(auth_failures_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                # A route's pattern ends before a line's end, too.
+                # A route's `$` also matches before a trailing line feed.
                 if _CONTROL.search(scope["path"]):
                     raise NotFoundError("There is no such path: it holds a control character.")
                 scope["principal"] = await self._principal(scope) if self._is_on else ANYONE
@@ -61,7 +61,7 @@ class AuthenticationMiddleware:
         return principal
 
     def _count_failure(self, scope: Scope) -> None:
-        """Raises TooManyFailedAttemptsError: a token is judged all the same, so a good one passes."""
+        """Raise TooManyFailedAttemptsError above the limit. Valid tokens still pass."""
         sent = b"".join(value for name, value in scope["headers"] if name == b"authorization")
         wait = self._failed.count(
             scope["client"][0] if scope.get("client") else "",

@@ -1,12 +1,12 @@
-"""What every request passes first: Host and Origin, media type, and the size of its body.
+"""Validates Host, Origin, Content-Type and body size.
 
-While authentication is off, a page in the user's browser is the attacker to think of: DNS
-rebinding is stopped by the Host allow-list, cross-site requests by Origin and by the rule that
-bodies are JSON (which a page of another site cannot send unasked). There is no CORS. Uploads are
-forms, which any page may send: theirs must come from a page of this very host, or from no page.
+While authentication is off, the attacker is a page in the user's browser. The Host allow-list stops DNS
+rebinding; Origin, and the rule that bodies are JSON (which another site's page cannot send without a
+preflight), stop cross-site requests. There is no CORS. Any page may send a form, so uploads must come
+from a page of this very host, or from a client without an Origin.
 
-With authentication a page of another site has no token to send, so any Host will do; an Origin,
-where there is one, must be that host.
+With authentication another site's page has no token to send, so any Host is accepted; an Origin, if
+sent, must be that host.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class RequestGuard:
-    """ASGI middleware: refuses early, and hands the body on whole.
+    """ASGI middleware that rejects early, and replays the body in one piece.
 
-    Without `allowed_hosts` every host is, and the only origin is the host itself. Forms that are
-    sent to a path of `uploads` are handed on as they come, up to its bound in bytes.
+    If `allowed_hosts` is None, every host is allowed, and the only origin is the host itself. Forms sent
+    to a path of `uploads` are streamed, up to its bound in bytes.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RequestGuard:
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
-            if b"expect" not in headers:  # one who asks first has sent nothing yet
+            if b"expect" not in headers:  # with Expect, no body is sent yet
                 await _discard(receive)
             raise self._too_large()
         body = bytearray()
@@ -96,7 +96,7 @@ class RequestGuard:
             message = await receive()
             if (
                 message["type"] == "http.disconnect"
-            ):  # what is cut off must not pass for a whole one
+            ):  # a truncated body must not pass for a whole one
                 raise HttpError("The connection ended before the request's body did.")
             body += message.get("body", b"")
             if len(body) > self._max_body_bytes:
@@ -126,15 +126,15 @@ def _is_form(headers: dict[bytes, bytes]) -> bool:
 
 
 def _check_same_origin(headers: dict[bytes, bytes]) -> None:
-    """Refuse the form of another site's page, which needs no leave to send one."""
+    """Reject the form of another site's page, which needs no preflight."""
     origin = headers.get(b"origin")
     host = headers.get(b"host", b"").decode("latin-1")
     if origin is not None and origin.decode("latin-1").split("://", 1)[-1].lower() != host.lower():
-        raise ForbiddenOriginError("A form of another origin is not taken.")
+        raise ForbiddenOriginError("Forms from another origin are rejected.")
 
 
 async def _bounded(headers: dict[bytes, bytes], receive: Receive, bound: int) -> Receive:
-    """A `receive` that raises BodyTooLargeError when more than `bound` bytes come."""
+    """Wrap `receive`: it raises BodyTooLargeError after more than `bound` bytes."""
     too_large = _body_too_large(bound, "LLM_MAX_FILE_BYTES")
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > bound:
@@ -157,7 +157,7 @@ async def _bounded(headers: dict[bytes, bytes], receive: Receive, bound: int) ->
 
 
 async def _discard(receive: Receive) -> None:
-    """Take the rest of a body, for a time: a client still sending would not read the answer."""
+    """Read the rest of a body, for a time: a client that still sends would not read the response."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_SECONDS):
             while (await receive()).get("more_body"):
@@ -173,14 +173,14 @@ def _host_name(value: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body in one piece, then what the server says (a disconnect)."""
-    told = False
+    """Wrap `receive`: it returns the body in one piece, then the server's messages."""
+    is_sent = False
 
     async def replay() -> Message:
-        nonlocal told
-        if told:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        told = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay

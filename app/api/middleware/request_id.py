@@ -1,7 +1,7 @@
-"""What belongs to every request, whoever answers it: its id, and that it is counted.
+"""Request ids, request metrics and traces, for every response.
 
-`X-Request-Id` is the client's where it is one that can be searched for, else made here; each answer
-has it, and each line of the log that is about the request.
+`X-Request-Id` is the client's if it is well formed, otherwise random; each response has it, and each
+log line about the request.
 """
 
 import logging
@@ -20,7 +20,7 @@ HEADER = "X-Request-Id"
 _HEADER = b"x-request-id"
 _UNTRACED = {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
 _ERROR = 500  # and above: the server's
-_SANE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+_VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
 class RequestIdMiddleware:
@@ -44,7 +44,7 @@ class RequestIdMiddleware:
             span, scope["trace"] = active.begin("request", scope["headers"])
         status = 500
 
-        async def tell(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -54,9 +54,9 @@ class RequestIdMiddleware:
 
         metrics.OPEN_REQUESTS.inc()
         try:
-            await self._app(scope, receive, tell)
+            await self._app(scope, receive, send_with_id)
         except Exception:
-            # Its answer is written outside of this, by the framework's last handler.
+            # The framework's outermost handler sends the response, outside of this middleware.
             _count(scope, 500, began)
             raise
         finally:
@@ -72,9 +72,9 @@ class RequestIdMiddleware:
 
 
 def given_id(scope: Scope) -> str | None:
-    """The client's id of a request, if it sent one that will do."""
+    """The client's request id, if it sent one well-formed id."""
     given = [value for name, value in scope["headers"] if name == _HEADER]
-    if len(given) == 1 and _SANE.fullmatch(given[0]):
+    if len(given) == 1 and _VALID_ID.fullmatch(given[0]):
         return bytes(given[0]).decode()
     return None
 
@@ -82,7 +82,7 @@ def given_id(scope: Scope) -> str | None:
 def _count(scope: Scope, status: int, began: float) -> None:
     metrics.REQUESTS.of(str(status)).inc()
     if logger.isEnabledFor(logging.DEBUG):
-        # Without its query: that may hold a ticket, or words that are searched for.
+        # The query is left out: it may hold a ticket, or search terms.
         logger.debug(
             "%s %s: %d",
             *(scope["method"], scope["path"], status),

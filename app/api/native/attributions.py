@@ -1,7 +1,7 @@
-"""Attributions: of a text, answered as infini-gram API does; of a result, kept with it.
+"""Attributions of a text, in infini-gram API's format, and of a result, kept with it.
 
-https://github.com/allenai/infinigram-api. Each is a result, run by the attribution workers of its
-index: it can be polled, streamed and cancelled, and a webhook tells of it.
+https://github.com/allenai/infinigram-api. Each is a result that the attribution workers of its index
+run: clients can poll, stream and cancel it, and a webhook reports its end.
 """
 
 import asyncio
@@ -65,10 +65,10 @@ raw = APIRouter(tags=["infini-gram"])
 
 _REQUEST = TypeAdapter(AttributionRequest)
 _PARAMETERS = TypeAdapter(AttributionParameters)
-_CLIENT_LEFT = 499  # seen by nobody but a log
+_CLIENT_LEFT = 499  # for the log alone
 _MARGIN_SECONDS = 10.0
 
-# Not required: who names no result of his team is told that first.
+# Not required by FastAPI: an unknown result is reported first.
 IndexName = Annotated[
     str | None, Query(max_length=128, pattern=r"^[^\x00]*$", description="An index's name.")
 ]
@@ -84,10 +84,10 @@ IndexName = Annotated[
     ),
 )
 async def attribute_text(request: Request) -> Response:
-    """Which parts of a text the corpus has, and in which documents; answered when it is done.
+    """Find the parts of a text that the corpus contains, and their documents; responds when done.
 
-    The same request finds the same answer for an hour, and for twelve from when it was last asked
-    again. 503 when it takes too long.
+    A repeated request finds the same response for an hour, and for twelve hours after each repetition.
+    503 after the time limit.
     """
     services = services_of(request)
     index = request.path_params["index"]
@@ -136,7 +136,7 @@ async def _wait(
     loop = asyncio.get_running_loop()
     ends = loop.time() + services.settings.attribution_seconds
     deadline = services.settings.default_deadline_seconds
-    if version is not None:  # nobody would look for it later, should this process die
+    if version is not None:  # no client looks for it later if this process dies
         deadline = services.settings.attribution_seconds + _MARGIN_SECONDS
     while True:
         result_id = new_id()
@@ -155,7 +155,7 @@ async def _wait(
                     is_new=is_new,
                     is_disconnected=is_disconnected,
                 )
-        # One that another asked for, and cancelled, is no answer.
+        # Another client may have cancelled it: try again.
         if is_new or version is None or row.state != "failed":
             return row, is_new, is_disconnected()
 
@@ -177,9 +177,9 @@ async def attribute_result(
     principal: PrincipalOf,
     index: IndexName = None,
 ) -> Response:
-    """Attribute the text of an ended result: a result of its own, which names it in `source_id`.
+    """Attribute the text of an ended result: a new result, which names it in `source_id`.
 
-    The same again finds the one that there is. 409 while the text is not complete.
+    A repeated request finds the existing attribution. 409 until the text is complete.
     """
     source = await services.results.request(principal.team_id, to_id(result_id, "result"))
     name = _named(services, index)

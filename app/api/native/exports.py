@@ -1,4 +1,4 @@
-"""/results/export: results as a file, one JSON object a line."""
+"""/results/export: results as a file, one JSON object per line."""
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["results"])
 
-# The pattern of /results/{result_id} matches it, too: it must be asked first.
+# The pattern of /results/{result_id} also matches it, so it is registered first.
 PATH = "/results/export"
 MEDIA_TYPE = "application/x-ndjson"
 
@@ -33,7 +33,7 @@ _MAX_LIMIT = 2**53 - 1
     response_class=Response,
     responses={
         200: {
-            "description": "One result a line, as JSON; a body without its end is not whole.",
+            "description": "One result a line, as JSON; a body without its end is truncated.",
             "content": {MEDIA_TYPE: {"schema": reference(ExportRead)}},
         }
     },
@@ -49,10 +49,10 @@ async def export_results(
 ) -> Response:
     """Export results with their prompts and whole texts, newest first, as JSON lines.
 
-    `after` goes on behind the last whole line of an export that was broken off.
+    `after` continues behind the last whole line of an interrupted export.
     """
     pieces = services.export.read(team, narrowed, after=after, limit=limit)
-    # What cannot be read at all is a problem, not a broken file.
+    # Until the first read succeeds, an error is a problem, not a truncated file.
     first: Sequence[ExportedResult] = await anext(pieces, [])
     name = f"results-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
     headers = {
@@ -68,7 +68,7 @@ async def _lines(
     first: Sequence[ExportedResult],
     pieces: AsyncIterator[Sequence[ExportedResult]],
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of each piece; a connection cut off before its end tells that some are missing."""
+    """The lines of each piece; an error cuts the connection before the body's end."""
     try:
         yield _to_lines(services, first)
         async for rows in pieces:

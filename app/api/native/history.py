@@ -1,4 +1,4 @@
-"""/history: what became of a team's results by the minute. /system: the state of the service."""
+"""/history: a team's ended results per minute. /system: the state of the service."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from app.api.native.history_schemas import PointRead, SystemRead, points_to_wire
 from app.results.stats.history import MAX_MINUTES
 
 Minutes = Annotated[
-    int, Query(ge=1, le=MAX_MINUTES, description="How far back, in minutes; a day at most.")
+    int, Query(ge=1, le=MAX_MINUTES, description="Length of the window in minutes; at most a day.")
 ]
 
 router = APIRouter(tags=["history"])
@@ -22,10 +22,10 @@ router = APIRouter(tags=["history"])
 async def read_history(
     services: ServicesOf, team: TeamOf, minutes: Minutes = 60, model_name: Name = None
 ) -> Response:
-    """Read how many results of the team ended in the last minutes, and how long they took.
+    """Read how many of the team's results ended in the last minutes, and their latencies.
 
-    By model and step, the oldest first; a step has 1, 2, 5, 10 or 15 minutes, so that there are 120
-    at most. Where nothing ended there is nothing. The last step is not over.
+    One point per model and step, the oldest first; a step has 1, 2, 5, 10 or 15 minutes, so that there
+    are at most 120. Steps without ended results are left out. The last step is not over.
     """
     window = await services.history.window(minutes)
     points = await services.history.points(window, team, model_name)

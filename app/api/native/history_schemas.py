@@ -1,4 +1,4 @@
-"""The wire shapes of what was, and of the state of the service."""
+"""Wire schemas of the history and of the service's state."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,18 +13,18 @@ from app.results.stats.history import Point, Window
 from app.results.stats.system import SystemState
 
 _SHARES = {"p50": 0.5, "p95": 0.95}
-_PERCENTILE = "Of completed results, in seconds; interpolated from a histogram, null of none."
+_PERCENTILE = "Seconds of completed results, interpolated from a histogram; null if there are none."
 
 
 class PointRead(BaseModel):
-    """The results of one model that ended within a step of time.
+    """Results of one model that ended within a time step.
 
-    Percentiles are interpolated from histograms whose buckets double in width: they are exact to the
-    bucket, and usually to a tenth.
+    Percentiles are interpolated from histograms whose buckets double in width: exact to the bucket, and
+    usually to a tenth.
     """
 
-    minute: datetime = Field(description="When the step begins.")
-    minutes: int = Field(description="How many minutes the step has.")
+    minute: datetime = Field(description="Start of the step.")
+    minutes: int = Field(description="Length of the step.")
     model_name: str
     completed: int
     failed: int
@@ -39,22 +39,18 @@ class PointRead(BaseModel):
 
 
 class TableRead(BaseModel):
-    """A table with its indexes."""
-
     name: str
     size_bytes: int
     rows_estimate: int | None = Field(description="As PostgreSQL last estimated; null: never.")
 
 
 class DatabaseRead(BaseModel):
-    """The database on its disk."""
-
     size_bytes: int
     tables: list[TableRead]
 
 
 class WorkerRead(BaseModel):
-    """A worker process, alive or not."""
+    """A worker process, alive or dead."""
 
     id: UUID
     host: str
@@ -62,20 +58,22 @@ class WorkerRead(BaseModel):
     started_at: datetime
     lease_expires_at: datetime
     is_alive: bool
-    running: int = Field(description="Results, as it told with its last heartbeat.")
+    running: int = Field(description="Running results, as of its last heartbeat.")
 
 
 class QueueRead(BaseModel):
-    """A queue: a model's, or an index's."""
+    """The queue of a model or of an index."""
 
     name: str
     queued: int
     running: int
-    oldest_seconds: float | None = Field(description="Of what is queued: null if nothing is.")
+    oldest_seconds: float | None = Field(
+        description="Age of the oldest queued result; null if the queue is empty."
+    )
 
 
 class QueueSampleRead(BaseModel):
-    """The most that a queue held at any full minute of a step. Of an empty queue there is none."""
+    """Maximum over the full minutes of a step; empty queues have no sample."""
 
     minute: datetime
     minutes: int
@@ -85,14 +83,14 @@ class QueueSampleRead(BaseModel):
 
 
 class FailureRead(BaseModel):
-    """How many results failed with a code."""
+    """Number of failed results with a code."""
 
     code: str
     count: int
 
 
 class SystemRead(BaseModel):
-    """The state of the service, of all teams together; up to two seconds old."""
+    """The state of the service, for all teams together; up to two seconds old."""
 
     version: str
     schema_version: str = Field(description="The last migration of the database.")
@@ -106,7 +104,6 @@ class SystemRead(BaseModel):
 
 
 def points_to_wire(points: Sequence[Point], window: Window) -> list[dict[str, Any]]:
-    """Points as JSON members."""
     return [_point_to_wire(point, window) for point in points]
 
 
@@ -131,7 +128,6 @@ def _point_to_wire(point: Point, window: Window) -> dict[str, Any]:
 
 
 def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
-    """The state of the service as JSON members."""
     names = sorted(state.queues.keys() | state.oldest_seconds.keys())
     return {
         "version": version,

@@ -1,4 +1,4 @@
-"""/me: who is asking, as the service understood the token."""
+"""/me: the principal of the token."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -9,12 +9,12 @@ from app.api.native.me_schemas import MeRead, me_to_wire
 
 router = APIRouter(tags=["me"])
 
-# Another token's owner must not be told from a cache on the way.
+# A cache must not return it to another token's owner.
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
 @router.get("/me", response_model=MeRead)
 async def read_me(services: ServicesOf, principal: PrincipalOf) -> Response:
-    """Read the team, scopes and highest priority of the token that is sent."""
+    """Read the team, scopes and maximum priority of the token."""
     is_authenticated = services.settings.is_authenticated
     return json_response(me_to_wire(principal, is_authenticated), headers=_NO_STORE)

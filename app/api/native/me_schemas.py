@@ -1,4 +1,4 @@
-"""The wire shape of who is asking."""
+"""Wire schema of the principal."""
 
 from typing import Any
 
@@ -8,22 +8,21 @@ from app.auth.principal import SCOPES, Principal, Scope
 
 
 class MeRead(BaseModel):
-    """The owner of the request: whose rows it sees, and what it may do."""
+    """The request's principal: the team whose rows it reads, and its rights."""
 
     team_id: str
     scopes: list[Scope]
-    max_priority: int = Field(description="The highest `priority` that it may ask for.")
+    max_priority: int = Field(description="The highest `priority` that its requests may have.")
     token_id: str | None = Field(
-        description="By what the token is revoked: of a JWT its `token_id`, of an API key its prefix; "
-        "null where no token is needed."
+        description="The id to revoke the token by: a JWT's `token_id`, or an API key's prefix; null "
+        "while authentication is off."
     )
     is_authenticated: bool = Field(
-        description="False while authentication is off: then everyone is of this one team."
+        description="False while authentication is off: then all clients share this team."
     )
 
 
 def me_to_wire(principal: Principal, is_authenticated: bool) -> dict[str, Any]:
-    """A principal as JSON members."""
     return {
         "team_id": principal.team_id,
         "scopes": [scope for scope in SCOPES if scope in principal.scopes],

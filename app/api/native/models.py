@@ -1,4 +1,4 @@
-"""/models/: what Triton serves, and loading and unloading of it."""
+"""/models/: Triton's models; load and unload them."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["models"])
 
 @router.get("/models/", response_model=list[ModelRead])
 async def list_models(services: ServicesOf) -> Response:
-    """List the models: ready ones, and those that Triton served before."""
+    """List the models that Triton serves, and those that it served before."""
     loads = await services.depth.by_model()
     return json_response(
         [_to_wire(model, loads.get(model.name)) for model in services.registry.all()]
@@ -33,14 +33,14 @@ async def read_model(name: str, services: ServicesOf) -> Response:
 
 @router.post("/models/{name}/load", response_model=ModelRead)
 async def load_model(name: str, services: ServicesOf) -> Response:
-    """Have each Triton server load a model that its repository has; answers when it is loaded."""
+    """Load a model of the repository on each Triton server; responds when it is loaded."""
     await services.registry.load(name)
     return await read_model(name, services)
 
 
 @router.post("/models/{name}/unload", response_model=ModelRead)
 async def unload_model(name: str, services: ServicesOf) -> Response:
-    """Have each Triton server unload a model; its queued results wait until it is loaded again."""
+    """Unload a model on each Triton server; its queued results wait until it is loaded again."""
     await services.registry.unload(name)
     return await read_model(name, services)
 

@@ -39,7 +39,7 @@ _CANCEL_WAIT_SECONDS = 2.0
 _WAIT_QUERY = {
     "wait": {
         "schema": {"type": "number", "minimum": 0, "maximum": 60, "default": 0},
-        "description": "Hold up to this many seconds until the result is terminal.",
+        "description": "Wait up to this many seconds until the result is terminal.",
     },
     "partial": {
         "schema": {"type": "boolean", "default": False},
@@ -49,20 +49,20 @@ _WAIT_QUERY = {
 _MATCH_HEADER = {
     "If-None-Match": {
         "schema": {"type": "string"},
-        "description": "The `ETag` of an earlier answer; 304 while the result is the same.",
+        "description": "The `ETag` of an earlier response; 304 while the result is unchanged.",
     }
 }
 
 
 @raw.get(
     "/results/{result_id}",
-    responses={200: {"model": ResultRead}, 304: {"description": "It has not changed."}},
+    responses={200: {"model": ResultRead}, 304: {"description": "The result is unchanged."}},
     openapi_extra=describe(
         path={"result_id": "The result's id."}, query=_WAIT_QUERY, header=_MATCH_HEADER
     ),
 )
 async def read_result(request: Request) -> Response:
-    """Read a result; with `wait`, once it is terminal or the time is over."""
+    """Read a result; with `wait`, when it is terminal or the time is over."""
     services, team = services_of(request), team_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
     if not request.scope["query_string"]:
@@ -120,12 +120,12 @@ async def list_results(
     services: ServicesOf,
     team: TeamOf,
     narrowed: Narrowed,
-    full: Annotated[bool, Query(description="Do not cut long texts.")] = False,
-    prompts: Annotated[bool, Query(description="Tell the beginnings of the prompts.")] = False,
+    full: Annotated[bool, Query(description="Return long texts whole.")] = False,
+    prompts: Annotated[bool, Query(description="Return the beginnings of the prompts.")] = False,
     limit: Limit = 50,
     after: After = None,
 ) -> Response:
-    """List results, newest first; without `full` texts are cut at 1,000 characters, and without logprobs."""
+    """List results, newest first; `full` adds logprobs and the texts beyond 1,000 characters."""
     rows = await services.results.list(
         team, narrowed, after=after, limit=limit, full=full, prompts=prompts
     )
@@ -138,7 +138,7 @@ async def list_results(
 
 @router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])
 async def list_attempts(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """The attempts of a result: when, where, and how each ended."""
+    """List the attempts of a result: time, worker and outcome."""
     row = await services.results.attempts(team, to_id(result_id, "result"))
     return json_response(attempts_to_wire(row))
 
@@ -150,7 +150,7 @@ async def cancel_results(
     context_id: UUID | None = None,
     model_name: Name = None,
 ) -> dict[str, int]:
-    """Cancel all pending results of a context, a model, or both; answers how many."""
+    """Cancel all pending results of a context, a model, or both; returns their number."""
     filters = {"context_id": context_id, "model_name": model_name}
     given = {name: value for name, value in filters.items() if value is not None}
     if not given:
@@ -183,7 +183,7 @@ async def delete_result(
 
 
 async def _result_response(request: Request, services: Services, row: ResultRow) -> Response:
-    """A result, or 304 where the client has it; while it is pending with what is to be expected."""
+    """A result, with estimates while it is pending; 304 if the client has it."""
     tag = _etag(services, row)
     is_known = any(
         name == b"if-none-match" and tag in value for name, value in request.scope["headers"]
@@ -201,7 +201,7 @@ async def _result_response(request: Request, services: Services, row: ResultRow)
 async def _pending_wire(
     services: Services, row: ResultRow
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """A pending result with its place in the queue, and the header that says when to ask again."""
+    """A pending result with its place in the queue, and the header for the next poll."""
     estimate = await services.positions.estimate(
         row.id, row.model_name, is_running=row.started_at is not None
     )

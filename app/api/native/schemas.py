@@ -1,4 +1,4 @@
-"""The native API's responses, as the OpenAPI document describes them."""
+"""Response schemas of the native API, for the OpenAPI document."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -10,8 +10,6 @@ MAX_BULK = 1000
 
 
 class ContextRead(BaseModel):
-    """A saved prompt."""
-
     id: UUID
     content: str | None
     messages: list[dict[str, Any]] | None
@@ -20,34 +18,32 @@ class ContextRead(BaseModel):
     updated_at: datetime
     erased_at: datetime | None = Field(
         None,
-        description="Only of a prompt that is gone (`store: false`, or its time is over): since when.",
+        description="Only for an erased prompt (`store: false`, or after its retention): time of erasure.",
     )
 
 
 class ErrorRead(BaseModel):
-    """Why a result failed."""
-
     code: str
     message: str
     retryable: bool
 
 
 class UsageRead(BaseModel):
-    """Tokens as the engine counted them; null where it told none."""
+    """Tokens, counted by the engine; null if it did not count them."""
 
     prompt_tokens: int | None
     completion_tokens: int | None
 
 
 class FollowingRead(BaseModel):
-    """The attribution that was asked for with a result; a result too, once the text is completed."""
+    """Attribution requested with a result; a result too, once the text is completed."""
 
     index: str
-    id: UUID | None = Field(description="Where to read it, as /results/{id}; null until then.")
+    id: UUID | None = Field(description="Its id, for /results/{id}; null until then.")
 
 
 class ResultRead(BaseModel):
-    """A result: `pending`, then `completed` or `failed`, and unchanged from then on."""
+    """A result: `pending`, then `completed` or `failed`, and immutable from then on."""
 
     id: UUID
     kind: Literal["generation", "attribution"]
@@ -57,7 +53,7 @@ class ResultRead(BaseModel):
     model_ready: bool
     state: Literal["pending", "completed", "failed"]
     result: str | dict[str, Any] | None = Field(
-        description="The generated text, without the prompt; of an attribution, the whole answer of "
+        description="The generated text, without the prompt; for an attribution, the response of "
         "/{index}/attribution (in lists only with `full`). Null once it is erased."
     )
     error: ErrorRead | None
@@ -66,7 +62,7 @@ class ResultRead(BaseModel):
     usage: UsageRead | None
     attempt: int
     continued: int = Field(
-        description="How often an attempt continued the text of a lost one (docs/continuation.md)."
+        description="Attempts that continued the text of a lost one (docs/continuation.md)."
     )
     cancel_requested_at: datetime | None
     created_at: datetime
@@ -77,57 +73,55 @@ class ResultRead(BaseModel):
     metadata: dict[str, Any]
     retry_of: UUID | None = Field(description="The result that this one is a retry of.")
     source_id: UUID | None = Field(
-        None, description="Only of a result's attribution: the result whose text it is about."
+        None, description="Only for a result's attribution: the result whose text it attributes."
     )
-    attribution: FollowingRead | None = Field(None, description="Only when asked for.")
+    attribution: FollowingRead | None = Field(None, description="Only if requested.")
     queue_position: int | Literal["1000+"] | None = Field(
-        description="While pending, at `GET /results/{id}`: 1 is the next to be run, 0 is running; "
-        "null where unknown."
+        description="While pending, at `GET /results/{id}`: 1 runs next, 0 is running; null "
+        "if unknown."
     )
     estimated_wait_seconds: float | None = Field(
-        description="Until it runs, by the queue before it and the throughput of the last minute; "
-        "null where unknown."
+        description="Until it runs, from the queue before it and the throughput of the last minute; "
+        "null if unknown."
     )
     logprobs: list[Any] | None = Field(
-        None, description="Only when asked for; in lists only with `full`."
+        None, description="Only if requested; in lists only with `full`."
     )
     erased_at: datetime | None = Field(
         None,
-        description="Only of a result that was not to be stored: since when its texts are gone.",
+        description="Only for a result that is not stored: time of erasure of its texts.",
     )
     prompt_start: str | None = Field(
         None,
         description="Only in lists with `prompts`: the first 200 characters of the text, or of the "
-        "last message; null of a long chat, and once it is erased.",
+        "last message; null for a long chat, and once it is erased.",
     )
 
 
 class ExportRead(ResultRead):
-    """A line of an export: a result, and the prompt that it was sent with."""
+    """A line of an export: a result and its prompt."""
 
-    content: str | None = Field(description="The prompt; null of messages, and once it is erased.")
+    content: str | None = Field(description="The prompt; null for messages, and once it is erased.")
     messages: list[dict[str, Any]] | None = Field(
-        description="The prompt's messages; null of a plain one, and once they are erased."
+        description="The prompt's messages; null for a text, and once they are erased."
     )
 
 
 class AttemptRead(BaseModel):
-    """One attempt of a result: when, where and how it ended."""
-
     attempt: int
     worker_id: UUID | None
     started_at: datetime | None
     ended_at: datetime | None
     counted: bool = Field(description="Whether it counts towards the attempts allowed.")
     continued_from: int | None = Field(
-        description="The length in code points of the text that it was to continue; null where it "
-        "began anew."
+        description="Length in code points of the text that it continued; null if it started from the "
+        "prompt."
     )
     error: dict[str, str] | None
 
 
 class TicketRead(BaseModel):
-    """A stream ticket; it is told only now."""
+    """A stream ticket; only this response contains it."""
 
     ticket: str
     expires_at: datetime
@@ -139,7 +133,7 @@ class ModelRead(BaseModel):
     name: str
     version: int | None
     ready: bool
-    reason: str | None = Field(description="Triton's words when it is not ready.")
+    reason: str | None = Field(description="Triton's message while it is not ready.")
     chat: bool = Field(description="Whether `messages` are accepted.")
     max_model_len: int | None = Field(description="Prompt plus output, in tokens; null: unknown.")
     queued: int
@@ -148,14 +142,12 @@ class ModelRead(BaseModel):
 
 
 class FieldProblem(BaseModel):
-    """One wrong field of a request."""
-
     field: str
     message: str
 
 
 class ProblemRead(BaseModel):
-    """Why a request was not answered as asked (RFC 9457)."""
+    """An error (RFC 9457)."""
 
     type: str
     title: str

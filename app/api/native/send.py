@@ -1,4 +1,4 @@
-"""/models/send and POST /results/: send prompts, and be answered at once, at the end, or live."""
+"""/models/send and POST /results/: send prompts; respond at once, at the end, or with a stream."""
 
 import contextlib
 import re
@@ -65,31 +65,31 @@ _SEND = TypeAdapter(SendOptions)
 _CREATE = TypeAdapter(ResultCreate)
 _NO_OPTIONS = SendOptions()
 _PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
-# Named, and not with the weight 0, which refuses it.
+# Named without the weight 0, which excludes it.
 _ACCEPTS_EVENTS = re.compile(
     rb"(?:^|,)\s*text/event-stream\s*(?=[,;]|$)(?!(?:;[^,]*)?;\s*q=0(?:\.0*)?\s*(?:[,;]|$))",
     re.IGNORECASE,
 )
 
-# Once terminal, or as it comes.
+# The terminal result, or its events.
 _ANSWERED: dict[str, Any] = {"model": ResultRead, "content": {MEDIA_TYPE: {}}}
 
-# Sends a request as the result of this id, unless it is another's by its key.
+# Sends a request under this result id; a replayed key returns another result.
 Submission = Callable[[UUID], Awaitable[SubmissionOutcome]]
 
 WISHES = {
     "Prefer": {
         "schema": {"type": "string", "pattern": r"wait=\d+", "example": "wait=30"},
-        "description": "Hold up to this many seconds; answer 200 if the result is terminal by then.",
+        "description": "Wait up to this many seconds; 200 if the result is terminal by then.",
     },
     "Accept": {
         "schema": {"type": "string", "example": MEDIA_TYPE},
-        "description": f"`{MEDIA_TYPE}`: answer with the events of /results/{{id}}/stream; the id "
+        "description": f"`{MEDIA_TYPE}`: respond with the events of /results/{{id}}/stream; the id "
         "is in `Location`.",
     },
     "X-On-Disconnect": {
         "schema": {"type": "string", "enum": ["continue", "cancel"], "default": "continue"},
-        "description": "What becomes of the result when the client leaves while it waits or reads.",
+        "description": "Cancel or continue the result if the client disconnects while it waits or reads.",
     },
 }
 _SEND_EXAMPLE = {"parameters": {"max_tokens": 40, "temperature": 0}, "deadline_seconds": 600}
@@ -98,7 +98,7 @@ _CREATE_EXAMPLE = {"model": "demo", "content": "def ", "parameters": {"max_token
 
 @dataclass(slots=True, frozen=True)
 class _ResponsePreference:
-    """How a client wants to be answered; without any, at once."""
+    """The client's preferred form of response; the default is at once."""
 
     wait_seconds: float | None = None
     is_stream: bool = False
@@ -126,7 +126,7 @@ class _ResponsePreference:
     ),
 )
 async def send_context(request: Request) -> Response:
-    """Send a saved prompt to a model. The answer holds the result's id, committed."""
+    """Send a saved prompt to a model. The response contains the id of the committed result."""
     body = await body_of(request)
     options = _with_key(request, parse(_SEND, body) if body else _NO_OPTIONS)
     path = request.path_params
@@ -164,7 +164,7 @@ async def send_context(request: Request) -> Response:
 async def create_results(request: Request) -> Response:
     """Save a prompt and send it in one call; a list of up to 1,000 is one commit.
 
-    A list is answered by a list: each item a Result, or a problem in its place.
+    The response to a list is a list: each item is a Result, or a problem in its place.
     """
     body = await body_of(request)
     services, principal = services_of(request), principal_of(request)
@@ -191,7 +191,7 @@ async def create_results(request: Request) -> Response:
 async def retry_result(
     request: Request, result_id: str, services: ServicesOf, principal: PrincipalOf
 ) -> Response:
-    """Send the request of an ended result once more: a new result, linked by `retry_of`.
+    """Send the request of an ended result again: a new result, linked by `retry_of`.
 
     409 while the first one is pending.
     """
@@ -205,12 +205,12 @@ async def retry_result(
 
 
 async def send(request: Request, services: Services, submission: Submission) -> Response:
-    """Submit, and answer as the client wishes: 202 with the result's place, 200 once terminal."""
+    """Submit, and respond as the client prefers: 202 with the result's location, 200 once terminal."""
     wish = _ResponsePreference.of(request, services.settings)
     result_id = new_id()
     if wish.is_stream:
         services.hub.check_room()
-        with services.hub.reading(result_id):  # holds the place that its stream will take
+        with services.hub.reading(result_id):  # reserves the place of its stream
             answer = await submission(result_id)
         return _stream_response(services, team_of(request), wish, answer)
     seconds = wish.wait_seconds
@@ -230,13 +230,13 @@ async def _wait(
     answer: SubmissionOutcome,
     woken: ResultSignal,
 ) -> ResultRow | None:
-    """The result after the time that the client would wait; None if that was not possible."""
+    """The result after the client's time; None if waiting was not possible."""
     result_id, seconds = answer.result_id, wish.wait_seconds or 0.0
     team = team_of(request)
     is_new = isinstance(answer, Accepted)
-    # The result is committed: an error of the waiting must not hide its id.
+    # The result is committed: an error while waiting must not hide its id.
     with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
-        # One that was made before has another id than the one that is expected.
+        # A replayed result has another id than the one that is expected.
         expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
         with expecting as news, watching(request, news) as is_disconnected:
             row = await services.hub.wait_terminal(
@@ -254,13 +254,13 @@ def _stream_response(
     result_id = answer.result_id
 
     async def cancel() -> None:
-        with contextlib.suppress(DatabaseUnavailableError):  # nobody is left to be told
+        with contextlib.suppress(DatabaseUnavailableError):  # the client is gone
             await services.queue.cancel(team, id=result_id)
 
     return EventStreamResponse(
         event_frames(services, team, result_id, Position()),
         _headers(answer),
-        on_left=cancel if wish.is_cancelled_on_disconnect else None,
+        on_disconnect=cancel if wish.is_cancelled_on_disconnect else None,
     )
 
 
@@ -285,7 +285,6 @@ def _headers(answer: SubmissionOutcome) -> dict[str, str]:
 
 
 def _with_key(request: Request, options: Options) -> Options:
-    """The options with the key of the header."""
     key = idempotency_key(request, options.idempotency_key)
     if key == options.idempotency_key:
         return options
@@ -293,14 +292,14 @@ def _with_key(request: Request, options: Options) -> Options:
 
 
 def _one_key_for_many() -> InvalidRequestError:
-    message = "cannot name a whole list: give each item its own idempotency_key"
+    message = "cannot apply to a list: give each item its own idempotency_key"
     return InvalidRequestError(
         f"Idempotency-Key: {message}.", [FieldError("Idempotency-Key", message)]
     )
 
 
 def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
-    """Each item by itself: one wrong item does not refuse the others."""
+    """Validate each item separately: a wrong item does not reject the others."""
     try:
         items = from_json(body)
     except ValueError as error:

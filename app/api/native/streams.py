@@ -1,4 +1,4 @@
-"""/results/{id}/stream: a result's text, live and resumable; tickets for browsers."""
+"""/results/{id}/stream: a result's text as resumable events; tickets for browsers."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -36,18 +36,18 @@ _POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
     "/results/{result_id}/stream",
     responses={
         200: {"content": {MEDIA_TYPE: {}}, "description": "Events."},
-        204: {"description": "The client has seen the end."},
+        204: {"description": "The client has received the end."},
     },
     openapi_extra=describe(
         path={"result_id": "The result's id."},
         query={
             "after": {
                 "schema": _POSITION,
-                "description": "The id of the last event that was received.",
+                "description": "The id of the last received event.",
             },
             "ticket": {
                 "schema": {"type": "string"},
-                "description": "A stream ticket, where no header can be sent.",
+                "description": "A stream ticket, for clients that cannot send headers.",
             },
         },
         header={
@@ -59,12 +59,12 @@ _POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
     ),
 )
 async def stream_result(request: Request) -> Response:
-    """Read a result's text as it comes (server-sent events), from the beginning or from `after`.
+    """Stream a result's text as server-sent events, from the beginning or from `after`.
 
     Events: `attempt` {attempt, age}, whose text replaces that of earlier attempts, except for the first
-    `continued_from` code points where the event has this member (`age`: seconds since
-    the result was accepted); `delta` {text,
-    offset} and, where known, the attempt's `completion_tokens` so far; and at the end `completed` or `failed` with the Result. Offsets are code points.
+    `continued_from` code points if the event has this member (`age`: seconds since the result was
+    accepted); `delta` {text, offset} and, if known, the attempt's `completion_tokens` so far; and at the
+    end `completed` or `failed` with the Result. Offsets are code points.
     """
     services = services_of(request)
     result_id = to_id(request.path_params["result_id"], "result")
@@ -85,7 +85,7 @@ async def stream_result(request: Request) -> Response:
 
 @router.post("/results/{result_id}/stream-ticket", status_code=201, response_model=TicketRead)
 async def issue_ticket(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """Get a ticket that opens this result's stream once, within a minute: `?ticket=`."""
+    """Issue a ticket that opens this result's stream once, within a minute: `?ticket=`."""
     identifier = to_id(result_id, "result")
     await services.results.get(team, identifier)
     ticket = await services.tickets.issue(team, identifier)
@@ -95,8 +95,8 @@ async def issue_ticket(result_id: str, services: ServicesOf, team: TeamOf) -> Re
 async def event_frames(
     services: Services, team_id: str, result_id: UUID, position: Position
 ) -> AsyncGenerator[bytes, None]:
-    """The native events of a result behind a position, encoded."""
-    follower = ResultReader(
+    """The encoded native events of a result after a position."""
+    reader = ResultReader(
         services.hub,
         services.results,
         team_id,
@@ -106,7 +106,7 @@ async def event_frames(
         continues=True,
     )
     is_first = True
-    async with contextlib.aclosing(follower.events()) as events:
+    async with contextlib.aclosing(reader.events()) as events:
         async for event in events:
             if isinstance(event, KeepAlive):
                 yield KEEP_ALIVE
@@ -139,6 +139,6 @@ def _encode(
 
 
 def _position_of(request: Request) -> Position:
-    told = request.headers.get("last-event-id") or request.query_params.get("after")
+    given = request.headers.get("last-event-id") or request.query_params.get("after")
     field = "Last-Event-ID" if request.headers.get("last-event-id") else "after"
-    return Position.parse(told, field) if told else Position()
+    return Position.parse(given, field) if given else Position()

@@ -1,4 +1,4 @@
-"""/webhooks/: the log of deliveries, redelivery, and the team's signing secret."""
+"""/webhooks/: log of deliveries, redelivery, and the team's signing secret."""
 
 from typing import Literal
 from uuid import UUID
@@ -18,7 +18,7 @@ from app.api.native.webhooks_schemas import (
 
 router = APIRouter(tags=["webhooks"])
 
-# A secret belongs in no cache on the way.
+# Caches must not store a secret.
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -43,9 +43,9 @@ async def list_deliveries(
     "/webhooks/deliveries/{delivery_id}/redeliver", status_code=202, response_model=DeliveryRead
 )
 async def redeliver(delivery_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """Tell a result again, at once, under the same message id, whatever became of it before.
+    """Deliver a result again, at once, under the same message id, in any state of its delivery.
 
-    `attempts` counts anew, with all of the schedule before it; the log goes on.
+    `attempts` restarts at 0, with the whole schedule; the log continues.
     """
     row = await services.outbox.redeliver(team, to_id(delivery_id, "delivery"))
     return json_response(delivery_to_wire(row), 202)
@@ -53,13 +53,13 @@ async def redeliver(delivery_id: str, services: ServicesOf, team: TeamOf) -> Res
 
 @router.get("/webhooks/secret", response_model=SecretRead)
 async def read_secret(services: ServicesOf, team: TeamOf) -> Response:
-    """Read the secret that the team's messages are signed with; the first call makes it."""
+    """Read the secret that signs the team's messages; the first call creates it."""
     secret = await services.outbox.secret(team)
     return json_response(secret_to_wire(secret), headers=_NO_STORE)
 
 
 @router.post("/webhooks/secret", response_model=SecretRead)
 async def rotate_secret(services: ServicesOf, team: TeamOf) -> Response:
-    """Rotate the secret: the one before it signs as well for a while, one before that no more."""
+    """Rotate the secret: the previous one signs too for a while; older ones no longer do."""
     secret = await services.outbox.rotate_secret(team)
     return json_response(secret_to_wire(secret), headers=_NO_STORE)

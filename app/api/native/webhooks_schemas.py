@@ -1,4 +1,4 @@
-"""Webhooks' wire shapes: deliveries with their log, and the team's secret."""
+"""Wire schemas of webhooks: deliveries with their log, and the team's secret."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -11,24 +11,24 @@ from app.webhooks.outbox import Delivery, TeamSecret
 
 
 class CallRead(BaseModel):
-    """One call of a delivery."""
-
     at: datetime
-    status: int | None = Field(description="The receiver's answer; null if there was none.")
-    error: str | None = Field(description="Why the message counts as not taken; null if it was.")
+    status: int | None = Field(
+        description="Status of the receiver's response; null if there was none."
+    )
+    error: str | None = Field(description="Why the delivery failed; null if it succeeded.")
     seconds: float
 
 
 class DeliveryRead(BaseModel):
-    """What is known of telling one terminal result to its webhook."""
+    """Delivery of one terminal result to its webhook."""
 
-    id: UUID = Field(description="The result's id: a result is told once.")
+    id: UUID = Field(description="The result's id: each result has one delivery.")
     result_id: UUID
     url: str
     state: Literal["pending", "delivered", "failed"]
-    attempts: int = Field(description="Calls begun since it was written, or redelivered.")
+    attempts: int = Field(description="Calls since it was created, or redelivered.")
     next_attempt_at: datetime | None = Field(
-        description="While pending: when the next call is due; during a call, when it counts as lost."
+        description="While pending: time of the next call; during a call, time at which it counts as lost."
     )
     created_at: datetime
     finished_at: datetime | None
@@ -36,17 +36,18 @@ class DeliveryRead(BaseModel):
 
 
 class SecretRead(BaseModel):
-    """What the team's messages are signed with."""
+    """The secret that signs the team's messages."""
 
-    secret: str = Field(description="For the receiver, as Standard Webhooks' libraries take it.")
+    secret: str = Field(
+        description="For the receiver, in the format of Standard Webhooks' libraries."
+    )
     rotated_at: datetime
     previous_valid_until: datetime | None = Field(
-        description="Until then messages carry a signature by the secret before this one as well."
+        description="Until then messages are signed by the previous secret too."
     )
 
 
 def delivery_to_wire(delivery: Delivery) -> dict[str, Any]:
-    """A delivery as JSON members."""
     identifier = str(delivery.result_id)
     return {
         "id": identifier,
@@ -62,7 +63,6 @@ def delivery_to_wire(delivery: Delivery) -> dict[str, Any]:
 
 
 def secret_to_wire(secret: TeamSecret) -> dict[str, Any]:
-    """A team's secret as JSON members; the previous one is never shown."""
     return {
         "secret": secret.secret,
         "rotated_at": secret.rotated_at,

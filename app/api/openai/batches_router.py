@@ -1,4 +1,4 @@
-"""/v1/batches: the requests of a file, answered within a day into another, as OpenAI's API has it."""
+"""/v1/batches: OpenAI's batches: run the requests of a file, write the responses to another."""
 
 from typing import Annotated
 
@@ -63,7 +63,7 @@ _EXAMPLE = {
     ),
 )
 async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> Response:
-    """Send the requests of a file. They run as there is room, within a day."""
+    """Run the requests of a file within a day, as capacity allows."""
     create = parse(_CREATE, await body_of(request))
     key = None
     if (text := idempotency_key(request)) is not None:
@@ -85,7 +85,9 @@ def _replayed(batch: Batch) -> Response:
 async def list_batches(
     services: ServicesOf,
     team: TeamOf,
-    after: Annotated[str | None, Query(description="The id of the last batch before.")] = None,
+    after: Annotated[
+        str | None, Query(description="The id of the last batch of the previous page.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
     """List batches, newest first."""
@@ -96,14 +98,14 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}", response_model=BatchRead)
 async def read_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """A batch as it stands."""
+    """Read a batch."""
     batch = await services.batches.get(team, from_wire_id("batch_", batch_id, "batch"))
     return json_response(batch_to_wire(batch))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", response_model=BatchRead)
 async def cancel_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """Stop a batch: what is done by then is in its files; idempotent, 409 once it has ended."""
+    """Stop a batch: its files contain the requests done by then. Idempotent; 409 once it has ended."""
     batch = await services.batches.cancel(team, from_wire_id("batch_", batch_id, "batch"))
     return json_response(batch_to_wire(batch))
 

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's API has them, on the wire.
+"""Wire schemas of OpenAI's files and batches.
 
 https://platform.openai.com/docs/api-reference/files, .../batch, and guides/batch for the lines.
 """
@@ -30,7 +30,7 @@ OpenAIMetadata = Annotated[
 
 
 class ExpiresAfter(BaseModel):
-    """When a file goes, counted from its making."""
+    """Expiry of a file, counted from its creation."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -39,7 +39,7 @@ class ExpiresAfter(BaseModel):
 
 
 class BatchCreate(BaseModel):
-    """The requests of a file, all for one endpoint."""
+    """A batch of the requests of a file, all for one endpoint."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -51,8 +51,6 @@ class BatchCreate(BaseModel):
 
 
 class FileRead(BaseModel):
-    """A file."""
-
     id: str
     object: Literal["file"]
     bytes: int
@@ -64,16 +62,12 @@ class FileRead(BaseModel):
 
 
 class DeletedRead(BaseModel):
-    """What was deleted."""
-
     id: str
     object: str
     deleted: bool
 
 
 class FileListRead(BaseModel):
-    """A page of files."""
-
     object: Literal["list"]
     data: list[FileRead]
     first_id: str | None
@@ -82,7 +76,7 @@ class FileListRead(BaseModel):
 
 
 class BatchErrorRead(BaseModel):
-    """What is wrong with a line of the input file."""
+    """An error in a line of the input file."""
 
     code: str
     message: str
@@ -91,23 +85,19 @@ class BatchErrorRead(BaseModel):
 
 
 class BatchErrorsRead(BaseModel):
-    """What is wrong with the input file; the first hundred."""
+    """The first hundred errors of the input file."""
 
     object: Literal["list"]
     data: list[BatchErrorRead]
 
 
 class RequestCountsRead(BaseModel):
-    """How many requests a batch has, and how many of them are done."""
-
     total: int
     completed: int
     failed: int
 
 
 class BatchRead(BaseModel):
-    """A batch."""
-
     id: str
     object: Literal["batch"]
     endpoint: Endpoint
@@ -134,8 +124,6 @@ class BatchRead(BaseModel):
 
 
 class BatchListRead(BaseModel):
-    """A page of batches."""
-
     object: Literal["list"]
     data: list[BatchRead]
     first_id: str | None
@@ -147,12 +135,11 @@ _EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)])
 
 
 def to_wire_id(prefix: str, identifier: UUID) -> str:
-    """An id as this dialect writes it."""
     return f"{prefix}{identifier}"
 
 
 def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
-    """The id in `file-...`, `batch_...`. Raises NotFoundError: what is no id names nothing."""
+    """The id in `file-...`, `batch_...`. Raises NotFoundError for an invalid one."""
     try:
         if text.startswith(prefix):
             return UUID(text.removeprefix(prefix))
@@ -162,11 +149,11 @@ def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
 
 
 def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails:
-    """What a form says of its file. Raises InvalidRequestError."""
+    """Read a form's fields. Raises InvalidRequestError."""
     if filename is None:
         raise invalid("file", "the form has no file of this name")
     if fields.get("purpose") != "batch":
-        raise invalid("purpose", "must be `batch`: there is no other use for a file here")
+        raise invalid("purpose", "must be `batch`: files have no other use here")
     expires = None
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise invalid("expires_after.anchor", "must be `created_at`")
@@ -181,7 +168,6 @@ def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails
 
 
 def file_to_wire(file: File) -> dict[str, Any]:
-    """A file as JSON members."""
     wire: dict[str, Any] = {
         "id": to_wire_id("file-", file.id),
         "object": "file",
@@ -199,7 +185,6 @@ def file_to_wire(file: File) -> dict[str, Any]:
 def to_new_batch(
     team_id: str, create: BatchCreate, input_file_id: UUID, key: NewKey | None
 ) -> NewBatch:
-    """The row of a new batch."""
     expires = create.output_expires_after
     return NewBatch(
         id=new_id(),
@@ -215,7 +200,6 @@ def to_new_batch(
 
 
 def batch_to_wire(batch: Batch) -> dict[str, Any]:
-    """A batch as JSON members."""
     ended = {batch.state: _seconds(batch.ended_at)}
     errors = orjson.loads(batch.errors)
     return {
@@ -247,7 +231,7 @@ def batch_to_wire(batch: Batch) -> dict[str, Any]:
 
 
 def page_to_wire(items: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """A page; one row more than the limit was read to know whether there is another."""
+    """A page of `items`, which holds one row more than the limit if there is a next page."""
     data = list(items[:limit])
     return {
         "object": "list",
@@ -263,5 +247,5 @@ def invalid(field: str, message: str) -> InvalidRequestError:
 
 
 def _seconds(moment: Any) -> Any:
-    """Unix time in whole seconds, as this dialect tells times."""
+    """Unix time in whole seconds."""
     return None if moment is None else int(moment.timestamp())

@@ -53,7 +53,7 @@ from app.results.rows import ResultRow
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
-# Variables of a template that a request has other members for.
+# Template variables that requests set by other members.
 _OWN_VARIABLES = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "chat_template",
@@ -73,7 +73,7 @@ def _error(message: str) -> PydanticCustomError:
 
 
 def _join_parts(content: Any) -> Any:
-    """Content in parts as one text, a line each, as vLLM gives it to templates of text."""
+    """Join content parts as lines of one text, as vLLM does for text templates."""
     if not isinstance(content, list):
         return content
     texts = []
@@ -101,8 +101,9 @@ Content = Annotated[
 
 
 def _read_arguments(text: str) -> str:
-    """The text, if it is an object's JSON. A model may have written NUL, which cannot be stored;
-    the conversation goes on with U+FFFD in its place."""
+    """Check that a text is the JSON of an object. A model may have written NUL, which cannot be
+    stored; U+FFFD replaces it.
+    """
     text = _ESCAPE.sub(lambda found: "\\ufffd" if found[0] == "\\u0000" else found[0], text)
     try:
         value = orjson.loads(text or "{}")
@@ -115,8 +116,6 @@ def _read_arguments(text: str) -> str:
 
 
 class CalledFunction(BaseModel):
-    """What an assistant called before."""
-
     model_config = _STRICT
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -124,7 +123,7 @@ class CalledFunction(BaseModel):
 
 
 class AssistantToolCall(BaseModel):
-    """A call of an earlier assistant message."""
+    """A call in an earlier message of the assistant."""
 
     model_config = _STRICT
 
@@ -134,8 +133,6 @@ class AssistantToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message of a conversation."""
-
     model_config = _STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -155,7 +152,7 @@ class ChatMessage(BaseModel):
         return self
 
     def to_template(self, *, knows_developer: bool) -> dict[str, Any]:
-        """The message as templates take it: arguments of calls as objects, as in transformers."""
+        """The message for templates: arguments of calls as objects, as in transformers."""
         role = self.role
         if role == "developer" and not knows_developer:
             role = "system"  # its older name
@@ -189,7 +186,7 @@ def _check_parameters(value: Any) -> Any:
 
 
 class Function(BaseModel):
-    """What a model may call."""
+    """A function that the model may call."""
 
     model_config = _STRICT
 
@@ -199,7 +196,7 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool: a function with a JSON schema of its arguments."""
+    """A function with a JSON schema of its arguments."""
 
     model_config = _STRICT
 
@@ -229,7 +226,7 @@ ToolChoice = Annotated[
 
 
 def _read_format(value: Any) -> Any:
-    """The constraint of a response_format, or None for plain text."""
+    """The constraint of a response_format; None for plain text."""
     kind = value.get("type") if isinstance(value, dict) else None
     if value is None or kind == "text":
         return None
@@ -298,7 +295,7 @@ class ChatRequest(OpenAIRequest):
 
     add_generation_prompt: bool | None = Field(None, description="vLLM's; the default is true.")
     continue_final_message: bool | None = Field(
-        None, description="vLLM's: go on with the last message, without an end."
+        None, description="vLLM's: continue the last message."
     )
     chat_template_kwargs: (
         Annotated[dict[str, JsonValue], AfterValidator(_check_variables)] | None
@@ -322,12 +319,11 @@ class ChatRequest(OpenAIRequest):
         return self
 
     def to_messages(self, prompt_format: PromptFormat | None) -> list[dict[str, Any]]:
-        """The messages as the model's template takes them."""
         knows_developer = prompt_format is not None and prompt_format.knows_developer
         return [one.to_template(knows_developer=knows_developer) for one in self.messages]
 
     def to_template_arguments(self) -> dict[str, Any]:
-        """Further variables of the template: only what the request names."""
+        """Further template variables; only those that the request sets."""
         arguments: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             arguments["reasoning_effort"] = self.reasoning_effort
@@ -343,7 +339,7 @@ class ChatRequest(OpenAIRequest):
         return arguments
 
     def to_send_options(self, use: "ToolUse | None") -> SendOptions:
-        """How it is sent. Raises InvalidRequestError."""
+        """Options of the results. Raises InvalidRequestError."""
         given: dict[str, Any] = {}
         max_tokens = self.max_completion_tokens or self.max_tokens
         if max_tokens is not None:
@@ -361,28 +357,28 @@ class ChatRequest(OpenAIRequest):
         return self.to_options(given)
 
 
-# --- What a model may call, and how it is read ----------------------------------------------------
+# --- Tool calls -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, frozen=True)
 class ToolUse:
-    """How the calls of one request are read from its results' texts."""
+    """Rules to parse the tool calls in one request's results."""
 
     new_reader: Callable[[], Reader]
     tool_format: ToolFormat | None
-    sampling: dict[str, Any]  # what forces the model to call, or shows its markers
+    sampling: dict[str, Any]  # parameters that force a call, or keep its markers in the text
     is_named: bool = False
     is_parallel: bool = True
 
     def finish_reason(self, reason: str | None, calls: int) -> str | None:
-        """OpenAI tells `stop` for the call of a named tool, for it had no choice."""
+        """OpenAI returns `stop` for the call of a named tool, which leaves the model no choice."""
         return "tool_calls" if calls and reason == "stop" and not self.is_named else reason
 
 
 def tool_use_of(request: ChatRequest, prompt_format: PromptFormat | None) -> ToolUse | None:
-    """How the request's tools are used; None where there are none to use.
+    """Select the parser of the request's tool calls; None if it has no tools to call.
 
-    Raises InvalidRequestError where the model cannot be told of tools, or its calls not be read.
+    Raises InvalidRequestError if the model's template takes no tools, or its calls cannot be parsed.
     """
     choice, tools = request.tool_choice, request.tools
     if not tools or choice == "none":
@@ -405,10 +401,10 @@ def tool_use_of(request: ChatRequest, prompt_format: PromptFormat | None) -> Too
     if found is None:
         raise invalid(
             "tools",
-            f"how model {request.model} writes its calls is not known; an operator may declare it as "
+            f"the tool call format of model {request.model} is unknown; an operator may declare it as "
             "tool_call_format in its chat.json. Until then tool_choice can be none, required or a name",
         )
-    # The opening is a special token there, which is left out of texts otherwise.
+    # Its opening marker is a special token, which texts leave out by default.
     shown = {"skip_special_tokens": False} if found is ToolFormat.MISTRAL else {}
     return ToolUse(lambda: reader_of(found), found, shown, is_parallel=is_parallel)
 
@@ -421,7 +417,6 @@ def _parameters_of(name: str, tools: Sequence[Tool]) -> Any:
 
 
 def _any_call(tools: Sequence[Tool], *, is_parallel: bool) -> dict[str, Any]:
-    """The schema of a list of calls."""
     definitions: dict[str, dict[str, JsonValue]] = {}
     calls = [_call_of(tool.function, definitions) for tool in tools]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
@@ -431,8 +426,9 @@ def _any_call(tools: Sequence[Tool], *, is_parallel: bool) -> dict[str, Any]:
 
 
 def _call_of(function: Function, definitions: dict[str, dict[str, JsonValue]]) -> dict[str, Any]:
-    """The schema of one function's call. What its schema defines moves to `definitions`, for
-    references begin at the top."""
+    """The schema of one function's call. Its definitions move to `definitions`, because references
+    start at the root.
+    """
     parameters = dict(function.parameters or {"type": "object"})
     for key in ("$defs", "definitions"):
         defined = parameters.pop(key, None)
@@ -452,13 +448,13 @@ def _call_of(function: Function, definitions: dict[str, dict[str, JsonValue]]) -
     }
 
 
-# --- Answers --------------------------------------------------------------------------------------
+# --- Responses ------------------------------------------------------------------------------------
 
 
 def chat_completion(
     request: ChatRequest, use: ToolUse | None, rows: Sequence[ResultRow]
 ) -> dict[str, Any]:
-    """The answer to a request, from its results, one a choice."""
+    """The response to a request, from its results, one for each choice."""
     answer = {
         "id": f"chatcmpl-{rows[0].id}",
         "object": "chat.completion",
@@ -487,7 +483,7 @@ def _choice(
 
 
 def chat_message(use: ToolUse | None, row: ResultRow) -> tuple[dict[str, Any], str | None]:
-    """A completed result as the assistant's message, and why it ended."""
+    """A completed result as the assistant's message, and its finish reason."""
     text, reason = row.text, row.finish_reason
     if use is None:
         return {"role": "assistant", "content": text, "refusal": None}, reason
@@ -505,7 +501,6 @@ def chat_message(use: ToolUse | None, row: ResultRow) -> tuple[dict[str, Any], s
 
 
 def call_to_wire(identifier: str, call: ToolCall) -> dict[str, Any]:
-    """A call as JSON members."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": identifier, "type": "function", "function": function}
 
@@ -514,27 +509,27 @@ def _logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> dict[s
     content = []
     for token in tokens:
         if token:
-            told = _token(sampled_of(token))
-            told["top_logprobs"] = [_token(entry) for entry in likeliest(token, count)]
-            content.append(told)
+            entry = _token(sampled_of(token))
+            entry["top_logprobs"] = [_token(one) for one in likeliest(token, count)]
+            content.append(entry)
     return {"content": content, "refusal": None}
 
 
 def token_logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> list[Any]:
-    """The log probabilities of a text's tokens, each with the `count` most likely ones."""
+    """Log probabilities of a text's tokens, each with the `count` most likely ones."""
     content: list[Any] = _logprobs(tokens, count)["content"]
     return content
 
 
 def _token(entry: dict[str, Any]) -> dict[str, Any]:
     text = entry["decoded_token"] or ""
-    # A token may be a part of a character, whose bytes the engine does not tell.
+    # A token may be a part of a character; the engine does not return its bytes.
     encoded = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob_of(entry), "bytes": encoded}
 
 
 class ChatFrames:
-    """The chunks of a stream. All that stays the same in them is encoded once."""
+    """Encoder of a stream's chunks. Their constant parts are encoded once."""
 
     def __init__(self, request: ChatRequest, use: ToolUse | None, ids: Sequence[UUID]) -> None:
         self._ids = ids
@@ -557,7 +552,7 @@ class ChatFrames:
         return b"".join(self._chunk(place, role) for place in range(len(self._ids)))
 
     def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes:
-        """More text; a call leaves as soon as it is complete."""
+        """Chunks for more text; a call is sent when it is complete."""
         logprobs = None if self._top is None else _logprobs(tokens, self._top)
         if self._use is None:
             if logprobs is not None:
@@ -566,25 +561,25 @@ class ChatFrames:
         pieces = self._readers[place].feed(text)
         if not pieces and logprobs and logprobs["content"]:
             pieces = [""]
-        return self._tell(place, pieces, logprobs)
+        return self._chunks(place, pieces, logprobs)
 
     def end(self, place: int, row: ResultRow) -> bytes:
-        """The last chunk of a choice: why it ended."""
-        told, reason = b"", row.finish_reason
+        """The last chunk of a choice: its finish reason."""
+        frames, reason = b"", row.finish_reason
         if self._use is not None:
             logprobs = None if self._top is None else _logprobs((), 0)
-            told = self._tell(place, self._readers[place].finish(), logprobs)
+            frames = self._chunks(place, self._readers[place].finish(), logprobs)
             reason = self._use.finish_reason(reason, self._calls[place])
-        return told + self._chunk(place, {}, None, reason)
+        return frames + self._chunk(place, {}, None, reason)
 
     def usage(self, rows: Sequence[ResultRow]) -> bytes:
         """The usage, in a chunk without choices."""
         members = orjson.dumps({"choices": [], "usage": usage_of(rows, len(rows))})
         return self._head + members[1:] + b"\n\n"
 
-    def _tell(self, place: int, pieces: Sequence[Piece], logprobs: Any) -> bytes:
-        """Text and calls, the log probabilities with the first of them."""
-        told = b""
+    def _chunks(self, place: int, pieces: Sequence[Piece], logprobs: Any) -> bytes:
+        """Chunks of text and calls; the first one carries the log probabilities."""
+        frames = b""
         for piece in pieces:
             delta: dict[str, Any] = {"content": piece}
             if isinstance(piece, ToolCall):
@@ -595,9 +590,9 @@ class ChatFrames:
                 tool_format = self._use.tool_format if self._use else None
                 identifier = call_id(tool_format, self._ids[place], number)
                 delta = {"tool_calls": [{"index": number, **call_to_wire(identifier, piece)}]}
-            told += self._chunk(place, delta, logprobs)
+            frames += self._chunk(place, delta, logprobs)
             logprobs = None
-        return told
+        return frames
 
     def _chunk(
         self, place: int, delta: object, logprobs: Any = None, finish_reason: str | None = None

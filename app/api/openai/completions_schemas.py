@@ -42,7 +42,7 @@ def _refuse_false(value: bool) -> bool:
 
 
 def _read_prompts(value: Any) -> list[str | TokenIds]:
-    """A text, several, the tokens of one, or of several: always as a list."""
+    """Normalize a text, several texts, or token ids of one or of several, to a list."""
     if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -74,7 +74,7 @@ class CompletionRequest(OpenAIRequest):
         None, description=f"The default is {DEFAULT_MAX_TOKENS}."
     )
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
-        None, description="Generate this many, answer the `n` most likely."
+        None, description="Generate this many, return the `n` most likely."
     )
     echo: bool | None = Field(None, description="The prompt before its text; not with logprobs.")
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -87,35 +87,35 @@ class CompletionRequest(OpenAIRequest):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.echo and self.logprobs is not None:
-            raise _error("echo cannot be combined with logprobs: those of a prompt are not known")
+            raise _error("echo cannot be combined with logprobs: prompts have none")
         if self.best_of is not None:
             if self.best_of < (self.n or 1):
                 raise _error("best_of must be at least n")
             if self.stream and self.best_of > (self.n or 1):
-                raise _error("best_of cannot be streamed: the best is known at the end")
+                raise _error("best_of cannot be streamed: only the end shows which is best")
         if len(self.prompt) * self.rows_per_prompt > MAX_ROWS:
             raise _error(f"prompts times n or best_of must be at most {MAX_ROWS}")
         return self
 
     @property
     def rows_per_prompt(self) -> int:
-        """How many results each prompt has."""
+        """Number of results per prompt."""
         return self.best_of or self.n or 1
 
     def to_send_options(self) -> SendOptions:
-        """How it is sent. Raises InvalidRequestError."""
+        """Options of the results. Raises InvalidRequestError."""
         given: dict[str, Any] = {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
         if self.logprobs is not None:
             given["logprobs"] = self.logprobs
         elif self.rows_per_prompt > (self.n or 1):
-            given["logprobs"] = 0  # of the tokens themselves, to rank by
+            given["logprobs"] = 0  # of the sampled tokens, to rank by
         return self.to_options(given)
 
 
 def completion(
     request: CompletionRequest, prompts: Sequence[str], rows: Sequence[ResultRow]
 ) -> dict[str, Any]:
-    """The answer to a request, from the results of its prompts in their order."""
+    """The response to a request, from the results of its prompts in their order."""
     answer = {
         "id": f"cmpl-{rows[0].id}",
         "object": "text_completion",
@@ -134,7 +134,7 @@ def completion(
 def _chosen(
     request: CompletionRequest, prompts: Sequence[str], rows: Sequence[ResultRow]
 ) -> list[tuple[str, ResultRow]]:
-    """The results that are told: of more than were asked for, the most likely."""
+    """The results to return: the most likely `n` of each prompt."""
     count, n = request.rows_per_prompt, request.n or 1
     chosen = []
     for place, prompt in enumerate(prompts):
@@ -164,15 +164,14 @@ def _choice(request: CompletionRequest, prompt: str, place: int, row: ResultRow)
 
 
 class _Logprobs:
-    """The older form of probabilities; offsets are those of the tokens' own texts, as in vLLM."""
+    """OpenAI's older form of log probabilities; offsets are those of the tokens' own texts, as in vLLM."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._offset = 0
 
     def next(self, tokens: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, Any]:
-        """Those of the tokens that follow."""
-        told: dict[str, list[Any]] = {
+        wire: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
         for token in tokens:
@@ -181,16 +180,16 @@ class _Logprobs:
             sampled = sampled_of(token)
             text = sampled["decoded_token"] or ""
             entries = [*likeliest(token, self._count), sampled]
-            told["tokens"].append(text)
-            told["token_logprobs"].append(logprob_of(sampled))
-            told["top_logprobs"].append({e["decoded_token"]: logprob_of(e) for e in entries})
-            told["text_offset"].append(self._offset)
+            wire["tokens"].append(text)
+            wire["token_logprobs"].append(logprob_of(sampled))
+            wire["top_logprobs"].append({e["decoded_token"]: logprob_of(e) for e in entries})
+            wire["text_offset"].append(self._offset)
             self._offset += len(text)
-        return told
+        return wire
 
 
 class CompletionFrames:
-    """The chunks of a stream. All that stays the same in them is encoded once."""
+    """Encoder of a stream's chunks. Their constant parts are encoded once."""
 
     def __init__(
         self, request: CompletionRequest, prompts: Sequence[str], ids: Sequence[UUID]
@@ -210,17 +209,16 @@ class CompletionFrames:
             self._logprobs = [_Logprobs(request.logprobs) for _ in ids]
 
     def begin(self) -> bytes:
-        """The prompts, where they are to be echoed."""
+        """The prompts, if the request echoes them."""
         return b"".join(self.delta(place, text, ()) for place, text in enumerate(self._echoed))
 
     def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes:
-        """More text."""
         if self._logprobs is not None:
             return self._chunk(place, text, self._logprobs[place].next(tokens), None)
         return self._before_text[place] + orjson.dumps(text) + self._behind_text
 
     def end(self, place: int, row: ResultRow) -> bytes:
-        """The last chunk of a choice: why it ended."""
+        """The last chunk of a choice: its finish reason."""
         return self._chunk(place, "", None, row.finish_reason)
 
     def usage(self, rows: Sequence[ResultRow]) -> bytes:

@@ -1,4 +1,4 @@
-"""/v1/files: upload, list, read and delete files, as OpenAI's API has it."""
+"""/v1/files: OpenAI's files: upload, list, read and delete."""
 
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -25,8 +25,8 @@ from app.batches.files import File, FileWriter
 
 router = APIRouter(tags=["openai"])
 
-UPLOADS = "/v1/files"  # the one path that takes forms
-FORM_BYTES = 65_536  # beside the file
+UPLOADS = "/v1/files"  # the only path that accepts forms
+FORM_BYTES = 65_536  # in addition to the file
 _MAX_LIST = 10_000
 
 _FORM = {
@@ -54,13 +54,13 @@ _FORM = {
 
 @router.post(UPLOADS, response_model=FileRead, openapi_extra={"requestBody": _FORM})
 async def upload_file(request: Request, services: ServicesOf, team: TeamOf) -> Response:
-    """Upload a file of requests for a batch; it is stored part by part as it comes."""
+    """Upload a file of requests for a batch; it is stored part by part as it arrives."""
     await services.files.check_room(team)
     writer = services.files.writer(team)
     try:
         return json_response(file_to_wire(await _receive(request, services, team, writer)))
     except ClientDisconnect:
-        return Response(status_code=499)  # seen by nobody but a log
+        return Response(status_code=499)  # for the log alone
     finally:
         await writer.discard()
 
@@ -70,7 +70,9 @@ async def list_files(
     services: ServicesOf,
     team: TeamOf,
     purpose: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$")] = None,
-    after: Annotated[str | None, Query(description="The id of the last file before.")] = None,
+    after: Annotated[
+        str | None, Query(description="The id of the last file of the previous page.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_LIST)] = _MAX_LIST,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
@@ -84,7 +86,7 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}", response_model=FileRead)
 async def read_file(file_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """What is known of a file."""
+    """Read a file's metadata."""
     file = await services.files.get(team, from_wire_id("file-", file_id, "file"))
     return json_response(file_to_wire(file))
 
@@ -100,7 +102,7 @@ async def read_file(file_id: str, services: ServicesOf, team: TeamOf) -> Respons
     },
 )
 async def read_file_content(file_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """The content of a file."""
+    """Read the content of a file."""
     file = await services.files.get(team, from_wire_id("file-", file_id, "file"))
     headers = {
         "Content-Length": str(file.size),
@@ -113,7 +115,7 @@ async def read_file_content(file_id: str, services: ServicesOf, team: TeamOf) ->
 
 @router.delete("/v1/files/{file_id}", response_model=DeletedRead)
 async def delete_file(file_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """Delete a file. A batch that has begun to send its requests needs it no more."""
+    """Delete a file. Batches that are past validation no longer need it."""
     identifier = from_wire_id("file-", file_id, "file")
     await services.files.delete(team, identifier)
     deleted: dict[str, Any] = {

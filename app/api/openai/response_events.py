@@ -1,4 +1,4 @@
-"""The events of a response, numbered so that each number is known from the result alone.
+"""Events of a response, with sequence numbers that are a function of the result alone.
 
 https://platform.openai.com/docs/api-reference/responses-streaming
 """
@@ -20,33 +20,33 @@ from app.api.openai.responses_schemas import (
 from app.inference.tool_calls import Reader, ToolCall
 from app.results.rows import ResultRow
 
-# Numbers of the events of an attempt. A delta's is the prelude's count and the place behind its
-# text, so that a number tells what its reader knows, and all are known from the result alone.
+# Sequence numbers of an attempt's events. A delta's is the prelude's count plus the offset of its
+# text's end, so that the number states what its reader has, and any process computes the same.
 _CREATED, _QUEUED, _IN_PROGRESS, _ITEM_ADDED, _PART_ADDED = range(5)
 PRELUDE = 5
-# Between those of one attempt and the next; longer than any text.
+# Distance between the numbers of two attempts; greater than the length of any text.
 ATTEMPT_STEP = 1_000_000_000
 
 
 class ResponseEvents:
-    """The events of one response, as frames; those up to the number `after` are left out."""
+    """Encoder of one response's events; those up to the number `after` are left out."""
 
     def __init__(self, stored: Stored, result_id: UUID, after: int = -1) -> None:
         self._stored = stored
         self._result_id = result_id
         self._item_id = to_wire_id("msg_", result_id)
         self._after = after
-        self._last = max(after, _CREATED)  # the highest number that the reader knows
+        self._last = max(after, _CREATED)  # the highest number that the reader has
         self.is_over = False
         self._base = 0
         self._reader: Reader | None = None
-        self._said = 0  # code points that were told in deltas
+        self._emitted = 0  # code points of the deltas so far
         self._has_calls = False
         self._tail = 0  # the number of the last event
         self._new_reader()
 
     def begin(self) -> bytes:
-        """What is known before anything runs."""
+        """Events before the first attempt."""
         background = self._stored.background
         status: Status = "queued" if background else "in_progress"
         frames = self._response_event(_CREATED, "response.created", status)
@@ -55,7 +55,7 @@ class ResponseEvents:
         return frames
 
     def attempt(self, number: int) -> bytes | None:
-        """An attempt begins; None if the reader knows text of an earlier one."""
+        """An attempt starts; None if the reader has text of an earlier one."""
         base = (number - 1) * ATTEMPT_STEP
         if (
             base > self._last - self._last % ATTEMPT_STEP
@@ -67,18 +67,17 @@ class ResponseEvents:
         return self._response_event(base + _IN_PROGRESS, "response.in_progress", "in_progress")
 
     def text(self, text: str) -> bytes:
-        """More text."""
         if self._reader is None:
-            return self._say(text)
+            return self._text_delta(text)
         frames = b""
         for piece in self._reader.feed(text):
             self._has_calls = self._has_calls or isinstance(piece, ToolCall)
             if isinstance(piece, str) and not self._has_calls:
-                frames += self._say(piece)
+                frames += self._text_delta(piece)
         return frames
 
     def end(self, row: ResultRow) -> bytes:
-        """What closes the response."""
+        """Events that close the response."""
         self.is_over = True
         self._tail = self._base + PRELUDE + len(row.text)
         response = response_to_wire(self._stored, row)
@@ -91,31 +90,31 @@ class ResponseEvents:
         return frames + self._emit(self._next(), f"response.{name}", response=response)
 
     def error(self, code: str, message: str) -> bytes:
-        """The last event of a stream that breaks off."""
+        """The last event of an interrupted stream."""
         number = max(self._last + 1, self._base)
         return self._emit(number, "error", code=code, message=message, param=None)
 
     def restarted(self, attempt: int) -> bytes:
-        """The last event of a stream whose text no longer counts."""
+        """The last event of a stream whose text is discarded."""
         self._base = (attempt - 1) * ATTEMPT_STEP
         return self.error(
             "attempt_restarted",
-            f"The model was lost in mid-answer, and attempt {attempt} begins anew. Read the response "
-            "again from its beginning.",
+            f"The model failed during its response, and attempt {attempt} starts from the prompt. Read "
+            "the response again from its beginning.",
         )
 
     def _new_reader(self) -> None:
         use = self._stored.use
         self._reader = use.new_reader() if use else None
-        self._said, self._has_calls = 0, False
+        self._emitted, self._has_calls = 0, False
 
-    def _say(self, text: str) -> bytes:
+    def _text_delta(self, text: str) -> bytes:
         if not text:
             return b""
-        frames = b"" if self._said else self._open_message()
-        known = self._after - self._base - PRELUDE - self._said
-        self._said += len(text)
-        return frames + self._delta(self._base + PRELUDE + self._said, text[max(0, known) :])
+        frames = b"" if self._emitted else self._open_message()
+        known = self._after - self._base - PRELUDE - self._emitted
+        self._emitted += len(text)
+        return frames + self._delta(self._base + PRELUDE + self._emitted, text[max(0, known) :])
 
     def _delta(self, number: int, text: str) -> bytes:
         return self._emit(
@@ -135,8 +134,8 @@ class ResponseEvents:
 
     def _close_message(self, item: dict[str, Any]) -> bytes:
         (part,) = item["content"]
-        frames = b"" if self._said else self._open_message()
-        if rest := part["text"][self._said :]:
+        frames = b"" if self._emitted else self._open_message()
+        if rest := part["text"][self._emitted :]:
             frames += self._delta(self._next(), rest)
         place, done = self._place(), {"text": part["text"], "logprobs": part["logprobs"]}
         frames += self._emit(self._next(), "response.output_text.done", **place, **done)
@@ -165,7 +164,7 @@ class ResponseEvents:
         return self._tail
 
     def _response_event(self, number: int, name: str, status: Status) -> bytes:
-        if number <= self._after:  # not even made
+        if number <= self._after:  # before the response is built
             return b""
         response = bare_response(self._stored, self._result_id, status)
         return self._emit(number, name, response=response)

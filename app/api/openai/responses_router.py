@@ -1,4 +1,4 @@
-"""/v1/responses: create, read, follow, cancel and delete responses, as OpenAI's API has them."""
+"""/v1/responses: OpenAI's responses: create, read, stream, cancel and delete."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
@@ -43,11 +43,11 @@ from app.api.openai.responses_serving import AskedResponse, prepare_response, re
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.api.synchronous import (
     RESULT_ID_HEADER,
-    as_asked_for,
     erase_delivered,
     replayed_header,
     respond_complete,
     to_header,
+    with_headers,
 )
 from app.core.errors import FieldError, InvalidRequestError
 from app.core.ids import new_id
@@ -64,7 +64,7 @@ _EXAMPLE = {"model": "demo", "input": "What does os.path.join do?", "max_output_
 _ON_DISCONNECT = {
     "X-On-Disconnect": {
         "schema": {"enum": ["cancel", "continue"], "default": "cancel"},
-        "description": "What becomes of it when the client leaves; in the background it goes on.",
+        "description": "Cancel or continue if the client disconnects; in the background it continues.",
     }
 }
 _STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
@@ -80,18 +80,18 @@ _STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
     ),
 )
 async def create_response(request: Request) -> Response:
-    """Ask a model for a response: awaited, streamed, or in the background.
+    """Create a response: awaited, streamed, or in the background.
 
-    One in the background survives its client; another is cancelled with it, unless it said
-    `X-On-Disconnect: continue`.
+    One in the background continues without its client; another is cancelled when its client disconnects,
+    unless the request has `X-On-Disconnect: continue`.
     """
     create = parse(_CREATE, await body_of(request))
     try:
         asked = await prepare_response(services_of(request), principal_of(request), create)
         if create.stream:
-            return await _answer_live(request, asked)
+            return await _respond_stream(request, asked)
         if create.background:
-            return await _answer_at_once(request, asked)
+            return await _respond_at_once(request, asked)
         return await respond_complete(request, asked.group, partial(_render, asked))
     except InvalidRequestError as error:
         error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
@@ -107,19 +107,19 @@ async def read_response(
     response_id: str,
     services: ServicesOf,
     team: TeamOf,
-    stream: Annotated[bool, Query(description="Its events, from the first on.")] = False,
+    stream: Annotated[bool, Query(description="Stream its events, from the first.")] = False,
     starting_after: Annotated[
         int | None, Query(ge=0, lt=2**53, description="Only events with a greater number.")
     ] = None,
 ) -> Response:
-    """A response as it stands, or its events: those that were, and those to come."""
+    """Read a response, or stream its past and future events."""
     row = await services.results.get(team, from_response_id(response_id))
     stored = stored_of(row)
     if not stream:
         return json_response(response_to_wire(stored, row))
     after = -1 if starting_after is None else starting_after
     if after // ATTEMPT_STEP >= max(row.attempt, 1):
-        raise _invalid("starting_after", "there is no such event yet")
+        raise _invalid("starting_after", "no such event exists yet")
     services.hub.check_room()
     events = ResponseEvents(stored, row.id, after)
     return EventStreamResponse(response_frames(services, team, row.id, events, resumable=True))
@@ -130,11 +130,13 @@ async def list_input_items(
     response_id: str,
     services: ServicesOf,
     team: TeamOf,
-    after: Annotated[str | None, Query(description="The id of the last item before.")] = None,
+    after: Annotated[
+        str | None, Query(description="The id of the last item of the previous page.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """What a response was asked: the items of its own request."""
+    """List the input items of a response's request."""
     stored = stored_of(await services.results.get(team, from_response_id(response_id)))
     items = list(page_of(stored.input, after=after, limit=limit, order=order))
     return json_response(page_to_wire(items, limit))
@@ -155,7 +157,7 @@ async def cancel_response(response_id: str, services: ServicesOf, team: TeamOf) 
 
 @router.delete("/v1/responses/{response_id}", response_model=DeletedRead)
 async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) -> Response:
-    """Delete a response and its conversation up to it; one that is running is stopped."""
+    """Delete a response and its conversation up to it; a running one is stopped."""
     row = await services.results.get(team, from_response_id(response_id))
     stored_of(row)
     await services.contexts.delete(team, row.context_id, force=True)
@@ -172,12 +174,12 @@ def _render(asked: AskedResponse, rows: Sequence[ResultRow]) -> Response:
 
 
 def _member(field: str) -> str:
-    """Our name of a field as a client of this dialect knows it."""
+    """A field's name in this dialect."""
     names = {"content": "input", "messages": "input", "parameters.max_tokens": "max_output_tokens"}
     return names.get(field, field.removeprefix("parameters."))
 
 
-async def _answer_at_once(request: Request, asked: AskedResponse) -> Response:
+async def _respond_at_once(request: Request, asked: AskedResponse) -> Response:
     services = services_of(request)
     answer, result_id, stored = await _submit(request, services, asked)
     if isinstance(answer, Accepted):
@@ -188,11 +190,11 @@ async def _answer_at_once(request: Request, asked: AskedResponse) -> Response:
     return json_response(wire, 200, headers)
 
 
-async def _answer_live(request: Request, asked: AskedResponse) -> Response:
+async def _respond_stream(request: Request, asked: AskedResponse) -> Response:
     services, team = services_of(request), team_of(request)
     services.hub.check_room()
     answer, result_id, stored = await _submit(request, services, asked)
-    is_cancelled = as_asked_for(request, asked.group).on_disconnect == "cancel"
+    is_cancelled = with_headers(request, asked.group).on_disconnect == "cancel"
     events = ResponseEvents(stored, result_id)
 
     async def frames() -> AsyncGenerator[bytes, None]:
@@ -200,7 +202,7 @@ async def _answer_live(request: Request, asked: AskedResponse) -> Response:
         async with contextlib.aclosing(followed) as encoded:
             async for frame in encoded:
                 yield frame
-        await leave()  # the stream broke off: what still runs has no reader
+        await leave()  # an interrupted stream leaves running results without a reader
         if events.is_over and not asked.group.store:
             await erase_delivered(services, [result_id])
 
@@ -209,18 +211,18 @@ async def _answer_live(request: Request, asked: AskedResponse) -> Response:
             await services.groups.cancel(team, [result_id])
 
     headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
-    return EventStreamResponse(frames(), headers, on_left=leave)
+    return EventStreamResponse(frames(), headers, on_disconnect=leave)
 
 
 async def _submit(
     request: Request, services: Services, asked: AskedResponse
 ) -> tuple[SubmissionOutcome, UUID, Stored]:
-    """Send it; what it became, which may be what the same request became before."""
-    group = as_asked_for(request, asked.group)
+    """Submit the request; the outcome may be a replay of an earlier one."""
+    group = with_headers(request, asked.group)
     if asked.stored.background:
         group = replace(group, on_disconnect="continue")
     result_id = new_id()
-    with services.hub.reading(result_id):  # the place that its stream will take
+    with services.hub.reading(result_id):  # reserves the place of its stream
         (answer,) = await services.submissions.submit_group(
             principal_of(request), group, [result_id]
         )

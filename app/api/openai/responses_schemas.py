@@ -1,8 +1,7 @@
-"""OpenAI's responses: requests to conversations, results to responses and their numbered events.
+"""OpenAI's responses: requests to conversations, results to responses.
 
-https://platform.openai.com/docs/api-reference/responses. A request is translated into that of a
-chat completion, which knows messages, tools and parameters; what a response tells of its request is
-kept with the result.
+https://platform.openai.com/docs/api-reference/responses. A request becomes a chat completion's, which
+has messages, tools and parameters; the members that a response echoes are stored with the result.
 """
 
 import json
@@ -51,7 +50,7 @@ def _error(message: str) -> PydanticCustomError:
 
 
 def _read_input(value: Any) -> list[dict[str, Any]]:
-    """The input as items, each with its id, as `input_items` tells them."""
+    """The input as items, each with an id, as `input_items` returns them."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_ITEMS:
@@ -60,7 +59,7 @@ def _read_input(value: Any) -> list[dict[str, Any]]:
 
 
 def _read_item(place: int, given: Any) -> dict[str, Any] | None:
-    """One item; None for what the model is not told."""
+    """Validate an item; None for one that the model does not receive."""
     if not isinstance(given, dict):
         raise _error(f"item {place} must be an object")
     kind = given.get("type", "message" if "role" in given else None)
@@ -76,7 +75,7 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
         }
         return _with_id("fco_", given) | {"type": kind} | output
     if kind == "reasoning":
-        return None  # what another model thought
+        return None  # another model's reasoning
     raise _error(
         f"item {place} is of type {str(kind)[:40]!r}; message, function_call and "
         "function_call_output are supported"
@@ -95,7 +94,7 @@ def _read_message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join(place: int, given: Mapping[str, Any], name: str) -> str:
-    """A text, or parts as one text, a line each, as templates of text are given them."""
+    """A text, or parts joined as its lines."""
     content = given.get(name)
     if isinstance(content, str):
         return content
@@ -142,7 +141,7 @@ class ResponseFunction(BaseModel):
     strict: bool | None = None
 
 
-# Both are told again as they were given. A schema in the format has bounds of its own as well.
+# Responses echo both unchanged. A schema in the format has further bounds of its own.
 _Format = Annotated[
     dict[str, JsonValue],
     AfterValidator(
@@ -157,7 +156,7 @@ _Choice = Annotated[
 
 
 class TextOptions(BaseModel):
-    """What the text is to be."""
+    """Format of the text."""
 
     model_config = _STRICT
 
@@ -168,15 +167,13 @@ class TextOptions(BaseModel):
 
 
 class ResponseStreamOptions(BaseModel):
-    """Options of a stream."""
-
     model_config = _STRICT
 
-    include_obfuscation: bool | None = Field(None, description="Ignored: there is none.")
+    include_obfuscation: bool | None = Field(None, description="Ignored.")
 
 
 class Reasoning(BaseModel):
-    """How much the model is to think."""
+    """The model's reasoning effort."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -189,18 +186,16 @@ _INPUT_SCHEMA = str | list[dict[str, JsonValue]]
 
 
 class ResponseCreate(OpenAIRequest):
-    """A request for a response."""
-
     input: Annotated[
         list[dict[str, Any]], PlainValidator(_read_input, json_schema_input_type=_INPUT_SCHEMA)
     ]
     instructions: Annotated[str, Field(max_length=2_000_000)] | None = Field(
-        None, description="The system's message; not carried over to a next response."
+        None, description="The system message; not carried over to the next response."
     )
     previous_response_id: Annotated[str, Field(max_length=64)] | None = Field(
-        None, description="Go on with the conversation of this response."
+        None, description="Continue the conversation of this response."
     )
-    background: bool | None = Field(None, description="Answer at once; the response goes on.")
+    background: bool | None = Field(None, description="Respond at once; the model continues.")
     store: bool | None = Field(
         None, description="false: the texts are erased once they are delivered."
     )
@@ -213,11 +208,11 @@ class ResponseCreate(OpenAIRequest):
     tool_choice: _Choice = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(max_length=16)] | None = Field(
-        None, description=f"`{_LOGPROBS}`; others name what is never there."
+        None, description=f"`{_LOGPROBS}`; others are ignored."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning: Reasoning | None = None
-    service_tier: str | None = Field(None, description="Ignored: there is one.")
+    service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored.")
     max_tool_calls: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
@@ -225,7 +220,7 @@ class ResponseCreate(OpenAIRequest):
     )
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment] # another one
     truncation: Literal["disabled"] | None = Field(
-        None, description="What does not fit the model is refused."
+        None, description="Input that exceeds the model's length is rejected."
     )
 
     n: None = Field(None, description="Not supported: a response is one.")
@@ -235,11 +230,10 @@ class ResponseCreate(OpenAIRequest):
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether log probabilities are asked for."""
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def to_chat(self) -> ChatRequest:
-        """The same request as that of a chat completion. Raises InvalidRequestError."""
+        """Convert to a chat completion's request. Raises InvalidRequestError."""
         chat: dict[str, Any] = {
             name: getattr(self, name) for name in self.model_fields_set & _SAME
         } | {"model": self.model, "messages": self._messages(), "metadata": self.metadata}
@@ -283,7 +277,7 @@ class ResponseCreate(OpenAIRequest):
         return messages
 
     def to_stored(self, use: ToolUse | None) -> str:
-        """What is kept to tell of the request later, as JSON text."""
+        """Serialize the members that later responses echo, as JSON text."""
         calls = None
         if use is not None:
             choice = _to_tool_choice(self.tool_choice)
@@ -337,7 +331,7 @@ class ResponseCreate(OpenAIRequest):
 
 
 _DIALECT = "responses"
-# Members that a chat completion has under the same name and meaning.
+# Members with the same name and meaning in a chat completion.
 _SAME = (
     OpenAIRequest.model_fields.keys() & ChatRequest.model_fields.keys()
     - {"model", "metadata", "stream", "stream_options", "store", "n", "user"}
@@ -364,7 +358,7 @@ def _to_tool_choice(given: Any) -> Any:
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """What is kept of a response's request."""
+    """Stored members of a response's request."""
 
     echo: dict[str, Any]
     input: list[dict[str, Any]]
@@ -376,7 +370,7 @@ class Stored:
 
     @classmethod
     def of(cls, request: str | None) -> "Stored | None":
-        """Read it back; None for a result that is no response."""
+        """Parse them; None for a result that is not a response."""
         if request is None:
             return None
         members = orjson.loads(request)
@@ -407,7 +401,6 @@ def _to_use(calls: Mapping[str, Any] | None) -> ToolUse | None:
 
 
 def to_response_id(result_id: UUID) -> str:
-    """The id of a result, as a response."""
     return to_wire_id("resp_", result_id)
 
 
@@ -417,7 +410,7 @@ def from_response_id(text: str) -> UUID:
 
 
 def stored_of(row: ResultRow) -> Stored:
-    """What a response's request was. Raises NotFoundError of a result that is none, or not kept."""
+    """The stored request. Raises NotFoundError for other results, and for responses that are not stored."""
     stored = Stored.of(row.request)
     if stored is None or not stored.is_stored:
         raise NotFoundError(f"There is no response {to_response_id(row.id)!r}.")
@@ -430,7 +423,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class ResponseRead(BaseModel):
-    """A response, as far as it has come."""
+    """A response, in any state."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -450,8 +443,6 @@ class ResponseRead(BaseModel):
 
 
 class InputItemListRead(BaseModel):
-    """A page of input items."""
-
     object: Literal["list"]
     data: list[dict[str, Any]]
     first_id: str | None
@@ -460,7 +451,6 @@ class InputItemListRead(BaseModel):
 
 
 def status_of(row: ResultRow) -> Status:
-    """A result's state as this dialect has it."""
     if row.state == "pending":
         return "in_progress" if row.started_at is not None else "queued"
     if row.state == "completed":
@@ -469,7 +459,6 @@ def status_of(row: ResultRow) -> Status:
 
 
 def response_to_wire(stored: Stored, row: ResultRow) -> dict[str, Any]:
-    """A response from its result."""
     status = status_of(row)
     wire = bare_response(stored, row.id, status)
     if row.state == "pending":
@@ -491,7 +480,7 @@ def response_to_wire(stored: Stored, row: ResultRow) -> dict[str, Any]:
 
 
 def bare_response(stored: Stored, result_id: UUID, status: Status) -> dict[str, Any]:
-    """A response that has nothing to tell yet."""
+    """A response without output."""
     return {
         "id": to_response_id(result_id),
         "object": "response",
@@ -510,7 +499,7 @@ def _usage(row: ResultRow) -> dict[str, Any] | None:
     prompt, completion = row.prompt_tokens, row.completion_tokens
     if prompt is None or completion is None:
         return None
-    # The dialect has no response without the details, and no null in them; the engine tells none.
+    # The dialect requires the details and forbids null in them; the engine returns none.
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -521,7 +510,7 @@ def _usage(row: ResultRow) -> dict[str, Any] | None:
 
 
 def output_of(stored: Stored, row: ResultRow, status: Status) -> list[dict[str, Any]]:
-    """What a terminal result said, as items."""
+    """The output of a terminal result, as items."""
     message, _ = chat_message(stored.use, row)
     is_whole = status == "completed"
     items = []
@@ -552,20 +541,23 @@ def output_of(stored: Stored, row: ResultRow, status: Status) -> list[dict[str, 
 
 
 def answer_message(stored: Stored, row: ResultRow) -> dict[str, Any]:
-    """What a completed response said, as its model's template takes it.
+    """A completed response as the assistant's message, for chat templates.
 
-    A model keeps to no bounds of requests, and may be cut in mid-call: what its arguments are is
-    taken as none then.
+    Models do not keep to the bounds of requests, and may be cut within a call: invalid arguments become
+    none.
     """
     message, _ = chat_message(stored.use, row)
-    answer: dict[str, Any] = {"role": "assistant", "content": _sound(message["content"] or "")}
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": _to_storable(message["content"] or ""),
+    }
     if calls := message.get("tool_calls"):
         answer["tool_calls"] = [
             {
                 "id": call["id"],
                 "type": "function",
                 "function": {
-                    "name": _sound(call["function"]["name"]),
+                    "name": _to_storable(call["function"]["name"]),
                     "arguments": _read_arguments(call["function"]["arguments"]) or {},
                 },
             }
@@ -575,29 +567,33 @@ def answer_message(stored: Stored, row: ResultRow) -> dict[str, Any]:
 
 
 _MAX_DEPTH = 64  # of arguments
-_UNSOUND = re.compile("[\x00\ud800-\udfff]")
+_NOT_STORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def _read_arguments(text: str) -> dict[str, Any] | None:
-    """Arguments that a model wrote, as what can be stored; None for what is no JSON object."""
+    """Parse arguments that a model wrote, for storage; None unless they are a JSON object."""
     try:
-        value = _sound(json.loads(text))
+        value = _to_storable(json.loads(text))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
-def _sound(value: Any, depth_left: int = _MAX_DEPTH) -> Any:
-    """JSON that can be stored and sent: no NUL, no half of a character, no number beyond JSON's
-    or 64 bits. Raises ValueError where it is nested too deep."""
+def _to_storable(value: Any, depth_left: int = _MAX_DEPTH) -> Any:
+    """Make JSON storable: no NUL, no half of a surrogate pair, no number beyond JSON's or 64 bits.
+
+    Raises ValueError if it is nested too deep.
+    """
     if isinstance(value, str):
-        return _UNSOUND.sub("\N{REPLACEMENT CHARACTER}", value)
+        return _NOT_STORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict | list) and not depth_left:
         raise ValueError("nested too deep")
     if isinstance(value, dict):
-        return {_sound(key): _sound(member, depth_left - 1) for key, member in value.items()}
+        return {
+            _to_storable(key): _to_storable(member, depth_left - 1) for key, member in value.items()
+        }
     if isinstance(value, list):
-        return [_sound(member, depth_left - 1) for member in value]
+        return [_to_storable(member, depth_left - 1) for member in value]
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if (isinstance(value, float) and not math.isfinite(value)) or (
         is_int and not -(2**63) <= value < 2**63
@@ -623,7 +619,7 @@ def text_part(text: str) -> dict[str, Any]:
 def page_of(
     items: Sequence[dict[str, Any]], *, after: str | None, limit: int, order: str
 ) -> Iterator[dict[str, Any]]:
-    """Up to one more than `limit` items behind the one with the id `after`."""
+    """Up to `limit` + 1 items after the one with the id `after`."""
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         places = [place for place, item in enumerate(ordered) if item["id"] == after]

@@ -1,6 +1,6 @@
-"""Responses of OpenAI's API: what one asks of a model, and its events as they come.
+"""Serving of OpenAI's responses: preparation of a request, and the frames of its events.
 
-A response is a result; what it tells of its request is stored with it, in the same statement.
+A response is a result; its request's echo is stored with it, in the same statement.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from app.results.streams.result_reader import (
 
 @dataclass(slots=True, frozen=True)
 class AskedResponse:
-    """A request for a response, ready to be sent, and what will be told of it."""
+    """A request for a response, ready to be sent, and its echo."""
 
     group: GroupRequest
     stored: Stored
@@ -47,11 +47,11 @@ class AskedResponse:
 async def prepare_response(
     services: Services, principal: Principal, create: ResponseCreate
 ) -> AskedResponse:
-    """Put a conversation together, and how it is sent. Raises InvalidRequestError, UnknownModelError."""
+    """Assemble the conversation and the options. Raises InvalidRequestError, UnknownModelError."""
     if create.background and create.store is False:
-        raise _invalid("store", "must be true in the background: it is read again later")
+        raise _invalid("store", "must be true in the background, because it is read later")
     model = await services.registry.choose(create.model)
-    create = create.model_copy(update={"model": model.name})  # which the answer names
+    create = create.model_copy(update={"model": model.name})  # returned in the response
     chat = create.to_chat()
     use = tool_use_of(chat, model.format)
     messages = chat.to_messages(model.format)
@@ -74,7 +74,7 @@ async def prepare_response(
 
 
 async def _conversation(services: Services, team_id: str, response_id: str) -> list[dict[str, Any]]:
-    """The messages up to a response and its answer, without its instructions: one read for all."""
+    """The messages up to a response and its own message, without its instructions."""
     name = "previous_response_id"
     try:
         row = await services.results.get(team_id, from_response_id(response_id))
@@ -83,7 +83,7 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
     except NotFoundError:
         raise _invalid(name, f"there is no response {response_id!r}") from None
     if row.state != "completed":
-        raise _invalid(name, f"response {response_id} has no answer to go on from")
+        raise _invalid(name, f"response {response_id} is not completed, so it cannot be continued")
     messages = context.messages or []
     return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]
 
@@ -91,7 +91,7 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
 def _with_earlier(
     earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], create: ResponseCreate
 ) -> list[dict[str, Any]]:
-    """The conversation; its instructions are those of the new request alone."""
+    """Join the conversation; only the new request's instructions apply."""
     instructions = 1 if create.instructions else 0
     return [*new[:instructions], *earlier, *new[instructions:]]
 
@@ -112,8 +112,8 @@ async def response_frames(
 ) -> AsyncGenerator[bytes, None]:
     """The events of a response, until its end (`events.is_over`) or a new attempt."""
     yield events.begin()
-    # From the start: what the reader knows is left out by its number.
-    follower = ResultReader(
+    # From the start: events that the reader has are left out by their numbers.
+    reader = ResultReader(
         services.hub,
         services.results,
         team_id,
@@ -121,7 +121,7 @@ async def response_frames(
         Position(),
         services.settings.keep_alive_seconds,
     )
-    async with contextlib.aclosing(follower.events()) as happened:
+    async with contextlib.aclosing(reader.events()) as happened:
         async for one in happened:
             if isinstance(one, KeepAlive):
                 yield KEEP_ALIVE
@@ -138,7 +138,9 @@ async def response_frames(
                     return
                 yield frames
     if not resumable:
-        yield events.error("stopping", "The stream broke off: this process of the service stops.")
+        yield events.error(
+            "stopping", "The stream ended early: this process of the service is stopping."
+        )
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:

@@ -23,7 +23,7 @@ _CHAT = TypeAdapter(ChatRequest)
 _COMPLETION = TypeAdapter(CompletionRequest)
 
 _HEADERS: dict[str, Any] = KEY_HEADER | ON_DISCONNECT_HEADER
-_CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Say hello."}]}
+_CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "What is a tensor?"}]}
 _TEXT_EXAMPLE = {"model": "demo", "prompt": "import os\n", "max_tokens": 16}
 
 
@@ -36,7 +36,7 @@ _TEXT_EXAMPLE = {"model": "demo", "prompt": "import os\n", "max_tokens": 16}
     ),
 )
 async def create_chat_completion(request: Request) -> Response:
-    """OpenAI's chat completions; `stream` answers with chunks. `X-Result-Id` tells the results."""
+    """OpenAI's chat completions; `stream` returns chunks. `X-Result-Id` lists the results."""
     body = parse(_CHAT, await body_of(request))
     return await _answer(request, await prepare_chat(services_of(request), body), "messages")
 
@@ -50,7 +50,7 @@ async def create_chat_completion(request: Request) -> Response:
     ),
 )
 async def create_completion(request: Request) -> Response:
-    """OpenAI's text completions; `stream` answers with chunks. `X-Result-Id` tells the results."""
+    """OpenAI's text completions; `stream` returns chunks. `X-Result-Id` lists the results."""
     body = parse(_COMPLETION, await body_of(request))
     return await _answer(request, await prepare_completion(services_of(request), body), "prompt")
 
@@ -70,7 +70,7 @@ async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> R
 
 
 def _member(field: str, prompt: str) -> str:
-    """Our name of a field as a client of OpenAI knows it."""
+    """A field's name in OpenAI's requests."""
     return prompt if field == "content" else field.removeprefix("parameters.")
 
 
@@ -89,7 +89,7 @@ async def read_openai_model(model: str, services: ServicesOf) -> Response:
 
 
 def _to_wire(model: Model) -> dict[str, Any]:
-    seen_at = model.first_seen_at  # nobody tells when it was made
+    seen_at = model.first_seen_at  # Triton has no time of creation
     return {
         "id": model.name,
         "object": "model",

@@ -1,7 +1,7 @@
-"""What OpenAI's chat and text completions share: sampling parameters, probabilities, usage, frames.
+"""Shared schemas of OpenAI's chat and text completions: sampling, log probabilities, usage, frames.
 
-https://platform.openai.com/docs/api-reference. Further members are those that vLLM's own server
-takes (https://docs.vllm.ai/en/latest/serving/openai_compatible_server/).
+https://platform.openai.com/docs/api-reference. Further members are those of vLLM's own server
+(https://docs.vllm.ai/en/latest/serving/openai_compatible_server/).
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,12 @@ _Float = Field(allow_inf_nan=False)
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside the text."""
+    """Additional content of a stream."""
 
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = Field(
-        None, description="One more chunk at the end, with empty `choices` and the usage."
+        None, description="Add a last chunk with empty `choices` and the usage."
     )
     continuous_usage_stats: Refused = Field(None, description="Not supported.")
 
@@ -68,7 +68,7 @@ class OpenAIRequest(BaseModel):
     )
     stop: StopTexts | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = Field(
-        None, description="Of the first choice; each further one has the next."
+        None, description="Seed of the first choice; each further choice has the next number."
     )
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -96,7 +96,8 @@ class OpenAIRequest(BaseModel):
     skip_special_tokens: bool | None = Field(None, description="vLLM's.")
     spaces_between_special_tokens: bool | None = Field(None, description="vLLM's.")
     priority: int | None = Field(
-        None, description="vLLM's: the larger, the later; below 0 it needs a token that may."
+        None,
+        description="vLLM's: larger values run later; below 0 only with a token that allows it.",
     )
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
     guided_json: JsonValue = Field(None, description="vLLM's older name of structured_outputs.")
@@ -120,11 +121,10 @@ class OpenAIRequest(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def to_options(self, given: dict[str, Any]) -> SendOptions:
-        """How the results are sent; `given` are further sampling parameters.
+        """Options of the results; `given` are further sampling parameters.
 
         Raises InvalidRequestError.
         """
@@ -150,7 +150,7 @@ class OpenAIRequest(BaseModel):
             raise InvalidRequestError(f"{fields[0].field}: {fields[0].message}.", fields) from error
 
     def _structured_outputs(self) -> Any:
-        """The constraint, by its name of today or an older one."""
+        """The constraint, under its current or an older name."""
         found: dict[str, Any] = {}
         if self.structured_outputs is not None:
             found["structured_outputs"] = self.structured_outputs
@@ -175,27 +175,25 @@ _GUIDED = {
 
 
 class OpenAIError(BaseModel):
-    """Why a request was not answered as asked."""
-
     message: str
     type: str
     param: str | None = Field(description="The first wrong member of the request.")
-    code: str | None = Field(description="For programs: OpenAI's word, or one of docs/errors.md.")
+    code: str | None = Field(description="For programs: OpenAI's code, or one of docs/errors.md.")
 
 
 class OpenAIErrorRead(BaseModel):
-    """An error as OpenAI answers it."""
+    """OpenAI's error response."""
 
     error: OpenAIError
 
 
 def invalid(field: str, message: str) -> InvalidRequestError:
-    """A refusal that names one member of the request."""
+    """Build an error that names one member of the request."""
     return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
 
 
 def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
-    """Tokens of all choices, each prompt's once; None where the engine did not tell them."""
+    """Tokens of all choices, each prompt's once; None if the engine did not count them."""
     prompts = [row.prompt_tokens for row in rows[::n] if row.prompt_tokens is not None]
     completions = [row.completion_tokens for row in rows if row.completion_tokens is not None]
     if len(prompts) < len(rows[::n]) or len(completions) < len(rows):
@@ -209,12 +207,12 @@ def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
 
 
 def created(result_id: UUID) -> int:
-    """When the first result was made, in whole seconds."""
+    """Creation time in Unix seconds."""
     return int(created_at(result_id).timestamp())
 
 
 def sampled_of(token: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The entry of the token that was chosen, among the likely ones."""
+    """The entry of the sampled token, among the likely ones."""
     entries = iter(token.values())
     first = next(entries)
     return first if "sampled" in first else next((e for e in entries if "sampled" in e), first)
@@ -227,7 +225,7 @@ def likeliest(token: Mapping[str, dict[str, Any]], count: int) -> list[dict[str,
 
 
 class Frames(Protocol):
-    """The frames of one stream, as bytes; places are those of the results in their group."""
+    """Encoder of one stream's frames; places are those of the results in their group."""
 
     def begin(self) -> bytes: ...
 
@@ -239,10 +237,9 @@ class Frames(Protocol):
 
 
 def frame(content: object) -> bytes:
-    """One frame of a stream."""
     return b"data: %b\n\n" % orjson.dumps(content)
 
 
 def error_frame(error: ServiceError) -> bytes:
-    """The frame of an error after the stream began."""
+    """The frame of an error after the stream started."""
     return frame(error_body(error))

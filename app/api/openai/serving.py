@@ -1,6 +1,6 @@
-"""OpenAI's requests as groups of results: what is sent, and what is made of the results.
+"""Serving of OpenAI's completions: requests to groups of results, and results to responses.
 
-Independent of how they are waited for: a route awaits or streams them, a batch reads them later.
+Independent of how a client waits: a route awaits or streams them, a batch reads them later.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from app.results.streams.result_reader import KeepAlive, TextDelta
 
 @dataclass(slots=True, frozen=True)
 class PreparedRequest:
-    """One request, ready to be sent. `answer` makes its body of the results' rows, in order."""
+    """A request, ready to be sent. `answer` builds its body from the results' rows, in order."""
 
     group: GroupRequest
     answer: Callable[[Sequence[ResultRow]], dict[str, Any]]
@@ -42,29 +42,29 @@ class PreparedRequest:
     async def encode(
         self, ids: Sequence[UUID], events: AsyncGenerator[GroupEvent, None]
     ) -> AsyncGenerator[bytes, None]:
-        """The stream's frames. An error is one of them, and the end is told in any case."""
+        """The stream's frames. An error is one of them, and `[DONE]` always ends them."""
         frames = self.new_frames(ids)
         rows: dict[int, ResultRow] = {}
         has_begun = False
         clock = asyncio.get_running_loop().time
-        told_at = clock()
+        sent_at = clock()
         try:
             async for place, event in events:
                 if isinstance(event, KeepAlive):
                     yield KEEP_ALIVE
                     continue
-                told = b"" if has_begun else frames.begin()
+                chunk = b"" if has_begun else frames.begin()
                 has_begun = True
                 if isinstance(event, TextDelta):
-                    told += frames.delta(place, event.text, event.tokens)
+                    chunk += frames.delta(place, event.text, event.tokens)
                 else:
-                    told += frames.end(place, event.row)
+                    chunk += frames.end(place, event.row)
                     rows[place] = event.row
-                if not told and clock() - told_at > self.silence_seconds:
-                    told = KEEP_ALIVE  # a long call is told when it is complete
-                if told:
-                    told_at = clock()
-                    yield told
+                if not chunk and clock() - sent_at > self.silence_seconds:
+                    chunk = KEEP_ALIVE  # a long call is sent when it is complete
+                if chunk:
+                    sent_at = clock()
+                    yield chunk
         except ServiceError as error:
             yield error_frame(error) + DONE
             return
@@ -75,9 +75,9 @@ class PreparedRequest:
 
 
 async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequest:
-    """A chat completion. Raises what `choose` raises, and InvalidRequestError."""
+    """Prepare a chat completion. Raises InvalidRequestError, and the errors of `choose`."""
     model = await services.registry.choose(request.model)
-    request = request.model_copy(update={"model": model.name})  # which the answer names
+    request = request.model_copy(update={"model": model.name})  # returned in the response
     if not model.has_chat:
         raise invalid(
             "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
@@ -102,9 +102,9 @@ async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequ
 
 
 async def prepare_completion(services: Services, request: CompletionRequest) -> PreparedRequest:
-    """A text completion. Raises what `choose` raises, and InvalidRequestError."""
+    """Prepare a text completion. Raises InvalidRequestError, and the errors of `choose`."""
     model = await services.registry.choose(request.model)
-    request = request.model_copy(update={"model": model.name})  # which the answer names
+    request = request.model_copy(update={"model": model.name})  # returned in the response
     options = request.to_send_options()
     texts = [await _text_of(model, one) for one in request.prompt]
     return PreparedRequest(
@@ -125,14 +125,13 @@ async def prepare_completion(services: Services, request: CompletionRequest) -> 
 
 
 async def _text_of(model: Model, prompt: str | TokenIds) -> str:
-    """The prompt's text: models are sent texts, so tokens must be those of one."""
+    """The prompt's text: models receive texts, so token ids must be those of a text."""
     if isinstance(prompt, str):
         return prompt
     text = await model.format.text_of(prompt) if model.format is not None else None
     if not text or "\x00" in text:
         raise invalid(
             "prompt",
-            f"these token ids are not what model {model.name}'s tokenizer makes of a text; send the "
-            "text",
+            f"model {model.name}'s tokenizer produces these token ids from no text; send the text",
         )
     return text

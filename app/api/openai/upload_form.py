@@ -1,4 +1,4 @@
-"""Reading an upload: multipart/form-data (RFC 7578) as it comes, one file and a few small fields."""
+"""Streaming parser of an upload: multipart/form-data (RFC 7578), one file and a few small fields."""
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -10,7 +10,7 @@ _MAX_FIELD_BYTES = 4_096
 
 
 class UploadForm:
-    """Takes a body piece by piece; keeps the fields, and hands on what belongs to the file."""
+    """Parses a body piece by piece; keeps the fields, and returns the file's bytes."""
 
     def __init__(self, content_type: str, file_field: str = "file") -> None:
         """Raises MediaTypeError unless the body is such a form."""
@@ -44,7 +44,7 @@ class UploadForm:
         )
 
     def feed(self, piece: bytes) -> bytes:
-        """Read on; returns what of the file has come. Raises InvalidRequestError."""
+        """Parse a piece and return the file's bytes in it. Raises InvalidRequestError."""
         try:
             self._parser.write(piece)
         except FormParserError as error:
@@ -54,9 +54,9 @@ class UploadForm:
         return content
 
     def close(self) -> None:
-        """The body has ended. Raises InvalidRequestError if the form has not."""
+        """Raise InvalidRequestError if the body ended before the form did."""
         if not self.is_complete:
-            raise _invalid("body", "the form breaks off before its last boundary")
+            raise _invalid("body", "the form ends before its last boundary")
 
     def _on_part_begin(self) -> None:
         self._disposition = b""
@@ -102,7 +102,7 @@ class UploadForm:
 
 
 def _clean(name: bytes) -> str:
-    """The name alone, without a path, as PostgreSQL and headers can hold it."""
+    """The file's name without a path, and only with characters that PostgreSQL and headers can hold."""
     text = name.decode("utf-8", "replace").replace("\\", "/").rsplit("/", 1)[-1]
     return "".join(character for character in text if character.isprintable())
 

@@ -1,7 +1,7 @@
-"""Tenstorrent's inference API: POST /inference/{model}, answered with raw text as it comes.
+"""Tenstorrent's inference API: POST /inference/{model}, which streams raw text.
 
-The answer has no frames, so nothing in it could tell of an error. What goes wrong before the first
-byte is answered with a status; after it the connection is cut, and the chunked body has no end.
+The response has no frames, so it cannot carry an error. Errors before the first byte have a status;
+after it the connection is cut, and the chunked body has no end.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -47,7 +47,7 @@ _HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER
     openapi_extra=describe(path={"model": "A model's name."}, header=_HEADERS, body=_BODY),
 )
 async def infer(request: Request) -> Response:
-    """Continue a text. The answer is the raw text; `X-Result-Id` names its result."""
+    """Continue a text. The response is the raw text; `X-Result-Id` names its result."""
     wanted = parse_inference(await body_of(request))
     model = await services_of(request).registry.find(request.path_params["model"])
     return await _answer(request, model, wanted)
@@ -55,14 +55,14 @@ async def infer(request: Request) -> Response:
 
 @raw.post("/inference", responses=_RESPONSES, openapi_extra=describe(header=_HEADERS, body=_BODY))
 async def infer_with_default(request: Request) -> Response:
-    """The same with the model of the setting LLM_DEFAULT_MODEL."""
+    """Continue a text with the model of the setting LLM_DEFAULT_MODEL."""
     wanted = parse_inference(await body_of(request))
     model = await services_of(request).registry.default()
     return await _answer(request, model, wanted)
 
 
 class RawTextResponse(EventStreamResponse):
-    """Text without frames. It begins with its first piece: until then an error has a status."""
+    """Text without frames. The response starts with its first piece: until then an error has a status."""
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

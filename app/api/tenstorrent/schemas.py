@@ -1,11 +1,11 @@
-"""The requests of Tenstorrent's inference API, checked and turned into ours.
+"""Requests of Tenstorrent's inference API, validated and converted.
 
-As its description and its servers have them (tt-studio, models/*/src/inference_api_server.py).
-Numbers may come as strings. Unknown members are ignored, and null is what was not given.
+Source: its description and its servers (tt-studio, models/*/src/inference_api_server.py). Numbers may
+be strings. Unknown members are ignored, and null means an absent member.
 
-The bounds changed in time: `temperature` was 0.1 to 10 in the description and is 0.01 to 100 in the
-code, `top_k` went from 1..1000 to 1..100. Here each has its wider bound, so that no body is refused
-that any of the servers takes.
+The bounds changed over time: `temperature` was 0.1 to 10 in the description and is 0.01 to 100 in the
+code, `top_k` changed from 1..1000 to 1..100. Each bound here is the wider one, so that every body that
+any of the servers accepts is accepted.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _Number = int | float | str
 
 
 class InferenceRequest(BaseModel):
-    """What a body may hold; for the OpenAPI document alone, as TGI and others coerce nothing."""
+    """A text to continue, and sampling parameters."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -52,7 +52,7 @@ class InferenceRequest(BaseModel):
 
 @dataclass(slots=True, frozen=True)
 class Inference:
-    """A checked request. `max_tokens` is None where it was not given."""
+    """A validated request. `max_tokens` is None if it is absent."""
 
     text: str
     numbers: Mapping[str, float]
@@ -61,7 +61,7 @@ class Inference:
     returns_prompt: bool
 
     def to_sampling(self, max_tokens: int) -> SamplingParameters:
-        """What is asked of the engine. Raises InvalidRequestError for what it has no room for."""
+        """The engine's parameters. Raises InvalidRequestError."""
         stop = [self.stop_sequence] if self.stop_sequence else None
         try:
             return SamplingParameters.model_validate(
@@ -75,7 +75,7 @@ class Inference:
 
 
 def parse_inference(body: bytes) -> Inference:
-    """Read a body. Raises InvalidRequestError in the words of Tenstorrent's server."""
+    """Parse a body. Raises InvalidRequestError with the messages of Tenstorrent's server."""
     try:
         given = orjson.loads(body)
     except ValueError as error:
@@ -125,7 +125,7 @@ def _number(given: Mapping[str, Any], name: str) -> float | None:
         number = kind(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise _wrong_type(name, value, kind) from error
-    if isinstance(value, float) and number != value:  # 1.5 is no number of tokens
+    if isinstance(value, float) and number != value:  # 1.5 is not a number of tokens
         raise _wrong_type(name, value, kind)
     return number
 

@@ -1,7 +1,7 @@
-"""Text Generation Inference's answers: generated texts, tokens, events, headers.
+"""Responses of Text Generation Inference: generated texts, tokens, events, headers.
 
 https://github.com/huggingface/text-generation-inference: router/src/server.rs and
-router/src/lib.rs. A member that is null or missing there is so here.
+router/src/lib.rs. Members that are null or absent there are so here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from app.results.rows import ResultRow
 
 
 class TokenReader:
-    """Makes TGI's tokens of the engine's log probabilities, in the answer's order."""
+    """Converts the engine's log probabilities to TGI's tokens, in the response's order."""
 
     def __init__(self, generation: Generation) -> None:
         self._top_n = generation.given.top_n_tokens or 0
@@ -28,18 +28,18 @@ class TokenReader:
             self._texts = TokenTexts(known.tokenizer, generation.prompt_ids)
 
     def read(self, position: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The token at a place, and the likeliest ones there if they were asked for."""
+        """The token at a position, and the most likely ones there if requested."""
         identifier, entry = sampled(position)
         text = self._texts.add(int(identifier)) if self._texts else entry["decoded_token"]
-        told: dict[str, Any] = {"token": self._token(identifier, entry, text)}
+        wire: dict[str, Any] = {"token": self._token(identifier, entry, text)}
         if self._top_n:
             best = sorted(position.items(), key=lambda item: item[1]["rank"])
-            told["top_tokens"] = [
+            wire["top_tokens"] = [
                 self._token(other, one, one["decoded_token"])
                 for other, one in best
                 if one["rank"] <= self._top_n
             ]
-        return told
+        return wire
 
     def _token(self, identifier: str, entry: Mapping[str, Any], text: str | None) -> dict[str, Any]:
         return {
@@ -51,7 +51,7 @@ class TokenReader:
 
 
 def sampled(position: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """The token that was chosen at a place, among those that are told beside it."""
+    """The sampled token of a position, among the likely ones."""
     for identifier, entry in position.items():
         if entry.get("sampled"):
             return identifier, entry
@@ -59,7 +59,7 @@ def sampled(position: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str
 
 
 def best_first(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The generation of the highest cumulative log probability, then the others as they are."""
+    """The generation with the highest cumulative log probability, then the others in their order."""
     if len(rows) == 1:
         return list(rows)
     totals = [_total(row) for row in rows]
@@ -73,7 +73,7 @@ def _total(row: ResultRow) -> float:
 
 
 def finish_reason(row: ResultRow, stops: Sequence[str] | None) -> str:
-    """Why the text ended. The engine calls an end token and a stop text the same."""
+    """Reason of the end. The engine has one reason for an end token and a stop text."""
     if row.finish_reason == "length":
         return "length"
     if any(row.text.endswith(stop) for stop in stops or ()):
@@ -81,8 +81,8 @@ def finish_reason(row: ResultRow, stops: Sequence[str] | None) -> str:
     return "eos_token"
 
 
-def answer_to_wire(generation: Generation, rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """The answer of /generate: the first text, with what was asked to be told of all."""
+def generation_to_wire(generation: Generation, rows: Sequence[ResultRow]) -> dict[str, Any]:
+    """The response of /generate: the best text, with the requested details of all."""
     best, *others = rows
     answer: dict[str, Any] = {"generated_text": generation.prefix + best.text}
     if generation.given.details:
@@ -111,15 +111,15 @@ def _details(generation: Generation, row: ResultRow) -> dict[str, Any]:
 
 
 def _seed(row: ResultRow) -> int | None:
-    """The seed as TGI has it, without a sign; null where nothing was drawn."""
+    """TGI's unsigned seed; null if the generation did not sample."""
     seed: int | None = orjson.loads(row.parameters).get("seed")
     return None if seed is None else seed % UINT64
 
 
 def headers_of(generation: Generation, row: ResultRow, validation_seconds: float) -> dict[str, str]:
-    """What TGI tells in headers, by the result's own times: milliseconds, where known.
+    """TGI's headers, from the result's own times: milliseconds, if known.
 
-    `x-compute-type` is left out: what a Triton server computes on, it does not tell.
+    `x-compute-type` is left out: a Triton server does not report its hardware.
     """
     headers = {"x-compute-characters": str(len(generation.inputs))}
     started, finished = row.started_at, row.finished_at
@@ -147,11 +147,10 @@ def headers_of(generation: Generation, row: ResultRow, validation_seconds: float
 
 
 class EventWriter:
-    """The events of /generate_stream: one per token; the last one has the whole text too.
+    """Encoder of /generate_stream's events: one per token; the last one also has the whole text.
 
-    That a token is the last is known only at the end, so one that may be it is held back: an end
-    token, the last one allowed, one behind which the text ends with a stop text, and each one
-    where the model's end tokens are unknown.
+    Only the end shows which token is the last, so each candidate is held back: an end token, the last one
+    allowed, one that completes a stop text, and every token if the model's end tokens are unknown.
     """
 
     def __init__(self, generation: Generation, max_tokens: int | None) -> None:
@@ -165,7 +164,7 @@ class EventWriter:
         self._last: dict[str, Any] | None = None
 
     def add(self, text: str, positions: Sequence[Mapping[str, Any]]) -> bytes:
-        """More text and tokens; what may be told of them now."""
+        """Add text and tokens; returns the events that can be sent."""
         self._text += text
         frames = []
         for place, position in enumerate(positions):
@@ -195,8 +194,7 @@ class EventWriter:
         """The last event. Its text is the stored one."""
         event = self._held
         if event is None and self._last is not None:
-            # The engine stopped where nothing foretold it: the last token is told once more,
-            # with nothing to add to the text.
+            # The engine stopped at a token that was not held back: repeat it, with an empty text.
             event = self._last | {"token": self._last["token"] | {"text": ""}}
         if event is None:
             return encode_frame(
@@ -217,14 +215,14 @@ class EventWriter:
 
 
 def encode_frame(event: Mapping[str, Any]) -> bytes:
-    """One event; TGI's have no name and no id."""
+    """Encode an event; TGI's have neither name nor id."""
     return b"data:%b\n\n" % orjson.dumps(event)
 
 
 def tokens_to_wire(
     text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """The tokens of a text, each with the characters it stands for."""
+    """The tokens of a text, each with its characters."""
     return [
         {"id": identifier, "text": text[start:stop], "start": start, "stop": stop}
         for identifier, (start, stop) in zip(ids, offsets, strict=True)
@@ -232,7 +230,7 @@ def tokens_to_wire(
 
 
 def info_to_wire(model: str, max_total_tokens: int | None, version: str) -> dict[str, Any]:
-    """What is known of the model and of this service; the rest of TGI's members are left out."""
+    """The model and this service; TGI's other members are left out."""
     return {
         "model_id": model,
         "model_sha": None,

@@ -1,7 +1,7 @@
-"""Text Generation Inference: /generate, /generate_stream, POST /, /tokenize, /info and their kin.
+"""Text Generation Inference: /generate, /generate_stream, POST /, /tokenize, /chat_tokenize, /info, /ping.
 
-https://huggingface.github.io/text-generation-inference/. Chat and completions of TGI's clients are
-the OpenAI dialect's.
+https://huggingface.github.io/text-generation-inference/. TGI's clients use the OpenAI dialect for chat
+and completions.
 """
 
 import time
@@ -33,9 +33,9 @@ from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
 from app.api.synchronous import ON_DISCONNECT_HEADER, Events, respond_complete, respond_stream
 from app.api.tgi.response_schemas import (
     EventWriter,
-    answer_to_wire,
     best_first,
     encode_frame,
+    generation_to_wire,
     headers_of,
     info_to_wire,
     tokens_to_wire,
@@ -85,10 +85,10 @@ def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
     openapi_extra=_describe(GenerateRequest),
 )
 async def generate(request: Request) -> Response:
-    """Continue a prompt; the answer comes when it is whole. `X-Result-Id` names its result."""
+    """Continue a prompt; responds when the text is complete. `X-Result-Id` names its result."""
     began = time.perf_counter()
     wanted = parse(_GENERATE, await body_of(request))
-    return await _answer_whole(request, wanted, began, is_listed=False)
+    return await _respond_complete(request, wanted, began, is_listed=False)
 
 
 @raw.post(
@@ -97,8 +97,8 @@ async def generate(request: Request) -> Response:
     openapi_extra=_describe(GenerateRequest),
 )
 async def generate_stream(request: Request) -> Response:
-    """Continue a prompt, told token by token as server-sent events."""
-    return await _answer_live(request, parse(_GENERATE, await body_of(request)))
+    """Continue a prompt, streamed token by token as server-sent events."""
+    return await _respond_stream(request, parse(_GENERATE, await body_of(request)))
 
 
 @raw.post(
@@ -112,12 +112,12 @@ async def generate_stream(request: Request) -> Response:
     openapi_extra=_describe(CompatGenerateRequest, stream=False),
 )
 async def generate_at_root(request: Request) -> Response:
-    """The same as /generate, in a list; with `stream` the same as /generate_stream."""
+    """Respond as /generate, in a list; with `stream` as /generate_stream."""
     began = time.perf_counter()
     wanted = parse(_COMPAT, await body_of(request))
     if wanted.stream:
-        return await _answer_live(request, wanted)
-    return await _answer_whole(request, wanted, began, is_listed=True)
+        return await _respond_stream(request, wanted)
+    return await _respond_complete(request, wanted, began, is_listed=True)
 
 
 @router.post(
@@ -126,7 +126,7 @@ async def generate_at_root(request: Request) -> Response:
     openapi_extra=describe(body={"schema": reference(GenerateRequest), "example": _EXAMPLE}),
 )
 async def tokenize(request: Request) -> Response:
-    """The tokens of `inputs`, with those that the model puts around a prompt."""
+    """The tokens of `inputs`, including those that the model adds around a prompt."""
     wanted = parse(_GENERATE, await body_of(request))
     model = await services_of(request).registry.choose(wanted.model)
     encoding = await _encode(model, wanted.inputs)
@@ -135,13 +135,13 @@ async def tokenize(request: Request) -> Response:
 
 @router.post(
     "/chat_tokenize",
-    responses={200: {"description": "The prompt that a template makes, and its tokens."}},
+    responses={200: {"description": "The rendered prompt and its tokens."}},
     openapi_extra=describe(
         body={"schema": reference(ChatTokenizeRequest), "example": _CHAT_EXAMPLE}
     ),
 )
 async def tokenize_chat(request: Request) -> Response:
-    """The prompt that the model's chat template makes of messages, and its tokens."""
+    """The prompt that the model's chat template renders from messages, and its tokens."""
     wanted = parse(_CHAT, await body_of(request))
     model = await services_of(request).registry.choose(wanted.model)
     if model.format is None or not model.has_chat:
@@ -158,10 +158,10 @@ async def read_info(
     services: ServicesOf,
     model: Annotated[Name, Query(description="Default: LLM_DEFAULT_MODEL.")] = None,
 ) -> Response:
-    """What is known of the model behind TGI's routes."""
+    """Properties of the model behind TGI's routes."""
     try:
         found = await services.registry.choose(model)
-    except UnknownModelError:  # without the names of those there are: this route is open to all
+    except UnknownModelError:  # without the list of models: this route needs no token
         raise UnknownModelError("There is no such model.") from None
     return json_response(info_to_wire(found.name, found.max_model_len, __version__))
 
@@ -171,37 +171,37 @@ async def read_info(
 @router.get("/ping", response_class=Response)
 @router.get("/", operation_id="read_root_health", response_class=Response)
 async def read_health() -> Response:
-    """200 as long as the process answers: the same as /health."""
+    """Return 200 while the process responds: the same as /health."""
     return Response()
 
 
 @dataclass(slots=True, frozen=True)
-class _Work:
-    """A checked request: what is told of it, and the group of results that it asks for."""
+class _PreparedGeneration:
+    """A validated request, and its group of results."""
 
     generation: Generation
     group: GroupRequest
     max_tokens: int | None
 
 
-async def _answer_whole(
+async def _respond_complete(
     request: Request, wanted: GenerateRequest, began: float, *, is_listed: bool
 ) -> Response:
-    work = await _prepare(request, wanted, is_stream=False)
+    prepared = await _prepare(request, wanted, is_stream=False)
     validated = time.perf_counter() - began
 
     def render(rows: Sequence[ResultRow]) -> Response:
         ordered = best_first(rows)
-        answer = answer_to_wire(work.generation, ordered)
-        headers = headers_of(work.generation, ordered[0], validated)
+        answer = generation_to_wire(prepared.generation, ordered)
+        headers = headers_of(prepared.generation, ordered[0], validated)
         return json_response([answer] if is_listed else answer, headers=headers)
 
-    return await respond_complete(request, work.group, render)
+    return await respond_complete(request, prepared.group, render)
 
 
-async def _answer_live(request: Request, wanted: GenerateRequest) -> Response:
-    work = await _prepare(request, wanted, is_stream=True)
-    writer = EventWriter(work.generation, work.max_tokens)
+async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response:
+    prepared = await _prepare(request, wanted, is_stream=True)
+    writer = EventWriter(prepared.generation, prepared.max_tokens)
 
     async def encode(_ids: Sequence[UUID], events: Events) -> AsyncGenerator[bytes, None]:
         try:
@@ -217,14 +217,16 @@ async def _answer_live(request: Request, wanted: GenerateRequest) -> Response:
             yield encode_frame(to_error(error)[1])
 
     response = await respond_stream(
-        request, work.group, encode, with_tokens=True, media_type=MEDIA_TYPE
+        request, prepared.group, encode, with_tokens=True, media_type=MEDIA_TYPE
     )
     response.headers["x-compute-characters"] = str(len(wanted.inputs))
     return response
 
 
-async def _prepare(request: Request, wanted: GenerateRequest, *, is_stream: bool) -> _Work:
-    """Check a request against its bounds and the model's. Raises InvalidRequestError and others."""
+async def _prepare(
+    request: Request, wanted: GenerateRequest, *, is_stream: bool
+) -> _PreparedGeneration:
+    """Check a request against TGI's bounds and the model's. Raises InvalidRequestError and others."""
     given = check(wanted, is_stream=is_stream)
     model = await services_of(request).registry.choose(wanted.model)
     most, known = model.max_model_len, model.format
@@ -252,7 +254,7 @@ async def _prepare(request: Request, wanted: GenerateRequest, *, is_stream: bool
     group = GroupRequest(
         model.name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
     )
-    return _Work(generation, group, max_tokens)
+    return _PreparedGeneration(generation, group, max_tokens)
 
 
 async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> Encoding:
@@ -260,15 +262,15 @@ async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -
     if model.format is not None:
         encoding = await model.format.encode(text, add_special_tokens=add_special_tokens)
     if encoding is None:
-        raise NotFoundError(f"The tokenizer of {model.name} is not at hand")
+        raise NotFoundError(f"The tokenizer of {model.name} is not available")
     return encoding
 
 
 async def _truncate(known: PromptFormat | None, text: str, keep: int, most: int | None) -> str:
-    """The end of a prompt that has at most `keep` tokens, those around it included.
+    """The end of a prompt with at most `keep` tokens, including those around it.
 
-    The engine takes text, not tokens: what is cut may be tokenized in another way, so it is
-    counted again. One token of the prompt is kept at least.
+    The engine takes text, not tokens: a cut text may be tokenized differently, so it is counted again. At
+    least one token of the prompt is kept.
     """
     if keep <= 0 or (most is not None and keep >= most):
         below = "" if most is None else f" and less than {most}"
@@ -276,7 +278,7 @@ async def _truncate(known: PromptFormat | None, text: str, keep: int, most: int 
     bare = await known.encode(text, add_special_tokens=False) if known is not None else None
     if known is None or bare is None:
         raise InvalidRequestError(
-            "`truncate` is not supported: the tokenizer of the model is not at hand"
+            "`truncate` is not supported: the tokenizer of the model is not available"
         )
     kept, excess = len(bare.ids), (await known.count_tokens(text) or 0) - keep
     cut = text

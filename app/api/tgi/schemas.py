@@ -1,8 +1,8 @@
-"""Text Generation Inference's requests, checked and turned into ours.
+"""Requests of Text Generation Inference, validated and converted.
 
 https://github.com/huggingface/text-generation-inference: router/src/lib.rs (shapes) and
-router/src/validation.rs (rules and their texts).
-Unknown members are ignored, as TGI ignores them, and null is what was not given.
+router/src/validation.rs (rules and their messages).
+Unknown members are ignored, as in TGI, and null means an absent member.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +25,13 @@ MAX_STOP_SEQUENCES = 16  # the engine's own bound is ours; TGI's default is 4
 MAX_TOP_N_TOKENS = 5
 
 UINT64 = 2**64
-_SEED_BITS = 62  # of those that are chosen here: best_of counts on from it, inside 64 bits
+_SEED_BITS = 62  # of random seeds: best_of counts up from it, within 64 bits
 _OURS = {"max_tokens": "max_new_tokens", "structured_outputs": "grammar"}  # names of parameters
 _LENIENT = ConfigDict(extra="ignore", strict=True)
 
 
 class Grammar(BaseModel):
-    """What the generated text must match."""
+    """A constraint of the generated text."""
 
     model_config = _LENIENT
 
@@ -43,14 +43,14 @@ class Grammar(BaseModel):
 
 
 class GenerateParameters(BaseModel):
-    """How the next tokens are chosen. Bounds are told as TGI tells them."""
+    """Parameters of the generation. Their bounds are checked with TGI's messages."""
 
     model_config = _LENIENT
 
     best_of: int | None = Field(
         None,
-        description=f"Generate this many texts, at most {MAX_BEST_OF}, and answer with the one of "
-        "the highest cumulative log probability. Needs sampling; excludes `seed` and streams.",
+        description=f"Generate this many texts, at most {MAX_BEST_OF}, and return the one with the "
+        "highest cumulative log probability. Needs sampling; excludes `seed` and streams.",
     )
     temperature: float | None = Field(None, description="> 0; other than 1 it means sampling.")
     repetition_penalty: float | None = Field(None, description="> 0; 1 changes nothing.")
@@ -59,10 +59,10 @@ class GenerateParameters(BaseModel):
     top_p: float | None = Field(None, description="> 0 and < 1; means sampling.")
     typical_p: float | None = Field(None, description="Not supported.")
     do_sample: bool | None = Field(
-        None, description="Default false; true where `parameters` is left out altogether."
+        None, description="Default false; true if `parameters` is left out."
     )
     max_new_tokens: int | None = Field(
-        None, description="> 0; default: what the model's length leaves, where that is known."
+        None, description="> 0; default: the rest of the model's length, if known."
     )
     return_full_text: bool | None = Field(None, description="Put the prompt before the text.")
     stop: list[str] | None = Field(
@@ -72,10 +72,11 @@ class GenerateParameters(BaseModel):
     )
     truncate: int | None = Field(None, description="Keep this many of the prompt's last tokens.")
     watermark: bool | None = Field(None, description="Not supported.")
-    details: bool | None = Field(None, description="Tell tokens, seed and the reason of the end.")
+    details: bool | None = Field(None, description="Return tokens, seed and finish reason.")
     decoder_input_details: bool | None = Field(None, description="Not supported.")
     seed: Annotated[int, Field(ge=0, lt=UINT64)] | None = Field(
-        None, description="Makes sampling repeatable; chosen and told in `details` if left out."
+        None,
+        description="Makes sampling repeatable; random if left out, and returned in `details`.",
     )
     top_n_tokens: int | None = Field(
         None, description=f"0 to {MAX_TOP_N_TOKENS}: the most likely tokens at each place."
@@ -97,13 +98,13 @@ class GenerateRequest(BaseModel):
 
 
 class CompatGenerateRequest(GenerateRequest):
-    """The same at `POST /`, where `stream` chooses between the two kinds of answer."""
+    """The same at `POST /`, where `stream` selects the kind of response."""
 
     stream: bool | None = None
 
 
 class ChatMessage(BaseModel):
-    """A chat message; parts of a content that are no text are refused."""
+    """A chat message; only text parts are accepted."""
 
     model_config = _LENIENT
 
@@ -113,7 +114,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatTokenizeRequest(BaseModel):
-    """Messages to be put into the model's chat template, as `/v1/chat/completions` takes them."""
+    """Messages for the model's chat template, as in `/v1/chat/completions`."""
 
     model_config = _LENIENT
 
@@ -124,7 +125,7 @@ class ChatTokenizeRequest(BaseModel):
 
 @dataclass(slots=True, frozen=True)
 class Generation:
-    """A request that was checked: what is asked of the model, and how it is told."""
+    """A validated request: its parameters, and the model's prompt format."""
 
     inputs: str
     given: GenerateParameters
@@ -134,15 +135,15 @@ class Generation:
 
     @property
     def prefix(self) -> str:
-        """What precedes the generated text in answers."""
+        """Text before the generated text in responses."""
         return self.inputs if self.given.return_full_text else ""
 
 
 def is_sampling(given: GenerateParameters | None) -> bool:
-    """Whether tokens are drawn; else the likeliest is taken.
+    """Return whether tokens are sampled; otherwise the most likely one is taken.
 
-    Without `parameters` TGI samples. With them, only if they say so or change the distribution:
-    server/text_generation_server/utils/tokens.py, `NextTokenChooser`.
+    If `parameters` is absent, TGI samples. Otherwise it samples only if they request it or change the
+    distribution: server/text_generation_server/utils/tokens.py, `NextTokenChooser`.
     """
     if given is None:
         return True
@@ -155,7 +156,7 @@ def is_sampling(given: GenerateParameters | None) -> bool:
 
 
 def check(request: GenerateRequest, *, is_stream: bool) -> GenerateParameters:
-    """The parameters, if all is in its bounds. Raises InvalidRequestError in TGI's words."""
+    """The parameters within their bounds. Raises InvalidRequestError with TGI's messages."""
     given = request.parameters or GenerateParameters()
     for fault in _faults(request, given, is_stream=is_stream):
         raise InvalidRequestError(fault)
@@ -168,7 +169,7 @@ def check(request: GenerateRequest, *, is_stream: bool) -> GenerateParameters:
 def _faults(
     request: GenerateRequest, given: GenerateParameters, *, is_stream: bool
 ) -> Iterable[str]:
-    """What breaks a rule, in the order in which TGI looks."""
+    """Violations, in the order of TGI's checks."""
     if is_stream and given.best_of not in (None, 1):
         yield "`best_of` != 1 is not supported when streaming tokens"
     if is_stream and given.decoder_input_details:
@@ -176,7 +177,7 @@ def _faults(
     best_of = 1 if given.best_of is None else given.best_of
     if not 0 < best_of <= MAX_BEST_OF:
         yield f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {best_of}"
-    if best_of > 1 and not _says_sampling(request):
+    if best_of > 1 and not _requests_sampling(request):
         yield "you must use sampling when `best_of` is > 1"
     yield from _number_faults(given)
     if len(given.stop or ()) > MAX_STOP_SEQUENCES:
@@ -194,8 +195,8 @@ def _faults(
         yield "`inputs` cannot be empty"
 
 
-def _says_sampling(request: GenerateRequest) -> bool:
-    """Whether a request for several texts may have them: any of these will do for TGI."""
+def _requests_sampling(request: GenerateRequest) -> bool:
+    """Return whether TGI would allow several texts: each of these members is enough."""
     given = request.parameters
     if given is None or given.do_sample:
         return True
@@ -223,7 +224,7 @@ def _number_faults(given: GenerateParameters) -> Iterable[str]:
 
 
 def check_length(given: GenerateParameters, tokens: int, most: int) -> None:
-    """Raise InvalidRequestError where prompt and answer exceed `most`, the model's length."""
+    """Raise InvalidRequestError if prompt and output exceed `most`, the model's length."""
     asked = given.max_new_tokens
     if asked is not None and tokens + asked > most:
         raise InvalidRequestError(
@@ -235,9 +236,9 @@ def check_length(given: GenerateParameters, tokens: int, most: int) -> None:
 
 
 def choose_seed(given: GenerateParameters, idempotency_key: str | None) -> int:
-    """The seed of a request that samples.
+    """The seed of a sampling request.
 
-    One that is sent again under its key must be the same request: its seed comes from the key.
+    A repeated request under the same key must be the same request: its seed is derived from the key.
     """
     if given.seed is not None:
         return given.seed
@@ -250,7 +251,7 @@ def choose_seed(given: GenerateParameters, idempotency_key: str | None) -> int:
 def to_sampling(
     generation: Generation, max_tokens: int | None, seed: int, *, with_tokens: bool
 ) -> SamplingParameters:
-    """What is asked of the engine. Raises InvalidRequestError for what it has no room for."""
+    """The engine's parameters. Raises InvalidRequestError."""
     given, draws = generation.given, generation.is_sampling
     members = {
         "max_tokens": max_tokens,
@@ -297,7 +298,7 @@ def _to_structure(grammar: Grammar) -> dict[str, JsonValue]:
 
 
 def to_messages(request: ChatTokenizeRequest) -> list[dict[str, Any]]:
-    """The messages as chat templates take them. Raises InvalidRequestError for other than text."""
+    """The messages for chat templates. Raises InvalidRequestError for other parts than text."""
     return [_to_message(message) for message in request.messages]
 
 
@@ -307,5 +308,5 @@ def _to_message(message: ChatMessage) -> dict[str, Any]:
         if any(part.get("type") != "text" for part in content):
             raise InvalidRequestError("messages: parts other than `text` are not supported")
         content = "".join(str(part.get("text", "")) for part in content)
-    told = {"role": message.role, "content": content or ""}
-    return told | ({"name": message.name} if message.name is not None else {})
+    template_message = {"role": message.role, "content": content or ""}
+    return template_message | ({"name": message.name} if message.name is not None else {})

@@ -1,7 +1,7 @@
-"""The text of each token of an answer, in their order.
+"""Text of each token of a response, in order.
 
-One token alone may be a piece of a character. Its text is then empty, and the token that completes
-the character has it; all texts joined are the answer. TGI attributes text in the same way
+A token may be a part of a character. Its text is then empty, and the token that completes the character
+has it; all texts joined are the response. TGI attributes text in the same way
 (server/text_generation_server/models/model.py, `decode_token`).
 """
 
@@ -9,27 +9,27 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-_CONTEXT = 5  # tokens before the answer: some tokenizers strip the space that begins a text
+_CONTEXT = 5  # tokens of the prompt: some tokenizers strip the leading space of a text
 _INCOMPLETE = "\ufffd"
 
 
 class TokenTexts:
-    """Decodes an answer token by token, behind the prompt's tokens."""
+    """Decodes a response token by token, after the prompt's tokens."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt_ids[-_CONTEXT:])
-        self._told = len(self._ids)  # tokens whose text is known
-        self._begin = 0  # of those that are decoded with the next one
+        self._decoded = len(self._ids)  # tokens whose text was returned
+        self._begin = 0  # of the tokens to decode with the next one
 
     def add(self, identifier: int) -> str:
         """The text that this token adds."""
         self._ids.append(identifier)
-        before = self._decode(self._ids[self._begin : self._told])
+        before = self._decode(self._ids[self._begin : self._decoded])
         now = self._decode(self._ids[self._begin :])
         if len(now) <= len(before) or now.endswith(_INCOMPLETE):
             return ""
-        self._begin, self._told = self._told, len(self._ids)
+        self._begin, self._decoded = self._decoded, len(self._ids)
         return now[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:

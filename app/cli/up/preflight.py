@@ -1,4 +1,4 @@
-"""What would make a start fail later, found before it and told in one line with its remedy."""
+"""Checks before a start: each problem is reported in one line with its remedy."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ SHARED_MEMORY = 48 * MIB
 GPU_SHARE = 0.9
 # Seconds for a Python to print its configuration.
 _PYTHON_SECONDS = 20
-# Quantizations of vLLM that compress the weights while it loads them; names that begin so.
+# Quantizations of vLLM that compress the weights while it loads them; prefixes of their names.
 _ON_LOAD = (
     "fp8",
     "int8_per_channel",
@@ -39,7 +39,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 @contextmanager
 def lock(data: Path) -> Iterator[None]:
-    """Make the data directory and hold it against other runs; freed even by kill -9."""
+    """Create the data directory and lock it against other runs; freed even by kill -9."""
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = data.stat().st_uid
@@ -68,7 +68,7 @@ def lock(data: Path) -> Iterator[None]:
 
 
 def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
-    """Raise `StartError` for the first thing that is missing, taken or too small."""
+    """Raise `StartError` for the first requirement that is missing, taken or too small."""
     if not (venv / "bin" / "python").exists():
         raise StartError(f"{venv} is missing or unfinished: `make run` installs it.")
     if not is_port_free(port):
@@ -86,9 +86,9 @@ def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
 
 
 def choose_ui_port(port: int, asked: int | None) -> int:
-    """The web page's port: the one asked for, else the next after the API's, else a free one.
+    """The web page's port: the requested one, else the next after the API's, else a free one.
 
-    Raises `StartError` where the one that was asked for is taken.
+    Raises `StartError` if the requested one is taken.
     """
     if asked is None:
         return port + 1 if port < 65535 and is_port_free(port + 1) else free_port()
@@ -116,7 +116,7 @@ def _available_memory() -> int:
 
 
 def find_gpus(venv: Path) -> list[Gpu]:
-    """The machine's GPUs; raises `StartError` where vLLM could not use them.
+    """The machine's GPUs; raises `StartError` if vLLM could not use them.
 
     vLLM's kernels in Triton (the language) are compiled at run time, by a C compiler.
     """

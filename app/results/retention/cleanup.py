@@ -64,7 +64,7 @@ class Leftovers:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self._logs = timedelta(days=settings.retain_logs_days)
+        self._logs = timedelta(days=settings.logs_retention_days)
 
     def steps(self, now: datetime) -> Iterator[Step]:
         """One step for each kind of remains."""

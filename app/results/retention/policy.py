@@ -51,7 +51,7 @@ class RetentionPolicy:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self._default = Kept(settings.retain_results_seconds, settings.retain_prompts_seconds)
+        self._default = Kept(settings.results_retention_seconds, settings.prompts_retention_seconds)
 
     async def all(self) -> Policies:
         rows = await self._database.fetch(_ALL)

@@ -19,7 +19,7 @@ from app.core.errors import TooManyStreamsError, TooManyWaitersError
 from app.core.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.core.settings import Settings
 from app.core.waiting import is_set_by
-from app.queue.job_queue import Claim
+from app.queue.claim import Claim
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from app.results.streams.interest import ANNOUNCE_SECONDS, announce, is_question

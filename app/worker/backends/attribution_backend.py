@@ -16,7 +16,8 @@ from app.infini_gram.process import (
     EngineDiedError,
     EngineProcess,
 )
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.worker.attempt import Attempt, OnText, Place
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from app.inference.triton_errors import (
     UnclearError,
 )
 from app.inference.triton_messages import ID_BYTES, Delta, EarlierText
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.worker.attempt import Attempt, OnText, Place
 from app.worker.backends.engine_health import EngineHealth, place_of
 

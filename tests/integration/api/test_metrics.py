@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
-from app.api.metrics_server import MetricsServer, Text
+from app.api.metrics_server import MetricsServer, MetricsSource
 from app.cli.up import processes
 from app.core import metrics
 from app.core.settings import Settings
@@ -147,7 +147,7 @@ async def test_who_scrapes_often_asks_the_database_no_more(api: Service) -> None
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
     """Names of this test alone."""
-    monkeypatch.setattr(metrics, "_names", {label: set() for label in metrics._MOST_NAMES})
+    monkeypatch.setattr(metrics, "_names", {label: set() for label in metrics._MAX_NAMES})
     registry = CollectorRegistry()
     monkeypatch.setattr(metrics, "_registry", registry)
     return registry
@@ -196,7 +196,7 @@ class Large:
 
 
 @contextlib.asynccontextmanager
-async def metrics_port(settings: Settings, exposition: Text = FIXED) -> AsyncIterator[str]:
+async def metrics_port(settings: Settings, exposition: MetricsSource = FIXED) -> AsyncIterator[str]:
     port = processes.free_port()
     changed = settings.model_copy(update={"metrics_port": port})
     serving = asyncio.create_task(MetricsServer(changed, exposition).run())

@@ -96,12 +96,12 @@ async def test_while_a_newer_version_is_rolled_out_the_old_processes_go_on(
 
 async def test_a_flood_asks_the_database_once_a_second(api: Service) -> None:
     await api.client.get("/health/ready")
-    look = api.services.readiness._look
+    look = api.services.readiness._state
     answers = await asyncio.gather(*(api.client.get("/health/ready") for _ in range(50)))
     assert {answer.status_code for answer in answers} == {200}
     api.services.readiness._expires = float("inf")
     await api.client.get("/health/ready")
-    assert api.services.readiness._look.workers == look.workers
+    assert api.services.readiness._state.workers == look.workers
 
 
 async def test_a_worker_tells_it_on_its_own_port(service: Service, settings: Settings) -> None:

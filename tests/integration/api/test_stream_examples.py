@@ -263,20 +263,28 @@ async def test_a_full_service_is_asked_again(one: Service, tmp_path: Path, kind:
 
 @pytest.mark.system
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
-async def test_the_calls_of_the_readme(one: Service, tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    # Run by other tests; a launch needs what `make run` lays out.
-    others = ("receiver.py", "app token", "/demo/count", "/launches")
-    calls = [
-        block for block in blocks if "curl" in block and not any(name in block for name in others)
-    ]
-    assert len(calls) == 7
-    program = "\n".join(calls).replace("http://127.0.0.1:8887", "$API").replace("demo", "scripted")
+async def test_the_calls_of_the_readme_and_its_pages(one: Service, tmp_path: Path) -> None:
+    pages = (
+        "README.md",
+        *(f"docs/{name}.md" for name in ("idempotency", "history", "tgi", "tenstorrent")),
+    )
+    blocks = re.findall(
+        r"```sh\n(.*?)```", "\n".join((ROOT / page).read_text() for page in pages), re.DOTALL
+    )
+    # test_cli_token.py runs the call with a token.
+    calls = [block for block in blocks if "curl" in block and "app token" not in block]
+    assert len(calls) == 10
+    program = (
+        "\nprintf '\\036'\n".join(calls)
+        .replace("http://127.0.0.1:8887", "$API")
+        .replace("demo", "scripted")
+    )
     api = str(one.client.base_url).rstrip("/")
     async with running("/bin/sh", "-euc", program, api=api, home=tmp_path) as process:
         output, errors = await process.communicate()
     assert (process.returncode, errors) == (0, b"")
     assert b'"code"' not in output
-    assert output.count(b'"state":"completed"') == 3
-    assert output.count(b"event: completed\n") == 1
+    one_call, seven_calls, stream, *_ = output.split(b"\x1e")
+    assert orjson.loads(one_call)["state"] == "completed"
+    assert orjson.loads(seven_calls[seven_calls.rindex(b'{"id":') :])["state"] == "completed"
+    assert stream.count(b"event: completed\n") == 1

@@ -135,7 +135,7 @@ async def test_little_space(settings: Settings, monkeypatch: pytest.MonkeyPatch)
     ("change", "level", "word"),
     [
         ({"host": "0.0.0.0"}, Level.FAIL, "LLM_HOST"),  # noqa: S104 - judged, not bound
-        ({"host": "0.0.0.0", "allow_unauthenticated": True}, Level.WARN, "everyone"),  # noqa: S104
+        ({"host": "0.0.0.0", "allow_unauthenticated": True}, Level.WARN, "every client"),  # noqa: S104
         ({"jwt_secret": "short"}, Level.WARN, "JWT_SECRET"),
         ({"default_deadline_seconds": 1e9}, Level.WARN, "LLM_MAX_DEADLINE_SECONDS"),
         ({"team_max_queued": 10, "max_queued": 5}, Level.WARN, "LLM_TEAM_MAX_QUEUED"),
@@ -181,9 +181,9 @@ def test_the_command(
     assert table.stdout.splitlines()[0].split() == ["part", "found", "what", "to", "change"]
     assert "python -m app worker" in table.stdout
     assert postgres_server.password not in table.stdout
-    told = run(environment | {"TRITON_GRPC_SERVICE": "127.0.0.1:1"}, "--json")
-    assert told.returncode == 1
-    levels = {one["part"]: one["level"] for one in orjson.loads(told.stdout)}
+    reported_at = run(environment | {"TRITON_GRPC_SERVICE": "127.0.0.1:1"}, "--json")
+    assert reported_at.returncode == 1
+    levels = {one["part"]: one["level"] for one in orjson.loads(reported_at.stdout)}
     assert (levels["triton"], levels["database"], levels["schema"]) == ("fail", "ok", "ok")
     wrong = run({"LLM_DATABASE_URL": "x", "LLM_PORT": "99999"}, "--json")
     assert wrong.returncode == 1

@@ -37,7 +37,7 @@ class Run:
             self.process = psutil.Popen(
                 [sys.executable, "-m", "app", "up", *options],
                 cwd=ROOT,
-                env=os.environ if indexes else {**os.environ, "INDEXES_FILE": ""},
+                env=os.environ if indexes else {**os.environ, "LLM_INDEXES_FILE": ""},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

@@ -58,7 +58,7 @@ async def all_results(service: Service) -> dict[str, dict[str, Any]]:
 async def test_what_is_restored_goes_on_and_nothing_runs_twice(
     settings: Settings, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    settings = settings.model_copy(update={"worker_slots": 1, "grace_seconds": 0.2})
+    settings = settings.model_copy(update={"worker_slots": 1, "shutdown_grace_seconds": 0.2})
     async with run_service(settings, with_worker=True) as service:
         key = {"Idempotency-Key": "sent-before-the-backup"}
         done = await finish(service, "done")
@@ -113,7 +113,7 @@ async def test_what_is_restored_goes_on_and_nothing_runs_twice(
             assert (await all_results(service)).keys() == before.keys()
 
             # Keys are there, and new results follow.
-            assert (await service.services.tokens.list("red"))[0]["prefix"] in api_key.text
+            assert (await service.services.tokens.list("red"))[0].prefix in api_key.text
             assert (await finish(service, "new"))["state"] == "completed"
     finally:
         await postgres_server.execute(f"DROP DATABASE {restored.database_name} WITH (FORCE)")

@@ -192,7 +192,7 @@ def test_triton_is_reached_by_the_name_that_its_services_take() -> None:
 
 def test_a_worker_has_time_for_its_grace() -> None:
     seconds = int(SERVICES["worker"]["stop_grace_period"].removesuffix("s"))
-    assert seconds > Settings.model_fields["grace_seconds"].default + 5
+    assert seconds > Settings.model_fields["shutdown_grace_seconds"].default + 5
 
 
 def test_prometheus_reaches_each_process_inside_the_network(

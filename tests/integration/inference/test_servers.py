@@ -12,7 +12,8 @@ import pytest
 
 from app.cli.up.triton import EmbeddedTriton
 from app.core.errors import UnknownModelError
-from app.core.settings import Settings, split_address
+from app.core.settings import Settings
+from app.core.settings.fields import split_address
 from app.inference import server_pool, triton_client, triton_errors
 from app.worker import attempt_executor
 from app.worker.attempt import Attempt

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {
-        "INDEXES_FILE": str(tmp_path / "indexes.toml"),
+        "LLM_INDEXES_FILE": str(tmp_path / "indexes.toml"),
         "LLM_MODEL_REPOSITORY": str(ROOT / "models"),
     }
 
@@ -223,7 +223,14 @@ def test_an_index_is_replaced_on_request(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "declares an index 'small' already" in done.stderr
     done = index(
-        tmp_path, "build", corpus, "--name", "small", "--out", tmp_path / "indexes", INDEXES_FILE=""
+        tmp_path,
+        "build",
+        corpus,
+        "--name",
+        "small",
+        "--out",
+        tmp_path / "indexes",
+        LLM_INDEXES_FILE="",
     )
     assert done.returncode == 2
     assert "exists already" in done.stderr
@@ -242,7 +249,7 @@ def test_an_index_is_replaced_on_request(tmp_path: Path) -> None:
 def test_without_a_file_the_lines_are_shown(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     options = ("build", tmp_path / "a.txt", "--name", "small", "--out", tmp_path / "out")
-    done = index(tmp_path, *options, INDEXES_FILE="")
+    done = index(tmp_path, *options, LLM_INDEXES_FILE="")
     assert done.returncode == 0
     shown = done.stdout.partition("\n\n")[2]
     (tmp_path / "mine.toml").write_text(shown)
@@ -349,7 +356,7 @@ def test_another_tokenizer_is_noticed(
 def test_a_file_that_cannot_be_written_costs_no_index(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     options = ("build", tmp_path / "a.txt", "--name", "small", "--out", tmp_path / "out")
-    done = index(tmp_path, *options, INDEXES_FILE=str(tmp_path / "a.txt" / "indexes.toml"))
+    done = index(tmp_path, *options, LLM_INDEXES_FILE=str(tmp_path / "a.txt" / "indexes.toml"))
     assert done.returncode == 1
     assert "The index is built, and not declared: " in done.stderr
     assert '[indexes."small"]' in done.stdout

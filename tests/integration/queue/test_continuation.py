@@ -48,7 +48,7 @@ async def elsewhere(settings: Settings) -> AsyncIterator[Service]:
 @pytest.fixture
 async def waiting(settings: Settings, elsewhere: Service) -> dict[str, Any]:
     """A result that waits with kept text, and no worker."""
-    impatient = settings.model_copy(update={"grace_seconds": 0.1})
+    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
     async with run_service(impatient, with_worker=True) as service:
         sent = await send(service, SLOW, parameters={"max_tokens": 65})
         await until_running(service, sent["id"])
@@ -141,7 +141,7 @@ async def test_a_long_answer_is_continued_within_seconds(one: Service) -> None:
 async def test_a_stopping_worker_hands_its_text_to_the_next(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    impatient = settings.model_copy(update={"grace_seconds": 0.1})
+    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
     async with run_service(impatient, with_worker=True) as service:
         sent = await send(service, SLOW, parameters={"max_tokens": 100})
         await until_running(service, sent["id"])
@@ -287,7 +287,7 @@ async def test_a_seeded_answer_starts_over(twice: Service) -> None:
 async def test_the_setting_turns_it_off_for_results_that_wait(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    impatient = settings.model_copy(update={"grace_seconds": 0.1})
+    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
     async with run_service(impatient, with_worker=True) as service:
         sent = await send(service, SLOW, parameters={"max_tokens": 100})
         await until_running(service, sent["id"])
@@ -319,7 +319,7 @@ async def test_text_that_cannot_be_continued_is_generated_anew(
     settings: Settings, connection: asyncpg.Connection, change: str, reason: str
 ) -> None:
     """No attempt is counted, and nothing fails."""
-    impatient = settings.model_copy(update={"grace_seconds": 0.1})
+    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
     async with run_service(impatient, with_worker=True) as service:
         sent = await send(service, SLOW, parameters={"max_tokens": 100})
         await until_running(service, sent["id"])

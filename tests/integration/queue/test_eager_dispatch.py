@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from app.core.settings import Settings
-from app.queue.job_queue import Claim
+from app.queue.claim import Claim
 from app.worker.worker import Worker
 from tests.conftest import Service, run_service, short_lease
 from tests.integration.queue.test_job_queue import Bench, bench, keyed, make_result, queue_settings
@@ -25,7 +25,7 @@ class Place:
         self.begun: list[Claim] = []
         self.started: list[Claim] = []
 
-    def may_start(self, models: Sequence[str]) -> list[bool]:
+    def reserve(self, models: Sequence[str]) -> list[bool]:
         return [number < self.room for number in range(len(models))]
 
     def begin(self, claims: Sequence[Claim]) -> None:
@@ -33,18 +33,22 @@ class Place:
         self.begun += claims
         self.counts.append(len(claims))
 
-    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+    def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
         assert worker_id == self.worker_id
         begun = {claim.id: claim for claim in self.begun}
         assert all(begun.get(claim.id, claim) == claim for claim in claims)
         self.begun.clear()
         self.started += claims
 
+    def abort(self, worker_id: UUID) -> None:
+        assert worker_id == self.worker_id
+        self.begun.clear()
+
 
 @pytest.fixture
 async def place(bench: Bench) -> Place:
     place = Place(await bench.worker())
-    bench.queue.birthplace = place
+    bench.queue.dispatcher = place
     return place
 
 
@@ -78,9 +82,9 @@ async def test_a_saved_context_gives_its_prompt(bench: Bench, place: Place) -> N
 
 
 async def test_nothing_that_waits_is_overtaken(bench: Bench, place: Place) -> None:
-    bench.queue.birthplace = None
+    bench.queue.dispatcher = None
     (waiting,) = await bench.add()
-    bench.queue.birthplace = place
+    bench.queue.dispatcher = place
     (later,) = await bench.add()
     assert place.started == []
     assert await state(bench.connection, later) == ("pending", None, 0, False)
@@ -139,7 +143,7 @@ async def test_what_is_not_stored_is_stopped(
     )
     assert refused.status_code == 500
     await connection.execute("ALTER TABLE hidden RENAME TO results")
-    worker = service.services.queue.birthplace
+    worker = service.services.queue.dispatcher
     assert isinstance(worker, Worker)
     assert not worker._attempts._early
 
@@ -224,11 +228,11 @@ async def test_a_lost_place_is_rescued_by_its_heartbeat(
 ) -> None:
     """Committed as claimed, and never started: as if the answer of the statement was lost."""
     await finish(service, "{{chunks=1}}")
-    worker = service.services.queue.birthplace
+    worker = service.services.queue.dispatcher
     assert worker is not None
     with monkeypatch.context() as patch:
-        settle = worker.settle
-        patch.setattr(worker, "settle", lambda worker_id, _: settle(worker_id, []))
+        confirm = worker.confirm
+        patch.setattr(worker, "confirm", lambda worker_id, _: confirm(worker_id, []))
         sent = await send(service, "{{chunks=2}} tell")
     result = await read(service, sent["id"], wait=20)
     assert result["state"] == "completed"

@@ -11,7 +11,8 @@ import pytest
 
 from app.core.database import Database
 from app.core.ids import new_id
-from app.core.settings import DEFAULT_TEAM as TEAM, Settings
+from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM as TEAM
 from app.queue.position import Estimate, QueuePositions
 from tests.conftest import Service, run_service
 from tests.integration.core.test_query_plans import RecordingDatabase

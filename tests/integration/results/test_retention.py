@@ -106,7 +106,7 @@ async def look(
 ) -> None:
     """One pass."""
     changed = settings.model_copy(
-        update={"retain_results_seconds": results, "retain_prompts_seconds": prompts}
+        update={"results_retention_seconds": results, "prompts_retention_seconds": prompts}
     )
     async with Database(changed, "retention") as database:
         await database.fetch("UPDATE retention_state SET looked_at = NULL")
@@ -434,7 +434,7 @@ async def test_a_clock_that_jumps_deletes_no_faster_and_is_told(
     await look(settings, results=2 * HOUR)
     assert len(await house.left()) == len(ages)
     jumped = house.now + timedelta(days=365)
-    changed = settings.model_copy(update={"retain_results_seconds": 2 * HOUR})
+    changed = settings.model_copy(update={"results_retention_seconds": 2 * HOUR})
     caplog.set_level(logging.WARNING, "app.results.retention.retention")
     moments = (jumped + timedelta(minutes=minute) for minute in itertools.count())
     async with Database(changed, "retention") as database:

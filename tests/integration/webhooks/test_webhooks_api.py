@@ -421,8 +421,10 @@ async def test_a_delivery_whose_process_is_killed_is_told_again_under_the_same_i
     assert first == second
 
 
-async def test_the_receiver_of_the_readme_works(service: Service, tmp_path: Path) -> None:
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+async def test_the_documented_receiver_works(service: Service, tmp_path: Path) -> None:
+    programs = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "webhooks.md").read_text(), re.DOTALL
+    )
     (program,) = [text for text in programs if "standardwebhooks" in text]
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]

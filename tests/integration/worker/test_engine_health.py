@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.core.settings import Settings, split_address
+from app.core.settings import Settings
+from app.core.settings.fields import split_address
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import EngineDeadError
 from app.worker import attempt_executor
@@ -241,7 +242,7 @@ async def test_every_process_reports_a_dead_engine(
     ):
         first.kill_engine()
         place = (first.address("grpc"), MODEL)
-        backend = service.services.queue.birthplace._backend  # type: ignore[union-attr]
+        backend = service.services.queue.dispatcher._backend  # type: ignore[union-attr]
         backend.health.record(EngineDeadError("found by this worker"), place)
         for process in (service, api, idle):
             await until_dead(process)
@@ -338,7 +339,7 @@ async def test_a_full_engine_is_not_dead(
             await run(model, "a {{first_delay_ms=60000}}", *arguments)
 
         monkeypatch.setattr(server.client, "run", probes_wait)
-        backend = service.services.queue.birthplace._backend  # type: ignore[union-attr]
+        backend = service.services.queue.dispatcher._backend  # type: ignore[union-attr]
         assert not await backend.is_dead((server.address.grpc, MODEL))
         monkeypatch.undo()
         assert (await served(service))["ready"]

@@ -34,7 +34,7 @@ async def workers(connection: asyncpg.Connection) -> list[UUID]:
 async def test_a_stopping_worker_hands_back_what_does_not_fit_its_grace(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    impatient = settings.model_copy(update={"grace_seconds": 0.2})
+    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.2})
     async with run_service(impatient, with_worker=True) as running:
         accepted = await send(running, SLOW)
         await until_running(running, accepted["id"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.api.startup_checks import judge, secret_weakness
+from app.api.startup_checks import check_startup, secret_weakness
 from app.core.addresses import is_loopback
 from app.core.settings import Settings
 from tests.unit.core.test_settings import REQUIRED
@@ -40,7 +40,7 @@ def test_random_secrets_are_not_weak() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"])
 def test_loopback_starts_without_authentication_and_says_so(host: str) -> None:
-    found = judge(settings(LLM_HOST=host))
+    found = check_startup(settings(LLM_HOST=host))
     assert is_loopback(host)
     assert found.refusal is None
     assert found.notes == ["authentication is off: bound to loopback only"]
@@ -50,34 +50,34 @@ def test_loopback_starts_without_authentication_and_says_so(host: str) -> None:
 def test_elsewhere_it_does_not(host: str) -> None:
     assert not is_loopback(host)
     for changes in ({}, {"LLM_AUTH": "off", "JWT_SECRET": STRONG}, {"JWT_SECRET": ""}):
-        refusal = judge(settings(LLM_HOST=host, **changes)).refusal
+        refusal = check_startup(settings(LLM_HOST=host, **changes)).refusal
         assert refusal is not None
         assert "LLM_ALLOW_UNAUTHENTICATED" in refusal
 
 
 def test_unless_that_is_said() -> None:
-    found = judge(settings(LLM_HOST=OPEN, LLM_ALLOW_UNAUTHENTICATED="true"))
+    found = check_startup(settings(LLM_HOST=OPEN, LLM_ALLOW_UNAUTHENTICATED="true"))
     assert found.refusal is None
-    assert "everyone" in found.warnings[0]
+    assert "every client" in found.warnings[0]
 
 
 @pytest.mark.parametrize("changes", [{"JWT_SECRET": STRONG}, {"LLM_AUTH": "on"}])
 def test_with_authentication_every_address_starts(changes: dict[str, str]) -> None:
-    found = judge(settings(LLM_HOST=OPEN, **changes))
+    found = check_startup(settings(LLM_HOST=OPEN, **changes))
     assert (found.refusal, found.warnings) == (None, [])
     assert "authentication is on" in found.notes[0]
 
 
 @pytest.mark.parametrize("secret", WEAK)
 def test_a_weak_secret_is_refused_elsewhere_and_told_on_loopback(secret: str) -> None:
-    refusal = judge(settings(LLM_HOST=OPEN, JWT_SECRET=secret)).refusal
+    refusal = check_startup(settings(LLM_HOST=OPEN, JWT_SECRET=secret)).refusal
     assert refusal is not None
     assert "JWT_SECRET" in refusal
     # Not even when the operator said that nobody else can reach the port.
-    assert judge(
+    assert check_startup(
         settings(LLM_HOST=OPEN, JWT_SECRET=secret, LLM_ALLOW_UNAUTHENTICATED="true")
     ).refusal
-    here = judge(settings(JWT_SECRET=secret))
+    here = check_startup(settings(JWT_SECRET=secret))
     assert here.refusal is None
     assert "JWT_SECRET" in here.warnings[0]
     if len(secret) > 12:
@@ -85,7 +85,7 @@ def test_a_weak_secret_is_refused_elsewhere_and_told_on_loopback(secret: str) ->
 
 
 def test_tokens_that_nobody_looks_at_are_told() -> None:
-    assert "LLM_AUTH=off" in judge(settings(LLM_AUTH="off", JWT_SECRET=STRONG)).warnings[0]
+    assert "LLM_AUTH=off" in check_startup(settings(LLM_AUTH="off", JWT_SECRET=STRONG)).warnings[0]
 
 
 def test_a_key_set_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_key_set_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
         file = tmp_path / "keys.json"
         if text is not None:
             file.write_text(text)
-        refusal = judge(settings(LLM_JWKS=str(file), **place)).refusal
+        refusal = check_startup(settings(LLM_JWKS=str(file), **place)).refusal
         assert refusal is not None
         assert "LLM_JWKS" in refusal
 

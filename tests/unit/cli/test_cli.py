@@ -74,9 +74,9 @@ def test_indexes_that_are_declared_wrongly_are_told_before_anything_starts(
 ) -> None:
     for name in REQUIRED:
         environment.setenv(name, "x")
-    environment.setenv("INDEXES_FILE", str(tmp_path / "indexes.toml"))
+    environment.setenv("LLM_INDEXES_FILE", str(tmp_path / "indexes.toml"))
     (tmp_path / "indexes.toml").write_text('[indexes."results"]\npath = "a"')
     assert main([command]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"setting INDEXES_FILE: {tmp_path}/indexes.toml: indexes.results: ")
+    assert error.startswith(f"setting LLM_INDEXES_FILE: {tmp_path}/indexes.toml: indexes.results: ")
     assert error.count("\n") == 1

@@ -10,7 +10,7 @@ from app.auth.principal import ANYONE
 from app.core import logs
 from app.core.log_context import CURRENT
 from app.core.logs import JsonFormatter, TextFormatter
-from app.core.settings import LogSettings
+from app.core.settings.observability import LogSettings
 
 TEXT = "what somebody wrote"
 

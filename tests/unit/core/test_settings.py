@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.core.settings import Settings, split_address
+from app.core.settings import Settings
+from app.core.settings.fields import split_address
 
 ROOT = Path(__file__).resolve().parents[3]
 REQUIRED = {
@@ -20,7 +21,7 @@ ALIASES = {field.alias or name for name, field in Settings.model_fields.items()}
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """None of the service's settings but the required ones."""
-    for name in ALIASES:
+    for name in (*ALIASES, *OLD_NAMES):
         monkeypatch.delenv(name, raising=False)
     for name, value in REQUIRED.items():
         monkeypatch.setenv(name, value)
@@ -61,7 +62,7 @@ def test_the_password_is_not_shown() -> None:
         ("LLM_LEASE_SECONDS", "0.5"), ("LLM_MAX_BODY_BYTES", "10"), ("LLM_MAX_ATTEMPTS", "0"),
         ("LLM_DEFAULT_DEADLINE_SECONDS", "0"), ("LLM_DATABASE_POOL_SIZE", "1"),
         ("LLM_FLUSH_SECONDS", "0"), ("LLM_POLL_SECONDS", "-1"), ("LLM_MAX_QUEUED", "0"),
-        ("LLM_DATABASE_DB", ""), ("LLM_MAX_WAIT_SECONDS", "601"), ("LLM_GRACE_SECONDS", "nan"),
+        ("LLM_DATABASE_DB", ""), ("LLM_MAX_WAIT_SECONDS", "601"), ("LLM_SHUTDOWN_GRACE_SECONDS", "nan"),
     ],
 )  # fmt: skip
 def test_values_out_of_bounds_are_refused(
@@ -74,9 +75,37 @@ def test_values_out_of_bounds_are_refused(
 
 def test_every_alias_is_upper_case_and_ours_or_the_originals() -> None:
     assert all(name.isupper() for name in ALIASES)
-    assert all(
-        name.startswith(("LLM_", "TRITON_", "JWT_", "INDEXES_", "OTEL_")) for name in ALIASES
-    )
+    assert all(name.startswith(("LLM_", "TRITON_", "JWT_", "OTEL_")) for name in ALIASES)
+
+
+OLD_NAMES = {
+    "LLM_GRACE_SECONDS": ("LLM_SHUTDOWN_GRACE_SECONDS", "shutdown_grace_seconds", "71"),
+    "LLM_RETAIN_RESULTS_SECONDS": (
+        "LLM_RESULTS_RETENTION_SECONDS", "results_retention_seconds", "72",
+    ),
+    "LLM_RETAIN_PROMPTS_SECONDS": (
+        "LLM_PROMPTS_RETENTION_SECONDS", "prompts_retention_seconds", "73",
+    ),
+    "LLM_RETAIN_LOGS_DAYS": ("LLM_LOGS_RETENTION_DAYS", "logs_retention_days", "74"),
+    "LLM_FAILED_ATTEMPTS_PER_MINUTE": (
+        "LLM_AUTH_FAILURES_PER_MINUTE", "auth_failures_per_minute", "75",
+    ),
+    "INDEXES_FILE": ("LLM_INDEXES_FILE", "indexes_file", "76"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_old_names_are_still_accepted(environment: pytest.MonkeyPatch, old: str) -> None:
+    new, field, value = OLD_NAMES[old]
+    environment.setenv(old, value)
+    assert str(getattr(Settings(), field)).removesuffix(".0") == value
+    environment.setenv(new, "99")  # the new name wins
+    assert str(getattr(Settings(), field)).removesuffix(".0") == "99"
+    if old != "INDEXES_FILE":
+        environment.delenv(new)
+        environment.setenv(old, "x")
+        with pytest.raises(ValidationError, match=f"{old}|{new}"):
+            Settings()
 
 
 def test_every_default_is_within_its_own_bounds() -> None:

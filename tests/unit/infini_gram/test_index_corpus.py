@@ -130,7 +130,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_documents_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "MOST_DOCUMENT_BYTES", 20)
+    monkeypatch.setattr(corpora, "MAX_DOCUMENT_BYTES", 20)
     (tmp_path / "a.txt").write_text("ten bytes\n" * 3)
     with pytest.raises(CorpusError, match="--split blocks"):
         read(tmp_path / "a.txt")

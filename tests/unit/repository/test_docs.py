@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
+from pydantic import AliasChoices
+
 from app.core.errors import FailureCode, ServiceError
-from app.core.settings import LogSettings, Settings
+from app.core.settings import Settings
+from app.core.settings.observability import LogSettings
 from app.ui.settings import UiSettings
 from docs.generate_settings import render
 
@@ -52,12 +55,18 @@ def test_the_statuses_in_the_table_are_the_codes_own() -> None:
 
 def test_settings_named_anywhere_exist() -> None:
     settings = (Settings, LogSettings, UiSettings)
-    known = {field.alias for one in settings for field in one.model_fields.values()}
+    fields = [field for one in settings for field in one.model_fields.values()]
+    known = {field.alias for field in fields}
+    renamed = [f.validation_alias for f in fields if isinstance(f.validation_alias, AliasChoices)]
+    old_names = {name for alias in renamed for name in alias.choices}
     for document in [*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / "app").rglob("*.py")]:
+        is_list = document == DOCS / "settings.md" or document.parent.name == "settings"
         for name in re.findall(r"\b(?:LLM|TRITON)_[A-Z_]+[A-Z]\b", document.read_text()):
             is_prefix = any(alias and alias.startswith(f"{name}_") for alias in known)
             if name.startswith("LLM_") and not is_prefix:
-                assert name in known, f"{document.relative_to(ROOT)} names {name}"
+                assert name in known or (is_list and name in old_names), (
+                    f"{document.relative_to(ROOT)} names {name}"
+                )
 
 
 def test_relative_links_lead_somewhere() -> None:
@@ -75,3 +84,17 @@ def test_make_targets_named_in_the_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z][a-z-]*)", (ROOT / "README.md").read_text()))
     assert named <= targets
+
+
+def test_files_that_documents_name_exist() -> None:
+    named = re.compile(
+        r"(?<![\w/.-])(?:(app|bench|db|tests|tools|triton)|(?:unit|integration|chaos|e2e))"
+        r"/[\w/.-]+\.(?:py|sh|toml)\b"
+    )
+    missing = []
+    for document in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for match in named.finditer(document.read_text()):
+            path = ROOT / match[0] if match[1] else ROOT / "tests" / match[0]
+            if not path.exists():
+                missing.append(f"{document.relative_to(ROOT)}: {match[0]}")
+    assert not missing

@@ -125,7 +125,7 @@ class EngineHost:
 
 class ServerDeath:
     """Ends this process with Triton's, which a stub only tries when its server was killed: it may
-    wait for the dead server's answer for ever, with the interpreter lock held.
+    wait for the dead server's answer indefinitely, with the interpreter lock held.
 
     The kernel ends it then, once asked. It takes the end of a thread for the end of the parent, and
     the thread that started us ends once the model is loaded; then we are the child of the server's
@@ -148,7 +148,7 @@ class ServerDeath:
         if self.is_asked:
             return
         children = Path(f"/proc/{self.server}/task/{self.server}/children")
-        with contextlib.suppress(OSError):  # the server is gone, or the kernel does not tell
+        with contextlib.suppress(OSError):  # the server has ended, or the kernel does not report it
             if str(os.getpid()) in children.read_text().split():
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 self.is_asked = True
@@ -166,7 +166,7 @@ def make_config(arguments: dict[str, Any]) -> VllmConfig:
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
         if "distributed_executor_backend" not in arguments and is_single_process(arguments):
             # The worker inside the engine's process: a third of memory and start time less.
-            # This variable is vLLM's way to say that OMP_NUM_THREADS is set outside.
+            # By this variable vLLM accepts that OMP_NUM_THREADS is set outside.
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             arguments["distributed_executor_backend"] = "uni"
     config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)

@@ -37,7 +37,7 @@ class RefusedError(ValueError):
 
 @dataclass
 class Resumed:
-    """What the client has of the lost generation that the request continues."""
+    """The client's part of the lost generation that the request continues."""
 
     token_ids: list[int]  # of the output, from its first token on
     text: str
@@ -45,7 +45,7 @@ class Resumed:
 
 @dataclass
 class GenerationRequest:
-    """What a client asked for. Built inside execute(): Triton's tensors are not valid later."""
+    """One request of a client. Built inside execute(): Triton's tensors are not valid later."""
 
     prompt: str
     images: list[Image.Image]
@@ -143,7 +143,7 @@ def read_sampling(encoded: bytes) -> tuple[SamplingParams, str | None]:
 
 def explain(error: ValidationError) -> str:
     """One line per wrong parameter. Each problem's location is (pydantic's alternative,
-    parameter, ...); the first alternative only says that a dict is no SamplingParams."""
+    parameter, ...); the first alternative only states that a dict is no SamplingParams."""
     lines = {}
     for problem in error.errors(include_url=False):
         if len(problem["loc"]) > 1:

@@ -1,4 +1,4 @@
-"""Runs the requests of one model: submits, answers, cancels, counts, and tells of a dead engine."""
+"""Runs the requests of one model: submits, answers, cancels, counts, and reports a dead engine."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ PULSE_PER_REQUEST = 0.001
 
 
 class ResponseStream:
-    """What one client hears. Triton frees a request at its final response, and asking about the
+    """Responses to one client. Triton frees a request at its final response, and asking about the
     cancellation of a freed one crashes the whole server: hence the lock and the flag."""
 
     def __init__(self, triton_request: Any) -> None:
@@ -100,7 +100,7 @@ class GenerationServer:
                 task.cancel()
 
     async def answer(self, request: GenerationRequest, stream: ResponseStream) -> None:
-        """Exactly one final response leaves here, whatever happens."""
+        """Exactly one final response leaves here, also after an error."""
         try:
             if await self.generate(request, stream):
                 return

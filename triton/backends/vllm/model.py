@@ -1,6 +1,6 @@
 """Triton backend for current vLLM, input- and output-compatible with NVIDIA's vLLM backend.
 
-Loaded by Triton's Python backend for every model whose config.pbtxt says `backend: "vllm"`; the
+Loaded by Triton's Python backend for every model whose config.pbtxt has `backend: "vllm"`; the
 engine's arguments are read from the model's `model.json`. The same model folder works under
 NVIDIA's container. Its differences on purpose:
 
@@ -104,7 +104,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Blocks until the engine can serve; raises what keeps it from starting."""
-        # Triton's interpreter is in the C locale whatever the environment says, and torch and
+        # Triton's interpreter is in the C locale in any environment, and torch and
         # transformers read UTF-8 files in the locale's encoding: before their import.
         locale.setlocale(locale.LC_ALL, "C.UTF-8")
         from engine_host import EngineHost, pin_gpus

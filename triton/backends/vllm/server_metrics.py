@@ -15,7 +15,7 @@ COUNTERS = {
 
 
 class ServerMetrics:
-    """The counts are kept here and told to Triton (a round trip each) only when they changed."""
+    """The counts are kept here and sent to Triton (a round trip each) only when they changed."""
 
     def __init__(self, model_name: str, model_version: str) -> None:
         self.prompt_tokens = 0

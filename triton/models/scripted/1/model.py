@@ -13,7 +13,7 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
 
     chunks=N          the script ends by itself after N chunks (finish_reason "stop"; "length" when
                       max_tokens cuts it earlier). Ignored under ignore_eos.
-    text=WORDS ...    say this, a word per chunk, instead of invented words; takes the rest of the
+    text=WORDS ...    send this, a word per chunk, instead of invented words; takes the rest of the
                       directive. Ends by itself like chunks.
     delay_ms=X        wait X milliseconds before each chunk
     first_delay_ms=X  wait X milliseconds more before the first one
@@ -21,14 +21,14 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
     lost_at=K         fail with UNAVAILABLE after K chunks, as the vLLM backend does when its
                       engine died, without anything being dead
     crash_at=K        kill this process (Triton's stub) after K chunks: kill -9
-    hang_at=K         stop this process for ever after K chunks, its interpreter locked
+    hang_at=K         stop this process indefinitely after K chunks, its interpreter locked
     once              the fault happens in no generation that continues an earlier one
     refuse            refuse the request with INVALID_ARG at once
     nul               the first chunk starts with a NUL character
     clock             each chunk is the time it is sent, in ns of CLOCK_MONOTONIC, and a space: how
                       long it then takes to a reader on the same machine can be measured
 
-A request with the input `cancel_request_id` says nothing itself and cancels the one whose id (of
+A request with the input `cancel_request_id` generates nothing itself and cancels the one whose id (of
 the ModelInferRequest) it names; see the vLLM backend for why that is better than gRPC's way.
 
 With `return_token_ids` each response has the ids of its chunks (`token_ids`). With
@@ -74,7 +74,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class Generation:
-    """One request under way: its script, how far it is, and what it wants to hear."""
+    """One request under way: its script, its progress, and its requested outputs."""
 
     def __init__(self, request: Any) -> None:
         self.sender = request.get_response_sender()
@@ -98,7 +98,7 @@ class Generation:
         self.wanted = frozenset(name for name, value in inputs.items() if value is np.True_)
         self.input_tokens = len(prompt.split())
         self.logprobs_wanted = sampling.get("logprobs")
-        self.sent = self.script.start  # chunks told so far
+        self.sent = self.script.start  # chunks sent so far
         self.cumulative = 0.0  # their log probabilities, where these are asked for
         self.due = time.monotonic() + self.script.first_delay + self.script.delay
         self.next_poll = time.monotonic() + POLL_INTERVAL
@@ -137,7 +137,7 @@ class Generation:
         return json.dumps([write_logprobs(chunk, self.logprobs_wanted) for chunk in chunks])
 
     def advance(self) -> bool:
-        """Tell the next chunk; True when the request is over."""
+        """Send the next chunk; True when the request is over."""
         script = self.script
         if self.sent == script.fault_at:
             self.fault()
@@ -180,7 +180,7 @@ def send_error(sender: Any, message: str, code: str) -> None:
 
 class ServerDeath:
     """Ends this process with Triton's, which a stub only tries when its server was killed: it may
-    wait for the dead server's answer for ever, with the interpreter lock held.
+    wait for the dead server's answer indefinitely, with the interpreter lock held.
 
     The kernel ends it then, once asked. It takes the end of a thread for the end of the parent, and
     the thread that started us ends once the model is loaded; then we are the child of the server's
@@ -203,7 +203,7 @@ class ServerDeath:
         if self.is_asked:
             return
         children = Path(f"/proc/{self.server}/task/{self.server}/children")
-        with contextlib.suppress(OSError):  # the server is gone, or the kernel does not tell
+        with contextlib.suppress(OSError):  # the server has ended, or the kernel does not report it
             if str(os.getpid()) in children.read_text().split():
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 self.is_asked = True
@@ -214,7 +214,7 @@ class ServerDeath:
 class TritonPythonModel:
     """Entry points of Triton's Python backend.
 
-    execute() only reads the request: all that is to be said waits in a heap, by its time, for a
+    execute() only reads the request: all responses wait in a heap, by its time, for a
     few threads. Each send is a round trip to Triton's process without the interpreter lock, so
     these overlap with one another and with the next execute().
     """
@@ -272,7 +272,7 @@ class TritonPythonModel:
         return None
 
     def step(self, generation: Generation) -> bool:
-        """Say what is due and look at the cancellation; True when the request is over."""
+        """Send due responses and check for a cancellation; True when the request is over."""
         now = time.monotonic()
         if generation.next_poll <= now and not generation.is_cancelled:
             generation.is_cancelled = generation.sender.is_cancelled()

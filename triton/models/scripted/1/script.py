@@ -1,4 +1,4 @@
-"""What the scripted model says: pure functions of a request, without Triton (see model.py)."""
+"""Output of the scripted model: pure functions of a request, without Triton (see model.py)."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ class RefusedError(ValueError):
 
 @dataclass(slots=True)
 class Script:
-    """What one request will be told."""
+    """Output of one request."""
 
     chunks: list[str]
     finish_reason: str = "stop"
@@ -145,7 +145,7 @@ def to_token_id(chunk: str) -> int:
 
 
 def write_logprobs(chunk: str, wanted: int) -> dict[int, dict[str, Any]]:
-    """A chunk's entry as vLLM has it: the chosen token first, then the `wanted` likeliest."""
+    """A chunk's entry in vLLM's format: the chosen token first, then the `wanted` likeliest."""
     digest = digest_of(chunk)
     chosen = int.from_bytes(digest[:3], "big")
     rank = 1 + digest[3] % 2
