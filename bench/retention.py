@@ -180,7 +180,7 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
                 now += _STEP
                 count = a_day * (step + 1) // _STEPS - a_day * step // _STEPS
                 await _work(connection, now, count)
-                while await digest.digest():
+                while await digest.index():
                     pass
                 resumed = time.perf_counter()
                 await retention.look()

@@ -220,7 +220,7 @@ class Bench:
     async def digest(self) -> float:
         """Digest all that ended; seconds of PostgreSQL's CPU time."""
         before = exact_seconds(self._house.postgres_pid)
-        while await self._digest.digest():
+        while await self._digest.index():
             pass
         return exact_seconds(self._house.postgres_pid) - before
 

@@ -1,6 +1,6 @@
-"""How a batch is made: once under its idempotency key, and within what its team may have open.
+"""Creation of batches: once under an idempotency key, and within the bound of open batches.
 
-Both hold for all processes: of one team, batches are made one after another.
+Both hold for all processes: batches of one team are created one after another.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from app.queue.idempotency import NewKey
 ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 _RETRY_SECONDS = 10
 
-# The key of a batch ends before the batch does, which has no end.
+# The key of a batch expires; the batch stays.
 _FREE_KEY = """
 UPDATE batches SET idempotency_key = NULL, request_hash = NULL, key_expires_at = NULL
 WHERE team_id = $1 AND idempotency_key = $2 AND key_expires_at <= now()
@@ -43,7 +43,7 @@ SELECT pg_notify('{BATCHES}', '') FROM created
 
 @dataclass(slots=True, frozen=True)
 class NewBatch:
-    """A batch as it was asked for; its input file exists."""
+    """A requested batch, whose input file exists."""
 
     id: UUID
     team_id: str
@@ -52,12 +52,12 @@ class NewBatch:
     completion_window: str
     metadata: str  # JSON text
     window_seconds: float
-    output_seconds: int | None  # that its output files live; None: they are kept
+    output_seconds: int | None  # lifetime of its output files; None: no limit
     key: NewKey | None = None
 
 
 async def create_batch(connection: Connection, new: NewBatch, max_open: int) -> UUID:
-    """Commit a new batch, and tell the feeders; its id, or that of the first one under its key.
+    """Commit a new batch and notify the processors; its id, or that of the first one under its key.
 
     Raises IdempotencyConflictError; LimitError, where a bound is set (0: none). Idempotent.
     """

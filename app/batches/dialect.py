@@ -1,16 +1,17 @@
 """The dialect of a batch: its API reads the bodies of lines and answers them."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
 
 from app.auth.principal import Principal
-from app.batches.errors import to_service_error
 from app.batches.files import FileStore
 from app.batches.rows import Batch, Line
 from app.batches.work import BatchWork
-from app.core.errors import ServiceError
+from app.core.database import is_transient
+from app.core.errors import InternalError, ServiceError
 from app.core.listener import Listener
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue
@@ -19,6 +20,8 @@ from app.results.retention.erasure import Erasure
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from app.results.submission import Submissions
+
+logger = logging.getLogger(__name__)
 
 _PRIORITY = -1  # a batch has a day: requests with a waiting client go first
 
@@ -62,7 +65,7 @@ class BatchServices:
         """The request of a line, with the deadline and priority of its batch."""
         try:
             request = await self.dialect.read(
-                principal_of(batch), batch.endpoint, line.body.encode()
+                _principal_of(batch), batch.endpoint, line.body.encode()
             )
         except Exception as error:  # noqa: BLE001 # reported in the line's outcome
             return to_service_error(error, batch.id)
@@ -80,11 +83,22 @@ class BatchServices:
     ) -> ServiceError | None:
         """Send a line as the results `ids`; the error of a refused one."""
         try:
-            await self.submissions.submit_group_once(principal_of(batch), request.group, ids)
+            await self.submissions.submit_group_once(_principal_of(batch), request.group, ids)
         except Exception as error:  # noqa: BLE001 # reported in the line's outcome
             return to_service_error(error, batch.id)
         return None
 
 
-def principal_of(batch: Batch) -> Principal:
+def to_service_error(error: Exception, batch_id: UUID) -> ServiceError:
+    """The error to report in a line's outcome; a bug is logged. Raises transient database errors."""
+    if isinstance(error, ServiceError):
+        return error
+    if is_transient(error):
+        raise error
+    extra = {"action": "line_broke", "batch_id": str(batch_id)}
+    logger.error("a line of batch %s broke", batch_id, exc_info=error, extra=extra)
+    return InternalError("A bug in the service; its worker's log has the details.")
+
+
+def _principal_of(batch: Batch) -> Principal:
     return Principal(batch.team_id, frozenset({"use"}))

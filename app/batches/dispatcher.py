@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from app.batches.dialect import BatchServices, LineRequest
 from app.batches.in_flight import InFlightLines
 from app.batches.lease import BatchLease
 from app.batches.outcomes import LineOutcomes
-from app.batches.rows import Batch, End, Line
+from app.batches.rows import Batch, Line
 from app.core.errors import ServiceError
 from app.core.ids import new_id
 
@@ -20,26 +20,17 @@ _TRANSIENT_STATUSES = (429, 503)
 _Requests = Mapping[int, LineRequest | ServiceError]
 
 
+@dataclass(slots=True)
 class Dispatcher:
     """Sends the waiting lines of one batch, in their order."""
 
-    def __init__(
-        self,
-        services: BatchServices,
-        batch_id: UUID,
-        in_flight: InFlightLines,
-        lease: BatchLease,
-    ) -> None:
-        self.is_all_sent = False
-        self._services = services
-        self._work = services.work
-        self._batch_id = batch_id
-        self._in_flight = in_flight
-        self._lease = lease
-        self._outcomes = LineOutcomes(batch_id, services.dialect)
-        self._loop = asyncio.get_running_loop()
-        self._after = 0  # no line up to this one waits
-        self._refused_until = 0.0
+    services: BatchServices
+    outcomes: LineOutcomes
+    in_flight: InFlightLines
+    lease: BatchLease
+    is_all_sent: bool = False
+    _after: int = 0  # no line up to this one waits
+    _refused_until: float = 0.0  # monotonic
 
     def reset(self) -> None:
         """Look for waiting lines from the first on."""
@@ -49,21 +40,21 @@ class Dispatcher:
         """Seconds until lines can be sent; None while there are no lines or no room."""
         if self.is_all_sent or self._room <= 0:
             return None
-        return max(0.0, self._refused_until - self._loop.time())
+        return max(0.0, self._refused_until - _now())
 
     @property
     def _room(self) -> int:
-        return self._services.settings.batch_in_flight - self._in_flight.result_count
+        return self.services.settings.batch_in_flight - self.in_flight.result_count
 
     async def send(self, batch: Batch) -> None:
         """Send the next lines."""
         if self.seconds_until_ready() != 0.0:
             return
-        lines = await self._work.waiting(self._batch_id, self._after, min(self._room, _PAGE))
+        lines = await self.services.work.waiting(batch.id, self._after, min(self._room, _PAGE))
         self.is_all_sent = not lines
-        read = await asyncio.gather(*(self._services.read_line(batch, line) for line in lines))
+        read = await asyncio.gather(*(self.services.read_line(batch, line) for line in lines))
         requests = {line.line: request for line, request in zip(lines, read, strict=True)}
-        ids = await self._assign_ids(lines, requests)
+        ids = await self._assign_ids(batch, lines, requests)
         errors = await asyncio.gather(
             *(self._submit(batch, requests[line.line], ids.get(line.line)) for line in lines)
         )
@@ -72,20 +63,20 @@ class Dispatcher:
             for line, error in zip(lines, errors, strict=True)
             if error is None and line.line in ids
         ]
-        await self._record_sent(sent, requests)
-        await self._record_refused(lines, requests, errors)
+        await self._record_sent(batch, sent, requests)
+        await self._record_refused(batch, lines, requests, errors)
 
-    async def discard(self, end: End) -> None:
+    async def discard(self, batch: Batch) -> None:
         """Store the outcomes of all waiting lines: their batch is stopped."""
-        while lines := await self._work.waiting(self._batch_id, self._after, _PAGE):
-            outcomes = [self._outcomes.stopped(line, end) for line in lines]
-            await self._work.mark_done(self._batch_id, outcomes)
+        while lines := await self.services.work.waiting(batch.id, self._after, _PAGE):
+            outcomes = [self.outcomes.stopped(line, batch.expected_end) for line in lines]
+            await self.services.work.mark_done(batch.id, outcomes)
             self._after = lines[-1].line
-            await self._lease.renew()
+            await self.lease.renew()
         self.is_all_sent = True
 
     async def _assign_ids(
-        self, lines: Sequence[Line], requests: _Requests
+        self, batch: Batch, lines: Sequence[Line], requests: _Requests
     ) -> dict[int, Sequence[UUID]]:
         """The ids of the lines' results, stored before the lines are sent."""
         ids = {line.line: line.result_ids for line in lines if line.result_ids}
@@ -94,26 +85,27 @@ class Dispatcher:
             for number, request in requests.items()
             if isinstance(request, LineRequest) and number not in ids
         }
-        return ids | await self._work.assign(self._batch_id, new) if new else ids
+        return ids | await self.services.work.assign(batch.id, new) if new else ids
 
     async def _submit(
         self, batch: Batch, request: LineRequest | ServiceError, ids: Sequence[UUID] | None
     ) -> ServiceError | None:
         if isinstance(request, ServiceError):
             return request
-        return None if ids is None else await self._services.submit(batch, request, ids)
+        return None if ids is None else await self.services.submit(batch, request, ids)
 
-    async def _record_sent(self, sent: Sequence[Line], requests: _Requests) -> None:
+    async def _record_sent(self, batch: Batch, sent: Sequence[Line], requests: _Requests) -> None:
         if sent:
-            await self._work.mark_sent(self._batch_id, [line.line for line in sent])
+            await self.services.work.mark_sent(batch.id, [line.line for line in sent])
         for line in sent:
             request = requests[line.line]
             assert isinstance(request, LineRequest)
-            self._in_flight.add(line, request.render)
-            self._in_flight.mark_ended(line.result_ids)  # one may have ended before it was added
+            self.in_flight.add(line, request.render)
+            self.in_flight.mark_ended(line.result_ids)  # one may have ended before it was added
 
     async def _record_refused(
         self,
+        batch: Batch,
         lines: Sequence[Line],
         requests: _Requests,
         errors: Sequence[ServiceError | None],
@@ -121,23 +113,27 @@ class Dispatcher:
         refused = [(one, error) for one, error in zip(lines, errors, strict=True) if error]
         waiting = [one.line for one, error in refused if _is_transient(error, requests[one.line])]
         outcomes = [
-            self._outcomes.refused(line, error)
+            self.outcomes.refused(line, error)
             for line, error in refused
             if line.line not in waiting
         ]
         if outcomes:
-            await self._work.mark_done(self._batch_id, outcomes)
+            await self.services.work.mark_done(batch.id, outcomes)
         if waiting:
-            self._refused_until = self._loop.time() + _RETRY_SECONDS
+            self._refused_until = _now() + _RETRY_SECONDS
             self._after = waiting[0] - 1
         elif lines:
             self._after = lines[-1].line
 
 
 def _is_transient(error: ServiceError, request: LineRequest | ServiceError) -> bool:
-    """Whether a refused line may be accepted later: not if it alone exceeds the queue's bound."""
+    """True if a refused line may be accepted later, and does not exceed the bound by itself."""
     allowed = error.extra.get("allowed") if error.extra.get("limit") == "max_queued" else None
     is_too_large = (
         allowed is not None and isinstance(request, LineRequest) and request.group.size > allowed
     )
     return error.status in _TRANSIENT_STATUSES and not is_too_large
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -8,11 +8,12 @@ from uuid import UUID
 from app.batches.collector import Collector
 from app.batches.dialect import BatchServices
 from app.batches.dispatcher import Dispatcher
-from app.batches.finalizer import Finalizer
+from app.batches.finalizer import finalize
 from app.batches.in_flight import InFlightLines
 from app.batches.lease import BatchLease
+from app.batches.outcomes import LineOutcomes
 from app.batches.rows import Batch
-from app.batches.validator import Validator
+from app.batches.validator import validate
 from app.core.database import is_transient
 from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_within
@@ -30,7 +31,6 @@ class BatchFeed:
     def __init__(self, services: BatchServices, feeder_id: UUID, batch_id: UUID) -> None:
         self.batch_id = batch_id
         self._services = services
-        self._work = services.work
         self._feeder_id = feeder_id
         self._signal = asyncio.Event()
         self._in_flight = InFlightLines()
@@ -38,10 +38,9 @@ class BatchFeed:
         self._lease = BatchLease(
             services.work, feeder_id, batch_id, services.settings.lease_seconds
         )
-        self._validator = Validator(services, batch_id, self._lease)
-        self._dispatcher = Dispatcher(services, batch_id, self._in_flight, self._lease)
-        self._collector = Collector(services, batch_id, self._in_flight, self._lease)
-        self._finalizer = Finalizer(services, feeder_id, self._lease)
+        parts = services, LineOutcomes(batch_id, services.dialect), self._in_flight, self._lease
+        self._dispatcher = Dispatcher(*parts)
+        self._collector = Collector(*parts)
 
     def notify(self) -> None:
         """The batch has changed."""
@@ -70,9 +69,9 @@ class BatchFeed:
 
     async def _load(self) -> None:
         """Start from what is stored, by this process or an earlier one."""
-        self._in_flight.load(await self._work.sent(self.batch_id))
+        self._in_flight.load(await self._services.work.sent(self.batch_id))
         self._dispatcher.reset()
-        self._collector.reset()
+        self._collector.check_all_at = 0.0
         self._is_stopped = False
 
     async def _step(self) -> bool:
@@ -80,16 +79,16 @@ class BatchFeed:
         self._signal.clear()
         if not await self._lease.renew():
             return False
-        batch = await self._work.look(self._feeder_id, self.batch_id)
+        batch = await self._services.work.look(self._feeder_id, self.batch_id)
         if batch is None:
             return False
         if batch.finalizing_at is not None:
-            await self._finalizer.finalize(batch)
+            await finalize(self._services, self._feeder_id, batch, self._lease)
             return False
         if batch.seconds_left <= 0 and batch.expiring_at is None:
-            await self._work.mark_expiring(self.batch_id)
+            await self._services.work.mark_expiring(self.batch_id)
         elif batch.expected_end == "completed" and batch.state == "validating":
-            await self._validator.validate(batch)
+            await validate(self._services, batch, self._lease)
         else:
             await self._advance(batch)
         return True
@@ -102,7 +101,7 @@ class BatchFeed:
             await self._stop(batch)
         await self._collector.collect(batch)
         if self._dispatcher.is_all_sent and self._in_flight.is_empty:
-            await self._work.begin_end(self.batch_id)
+            await self._services.work.begin_end(self.batch_id)
             # A delayed process that lost the batch may have sent lines since the last look: then
             # the batch does not end yet.
             await self._load()
@@ -112,14 +111,14 @@ class BatchFeed:
     async def _stop(self, batch: Batch) -> None:
         """Cancel the results in flight, and discard the waiting lines."""
         if not self._is_stopped:
-            await self._work.mark_assigned_sent(self.batch_id)
+            await self._services.work.mark_assigned_sent(self.batch_id)
             await self._load()
             self._is_stopped = True
         await self._services.queue.cancel_ids(batch.team_id, self._in_flight.result_ids)
         if batch.in_progress_at is None:  # stopped while its lines were still being stored
             self._dispatcher.is_all_sent = True
         else:
-            await self._dispatcher.discard(batch.expected_end)
+            await self._dispatcher.discard(batch)
 
     async def _pause(self, batch: Batch) -> None:
         """Wait until results have ended, or there may be room."""

@@ -1,6 +1,6 @@
-"""Files that clients upload or batches write: kept in PostgreSQL, in parts, never whole in memory.
+"""Files of clients and batches: kept in PostgreSQL, in parts, never whole in memory.
 
-A file is seen once its last part is stored. What an upload that broke has left is removed.
+A file is visible once its last part is stored. Parts of an aborted upload are removed.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -33,7 +33,7 @@ UPDATE files SET size = $2, purpose = $3, filename = $4,
   expires_at = now() + make_interval(secs => $5)
 WHERE id = $1
 """
-# Without the file itself: it may be stored already, and its answer lost.
+# The file itself is excluded: it may be stored already, with its response lost.
 _STORED_BYTES = """
 SELECT coalesce(sum(size), 0)::bigint FROM files
 WHERE team_id = $1 AND id <> $2 AND size IS NOT NULL
@@ -79,15 +79,15 @@ class File:
 
 @dataclass(slots=True, frozen=True)
 class FileDetails:
-    """What is told of a file when it is finished."""
+    """The description of a finished file."""
 
     purpose: str
     filename: str
-    expires_seconds: int | None = None  # from now; None: it is kept
+    expires_seconds: int | None = None  # from now; None: it does not expire
 
 
 class FileWriter:
-    """Writes one file part by part; nobody sees it before `finish`."""
+    """Writes one file part by part; it is invisible before `finish_file`."""
 
     def __init__(self, database: Database, team_id: str) -> None:
         self.id = new_id()
@@ -107,14 +107,14 @@ class FileWriter:
             del self._buffer[:PART_BYTES]
 
     async def store_rest(self) -> None:
-        """Store what is not a whole part: only `finish_files` is left to be done."""
+        """Store the last part, before `finish_file`."""
         await self._begin()
         if self._buffer:
             await self._store(bytes(self._buffer))
             self._buffer.clear()
 
     async def discard(self) -> None:
-        """Remove what was written, unless the file is finished."""
+        """Remove the written parts, unless the file is finished."""
         if self._is_begun:
             await self._database.fetch(_DISCARD, self.id)
 
@@ -130,7 +130,7 @@ class FileWriter:
 
 
 async def finish_file(connection: Connection, writer: FileWriter, details: FileDetails) -> None:
-    """Make a file seen whose rest is stored, in the caller's transaction."""
+    """Make a file visible whose last part is stored, in the caller's transaction."""
     await connection.execute(
         _FINISH,
         writer.id,
@@ -163,7 +163,7 @@ class FileStore:
     async def finish(self, team_id: str, writer: FileWriter, details: FileDetails) -> File:
         """Commit the file. Raises StorageFullError.
 
-        Of one team, files are committed one after another; what is not committed yet counts nothing.
+        Files of one team are committed one after another; uncommitted ones do not count.
         """
         await writer.store_rest()
 
@@ -222,7 +222,7 @@ class FileStore:
             place, read = place + 1, read + len(content)
 
     async def remove_expired(self) -> None:
-        """Remove files whose time is over, and what broken uploads have left."""
+        """Remove expired files, and parts of aborted uploads."""
         await self._remove(_REMOVE_EXPIRED)
         # By the database's clock: one host whose clock is ahead must not end the uploads of all.
         row = await self._database.fetchrow("SELECT now() AS now")

@@ -43,7 +43,7 @@ class LineReader:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further errors are reported: the rest of the file need not be read."""
+        """True once no further errors are reported: the rest of the file need not be read."""
         return len(self.errors) >= _MAX_ERRORS
 
     def read(self, number: int, content: bytes) -> NewLine | None:

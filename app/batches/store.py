@@ -37,7 +37,7 @@ class BatchStore:
         self._max_open = max_open
 
     async def create(self, new: NewBatch) -> tuple[Batch, bool]:
-        """Commit a new batch, and tell the feeders; whether it is new, or known by its key.
+        """Commit a new batch and notify the processors; the batch, and False for a known key.
 
         Raises IdempotencyConflictError, LimitError.
         """

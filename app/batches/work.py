@@ -95,7 +95,7 @@ _MARK_SENT = """
 UPDATE batch_lines SET state = 'sent'
 WHERE batch_id = $1 AND line = ANY($2::int[]) AND state = 'waiting'
 """
-# What may have been sent when its batch is stopped.
+# Lines that may have been sent when their batch is stopped.
 _MARK_ASSIGNED_SENT = """
 UPDATE batch_lines SET state = 'sent'
 WHERE batch_id = $1 AND state = 'waiting' AND result_ids IS NOT NULL
@@ -123,8 +123,7 @@ _OUTCOMES = """
 SELECT line, is_completed, outcome FROM batch_lines
 WHERE batch_id = $1 AND line > $2 AND state = 'done' ORDER BY line LIMIT $3
 """
-# Not on anybody's word that all lines are done. Of a batch that was stopped before it began, some are
-# not there.
+# Checks itself that all lines are done. A batch that was stopped before it began lacks some lines.
 _FINALIZE = """
 UPDATE batches b SET finalizing_at = now(),
   state = CASE WHEN state = 'cancelling' THEN state ELSE 'finalizing' END
@@ -139,15 +138,15 @@ WHERE id = $1 AND feeder_id = $2 AND state IN ('finalizing', 'cancelling') RETUR
 
 
 class BatchWork:
-    """What feeders do: hold batches, send their lines, keep what became of them, end them."""
+    """Claims batches, moves their lines and ends them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def claim(self, feeder_id: UUID, count: int, lease_seconds: float) -> list[UUID]:
-        """Take up to so many batches that nobody feeds.
+        """Claim up to so many free batches.
 
-        Not sent again after a lost connection: what was taken then is free again after the lease.
+        Not sent again after a lost connection: batches claimed by it are free again after the lease.
         """
         async with self._database.connection() as connection:
             rows = await connection.fetch(_CLAIM, feeder_id, count, lease_seconds)
@@ -267,7 +266,7 @@ class BatchWork:
         await self._database.fetch(_MARK_ASSIGNED_SENT, batch_id)
 
     async def mark_done(self, batch_id: UUID, outcomes: Sequence[LineOutcome]) -> None:
-        """Keep what became of lines, and count them, once."""
+        """Store the outcomes of lines, and count them, once."""
         await self._database.fetch(
             _MARK_DONE,
             batch_id,
@@ -281,6 +280,6 @@ class BatchWork:
         return {row["id"] for row in await self._database.fetch(_OVER, list(ids))}
 
     async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:
-        """What became of the next lines, behind a line."""
+        """The outcomes of the next lines, behind a line."""
         rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit)
         return [LineOutcome(**row) for row in rows]

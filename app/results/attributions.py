@@ -1,6 +1,6 @@
-"""Attributions: results whose prompt is a text, and whose answer is what a corpus has of it.
+"""Attributions: results whose prompt is a text, and whose output is its parts found in a corpus.
 
-They wait in the queue of their index, and are run by its attribution workers.
+They wait in the queue of their index, for its attribution workers.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ _CACHED = "\x01attribution "
 
 
 def following(index: str, parameters: Mapping[str, Any], deadline_seconds: float) -> str:
-    """The attribution that is to follow a result, as the result keeps it.
+    """The attribution that is to follow a result, as JSON text of the result's row.
 
-    Its id is decided now: whatever is sent again, there will be one.
+    It has its id already, so that a repeated statement creates no second one.
     """
     return orjson.dumps(
         {
@@ -37,12 +37,12 @@ def following(index: str, parameters: Mapping[str, Any], deadline_seconds: float
 
 
 def renewed(stored: str) -> str:
-    """The same for another result."""
+    """The same attribution, to follow another result."""
     return orjson.dumps(orjson.loads(stored) | {"id": str(new_id())}).decode()
 
 
 def cache_key(content: Mapping[str, Any], seconds: float) -> NewKey:
-    """The key under which the same attribution is found again, for a time."""
+    """The key of the cache of attributions."""
     request_hash = hash_request(content)
     return NewKey(_CACHED + request_hash.hex(), request_hash, seconds)
 

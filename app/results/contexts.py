@@ -46,7 +46,7 @@ class Context:
     content: str | None
     messages: list[dict[str, Any]] | None
     metadata: dict[str, Any]
-    erased_at: datetime | None = None  # since when its text is gone
+    erased_at: datetime | None = None  # when its text was erased
 
 
 class ContextStore:
@@ -70,11 +70,11 @@ class ContextStore:
         )
 
     async def create(self, context: NewContext) -> None:
-        """Commit a new context together with whatever else is being saved."""
+        """Commit a new context together with concurrent ones."""
         await self._inserts.submit(context)
 
     async def get(self, team_id: str, context_id: UUID) -> Context:
-        """Read one context. Raises NotFoundError, for another team's as well."""
+        """Read one context. Raises NotFoundError, also for another team's."""
         row = await self._reads.submit(context_id)
         if row is None or row["team_id"] != team_id:
             raise context_not_found(context_id)
@@ -88,7 +88,7 @@ class ContextStore:
     async def delete(self, team_id: str, context_id: UUID, *, force: bool) -> None:
         """Delete a context with its results.
 
-        Raises ConflictError while one of them is pending, unless `force`: then those are stopped.
+        Raises ConflictError while one of them is pending; `force` cancels those instead.
         """
 
         async def work(connection: Connection) -> list[UUID]:
@@ -101,7 +101,7 @@ class ContextStore:
                 )
                 if not found:
                     raise context_not_found(context_id)
-                # And these keep their worker from storing more text of them.
+                # These locks keep their worker from storing more text.
                 pending = await connection.fetch(
                     "SELECT id FROM results WHERE context_id = $1 AND state = 'pending'"
                     " ORDER BY id FOR UPDATE",

@@ -1,8 +1,7 @@
-"""Results by the million: read in order, page by page, with their prompts, in little memory.
+"""Export of results with their prompts: millions of rows in order, in little memory.
 
-No cursor is held open: each page begins below the last row of the one before. A page of rows is
-first measured, then read in pieces of some megabytes, so that neither many rows nor long texts make
-it large.
+No cursor is held open: each page begins below the last row of the previous one. The sizes of a page are
+read first, then its rows in pieces of some megabytes.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ _COMPRESSED = 4
 
 # OFFSET 0: each context is found by its id; a generic plan would read all of them.
 _CONTEXT = "CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = {row}.context_id OFFSET 0) c"
-# `octet_length` of a text is told without reading it, too.
+# `octet_length` of a text is known without reading it, too.
 _SIZES = f"""
 SELECT p.id, coalesce(octet_length(p.output), 0) + coalesce(octet_length(c.content), 0)
   + {_COMPRESSED} * (coalesce(pg_column_size(p.logprobs), 0)
@@ -45,7 +44,7 @@ WHERE r.id = ANY($1::uuid[]) AND r.team_id = $2 ORDER BY r.id DESC
 
 
 class ResultExport:
-    """Reads results of one team, however many."""
+    """Reads any number of results of one team."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -56,7 +55,7 @@ class ResultExport:
     ) -> AsyncIterator[Sequence[ExportedResult]]:
         """Results with the `content` or the `messages` of their contexts, newest first, in pieces.
 
-        What is deleted meanwhile is left out. Raises DatabaseUnavailableError, and as
+        Results deleted meanwhile are left out. Raises DatabaseUnavailableError, and as
         `ResultSearch.ids` does, also in the middle.
         """
         left = limit
@@ -88,7 +87,7 @@ class ResultExport:
 
 
 def _pieces(sizes: Iterable[tuple[UUID, int]]) -> Iterator[list[UUID]]:
-    """The ids in their order, those together whose texts are not too long together."""
+    """The ids in their order, grouped so that the texts of a group fit into one piece."""
     piece: list[UUID] = []
     together = 0
     for identifier, size in sizes:

@@ -97,7 +97,7 @@ class ResultGroups:
                 yield item
 
     async def cancel(self, team_id: str, ids: Sequence[UUID]) -> None:
-        """Cancel the pending ones; while the database is away, nothing."""
+        """Cancel the pending ones, unless the database is unavailable."""
         with contextlib.suppress(DatabaseUnavailableError):
             await self.queue.cancel_ids(team_id, ids)
 

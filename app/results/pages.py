@@ -1,6 +1,6 @@
-"""Pages of a team's results, newest first: which rows, by which index, beginning where.
+"""Pages of a team's results, newest first: conditions, index and order.
 
-One place for all that walk them: lists, exports and searches narrow results in the same way.
+Lists, exports and searches share these filters.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LIST_COLUMNS = {column: column for column in READ_COLUMNS} | {"request": "NULL A
 
 @dataclass(slots=True, frozen=True)
 class ResultFilter:
-    """What a list is narrowed to; None leaves a condition out."""
+    """Conditions on results; None leaves a condition out."""
 
     state: State | None = None
     model_name: str | None = None
@@ -28,12 +28,12 @@ class ResultFilter:
     retryable: bool | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
-    words: str | None = None  # as websearch_to_tsquery reads them: `result_search` alone heeds them
+    words: str | None = None  # in the syntax of websearch_to_tsquery; only `ResultSearch` uses them
 
 
 @dataclass(slots=True, frozen=True)
 class Page:
-    """The conditions and the order of a page, for a query of `results` that it is put into."""
+    """The conditions and the order of a page of `results`."""
 
     conditions: str
     order: str

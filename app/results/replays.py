@@ -86,7 +86,7 @@ class Replays:
         rows = await self.results.group(team_id, first.row.id)
         if len(rows) != size:
             raise IdempotencyConflictError(
-                f"Of the {size} results under this idempotency key {size - len(rows)} were deleted. "
+                f"{size - len(rows)} of the {size} results under this idempotency key were deleted. "
                 "Take a new key.",
                 extra={"result_id": str(first.row.id)},
             )

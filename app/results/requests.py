@@ -25,7 +25,7 @@ MAX_URL_CHARACTERS = 2_048
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
-# Without control characters: a key is printed in logs and problems.
+# Control characters are excluded: a key is printed in logs and problems.
 Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
@@ -81,7 +81,7 @@ def _named_index(value: object) -> object:
 
 
 class AttributeOptions(AttributionParameters):
-    """The index that a text is to be attributed to, and how."""
+    """The index of an attribution, and its parameters."""
 
     index: Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -91,7 +91,7 @@ class AttributeOptions(AttributionParameters):
 
 
 class SendOptions(_WithMetadata):
-    """How a context is sent; every member is optional."""
+    """Options of a submission; every member is optional."""
 
     parameters: SamplingParameters = Field(default_factory=SamplingParameters)
     priority: Annotated[int, Field(ge=-100, le=100)] = Field(
@@ -103,7 +103,7 @@ class SendOptions(_WithMetadata):
         None, description="Fail if not finished by then; default 24 h, at most 7 days."
     )
     webhook_url: Annotated[str, Field(max_length=MAX_URL_CHARACTERS)] | None = Field(
-        None, description="Told when the result is terminal; see /webhooks/deliveries."
+        None, description="Called when the result is terminal; see /webhooks/deliveries."
     )
     attribute: Annotated[
         AttributeOptions | None,
@@ -128,8 +128,8 @@ class SendOptions(_WithMetadata):
     )
     idempotency_key: Key | None = Field(
         None,
-        description="The same key and body again are answered with the first result, another body "
-        "with 409. The header `Idempotency-Key` says the same of a request that is no list.",
+        description="The same key and body again return the first result, another body 409. The "
+        "header `Idempotency-Key` does the same for a request that is not a list.",
     )
 
 

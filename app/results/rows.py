@@ -124,3 +124,39 @@ class AttemptsRow:
     error_code: str | None
     error_message: str | None
     continued_from: int | None
+
+
+@dataclass(slots=True, frozen=True)
+class EndedResult:
+    """A terminal result, for statistics."""
+
+    id: UUID
+    team_id: str
+    model_name: str
+    ended_as: str  # its error's code, or `completed`
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    started_at: datetime | None
+    first_token_at: datetime | None
+    finished_at: datetime
+    max_tokens: float | None
+    is_counted: bool  # in the totals of its minute, which are kept for some days
+    is_recent: bool
+
+    # Unix times in seconds.
+
+    @property
+    def created(self) -> float:
+        return (self.id.int >> 80) / 1000  # as in `ids`; other ids have no date
+
+    @property
+    def started(self) -> float | None:
+        return None if self.started_at is None else self.started_at.timestamp()
+
+    @property
+    def first_token(self) -> float | None:
+        return None if self.first_token_at is None else self.first_token_at.timestamp()
+
+    @property
+    def ended(self) -> float:
+        return self.finished_at.timestamp()

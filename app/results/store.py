@@ -19,20 +19,20 @@ from app.results.search import ResultSearch
 _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
 PROMPT_START_CHARACTERS = 200
-# A longer text is read by itself. The size is that stored (compressed), known without reading.
+# A longer text is read by itself. The size is the stored (compressed) one, known without reading it.
 _LONG_BYTES = 32_768
 
 _LONG_COLUMNS = ", ".join(LIST_COLUMNS.values())
 _SHORTENED = {
-    # An attribution is no text: half of its JSON is nothing.
+    # An attribution is not a text: half of its JSON is useless.
     "output": f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS}) END AS output",
     # Many times as long as the text.
     "logprobs": "NULL::jsonb AS logprobs",
 }
 _SHORT_COLUMNS = ", ".join((LIST_COLUMNS | _SHORTENED).values())
 
-# The beginning of a text is read without the rest; of messages, which are read whole, those that are
-# not long. A chat is known by its last one.
+# Only the start of a text is read. Messages are read whole, so long ones are left out; the last message
+# represents a chat.
 _PROMPT_START = f"""
 (SELECT CASE WHEN c.erased_at IS NOT NULL THEN NULL
   WHEN c.content IS NOT NULL THEN left(c.content, {PROMPT_START_CHARACTERS})
@@ -43,8 +43,8 @@ _PROMPT_START = f"""
 
 _BY_GROUP = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE group_id = $1 AND team_id = $2 ORDER BY id"
 
-# Readers of short results share a statement, and none of them waits for a long text: that one's
-# reader fetches it by himself.
+# Readers of short results share a statement. A long text is fetched separately, so that they do not
+# wait for it.
 _LONG = (
     f"coalesce(pg_column_size(output), 0) + coalesce(pg_column_size(logprobs), 0) > {_LONG_BYTES}"
 )
@@ -78,7 +78,7 @@ LEFT JOIN result_chunks c ON c.result_id = r.id
 WHERE r.id = $1 AND r.team_id = $2
 """
 
-# In the order of ids, like all who lock several.
+# In the order of ids, like every statement that locks several.
 _DELETE = """
 WITH picked AS (
   SELECT id, state FROM results WHERE id = $1 OR source_id = $1 ORDER BY id FOR UPDATE
@@ -97,12 +97,12 @@ WHERE id = (SELECT context_id FROM results WHERE id = $1 AND team_id = $2) FOR N
 # `retention` judges it again.
 _MARK_UNUSED = "UPDATE contexts SET unused_since = now() WHERE id = $1"
 
-# The chunks of a running result from the one that holds the reader's place on; of a result that is
-# terminal, only that it is.
+# The chunks of a running result, from the one that holds the reader's offset on; none of a terminal
+# result.
 #
-# A text may be that of several attempts, each of which continues the one before. `known` is how much
-# of it a reader has: of an earlier attempt of the same text, as far as its successor kept it; else
-# nothing. The attempts are found one by one, so that each probe of the index reads what it returns.
+# A text may consist of several attempts, each of which continues the one before. `known` is how much of
+# it the reader has: text of an earlier attempt counts as far as its successor kept it. The attempts are
+# found one by one, so that each probe of the index reads only the rows that it returns.
 _MAX_CHUNKS = 64
 _TEXT_SINCE = f"""
 SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, k.known,
@@ -138,7 +138,7 @@ LEFT JOIN LATERAL (
   )
   SELECT min(c."offset") AS begins, string_agg(c.text, '' ORDER BY c."offset") AS text,
     count(*) AS chunks, max(c.completion_tokens) AS completion_tokens,
-    -- Readers of tokens have whole chunks: what they know ends where a chunk does.
+    -- Readers of tokens have whole chunks: their offset is at the end of a chunk.
     array_agg(c.logprobs ORDER BY c."offset") FILTER (WHERE c.logprobs IS NOT NULL
       AND c."offset" >= k.known) AS logprobs
   FROM (
@@ -172,11 +172,11 @@ FROM results WHERE id = $1 AND team_id = $2
 
 @dataclass(slots=True, frozen=True)
 class StoredText:
-    """What is stored of a result's text behind a place: of a pending one, from its chunks."""
+    """The stored text of a result behind an offset; empty for a terminal one."""
 
     is_pending: bool
     attempt: int
-    begins: int = 0  # where this text begins; less than asked for if that much is not kept
+    begins: int = 0  # its offset; less than the reader's if the reader's text was not kept
     text: str = ""
     has_more: bool = False
     logprobs: Sequence[str] = ()  # of its tokens, as JSON lists
@@ -220,10 +220,11 @@ class ResultStore:
     async def text_since(
         self, result_id: UUID, attempt: int, offset: int, *, continues: bool
     ) -> StoredText:
-        """The stored text of a pending result, of its present attempt.
+        """The stored text of a pending result, in its present attempt.
 
-        From `offset` on if that is `attempt`, else from the start. `continues`: if the text of that
-        attempt was continued, from where it was, or `offset` if that is less. Raises NotFoundError.
+        From `offset` on if that is `attempt`, otherwise from the start. `continues`: if the text of
+        `attempt` was continued, from the end of the kept text, or `offset` if that is less. Raises
+        NotFoundError.
         """
         stored = await self._texts.submit((result_id, attempt, offset, continues))
         if stored is None:
@@ -231,7 +232,7 @@ class ResultStore:
         return stored
 
     async def continued_from(self, result_id: UUID, attempt: int) -> int:
-        """How much of an attempt's text its successor continued; 0 where the history lacks it."""
+        """The length of an attempt's text that its successor kept; 0 where the history lacks it."""
         row = await self._database.fetchrow(_CONTINUED_FROM, result_id, attempt)
         return 0 if row is None else int(row["place"])
 
@@ -252,8 +253,8 @@ class ResultStore:
     ) -> Sequence[ListedResult]:
         """A page of results, newest first, beginning below the id `after`.
 
-        Texts are cut after 1,000 characters unless `full`; with `prompts` a `prompt_start` tells the
-        beginning of each prompt. Raises as `ResultSearch.ids` does.
+        Texts are cut after 1,000 characters unless `full`; `prompts` adds the `prompt_start`. Raises
+        as `ResultSearch.ids` does.
         """
         columns = _LONG_COLUMNS if full else _SHORT_COLUMNS
         if prompts:
@@ -297,7 +298,7 @@ class ResultStore:
 
         async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
-                # First the context, as all lock it: it may lose its last result.
+                # First the context, as everywhere: it may lose its last result.
                 context_id = await connection.fetchval(_LOCK_CONTEXT, result_id, team_id)
                 state = await connection.fetchval(
                     "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPDATE",

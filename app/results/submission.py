@@ -234,7 +234,7 @@ class Submissions:
         )
 
     async def _outcome(self, item: Prepared, is_stored: bool) -> SubmissionOutcome | ServiceError:
-        """What became of a result that the queue was given.
+        """The outcome of a result after the statement that stores it.
 
         The queue refuses a row whose key is taken, and one whose source or context is missing or
         erased, or holds messages that are not rendered.

@@ -1,8 +1,8 @@
-"""Delivering webhooks: the part of a worker process that empties the outbox.
+"""Delivery of webhooks: the part of a worker process that empties the outbox.
 
-Each terminal result that has a webhook is told to it at least once, under one message id, or its
-delivery is given up after more than a day of tries; the delivery's log tells which. Any number of
-processes may deliver: a claim skips what another one holds.
+The receiver of each terminal result with a webhook is called at least once, under one message id, until
+it accepts the message or the delivery is given up after more than a day; the delivery's log has the
+calls. Any number of processes may deliver: a claim skips rows that another process holds.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ SCHEDULE = (
     24 * _HOUR,
 )  # fmt: skip
 _LONGEST_PAUSE = 24 * _HOUR
-_JITTER = 0.1  # so much later, at random: what failed together does not come back together
+_JITTER = 0.1  # random delay: calls that failed together are not repeated together
 _CALLS = 32  # at the same time
 # A receiver with so many of them gets no more for now, and one claim takes no more: one that hangs
 # leaves half of the places to the others.
 _CALLS_OF_ONE = 8
 _MARGIN_SECONDS = 15.0  # of a claim beyond the call itself: to read the result, write the verdict
-_POLL_SECONDS = 30.0  # for what a process that died has left; all else is told, or known in advance
+_POLL_SECONDS = 30.0  # for deliveries of a dead process; all others are notified or scheduled
 _SHORTEST_PAUSE = 0.05
 _DATABASE_PAUSE = 1.0
 _STOP_SECONDS = 5.0  # calls under way when the process stops may end; what is cut is due again
@@ -55,7 +55,7 @@ _BUG = CallOutcome("a bug in the service; its worker's log has the details")
 
 
 class WebhookDeliverer:
-    """Calls what is due until cancelled. One instance per process; `schedule` is in seconds."""
+    """Makes due calls until cancelled. One instance per process; `schedule` is in seconds."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class WebhookDeliverer:
         self._lease = sender.timeout + _MARGIN_SECONDS
         self._wake = asyncio.Event()
         self._calls: dict[asyncio.Task[None], str] = {}  # and the receiver of each
-        self._is_short = False  # whether places, not the outbox, were the limit of the last look
+        self._is_short = False  # the last look was limited by places, not by the outbox
         listener.subscribe(WEBHOOKS, lambda _: self._wake.set())
 
     async def run(self) -> None:
@@ -89,7 +89,7 @@ class WebhookDeliverer:
                 await self._stop_calls()
 
     async def _start_due(self) -> float:
-        """Call what is due, as far as there are free places; seconds until a further look."""
+        """Start due calls, as far as there are free places; seconds until the next look."""
         try:
             while free := _CALLS - len(self._calls):
                 asked = min(free, _CALLS_OF_ONE)
@@ -144,7 +144,7 @@ class WebhookDeliverer:
             headers = sign(secrets, message_id(due.result_id), body)
             answer = await self._sender.send(due.url, headers, body)
         except Exception:
-            # Recorded as a failed call: a bug may not call, or claim, for ever.
+            # Recorded as a failed call: a bug must not cause endless calls or claims.
             logger.exception(_BROKE, due.result_id, extra=_extra("webhook_broke", due))
             answer = _BUG
         entry = {
@@ -153,13 +153,13 @@ class WebhookDeliverer:
             "error": answer.error,
             "seconds": round(time.monotonic() - started, 3),
         }
-        verdict = self._judge(due, answer, orjson.dumps(entry).decode())
+        verdict = self._record_outcome(due, answer, orjson.dumps(entry).decode())
         await self._outbox.conclude(verdict)
         metrics.WEBHOOKS.of(_OUTCOMES[verdict.state]).inc()
         if verdict.state == "pending":
-            self._wake.set()  # it may be due before what the last look saw
+            self._wake.set()  # it may be due before the next look
 
-    def _judge(self, due: Due, answer: CallOutcome, entry: str) -> Verdict:
+    def _record_outcome(self, due: Due, answer: CallOutcome, entry: str) -> Verdict:
         if answer.error is None:
             return Verdict(due, "delivered", 0, entry)
         if answer.is_final or due.attempts > len(self._schedule):
@@ -183,12 +183,12 @@ class WebhookDeliverer:
 
 
 def message_id(result_id: UUID) -> str:
-    """The message's id, the same in every call: receivers tell repetitions by it."""
+    """The message's id, the same in every call, by which receivers detect repetitions."""
     return f"msg_{result_id.hex}"
 
 
 def event_body(row: ResultRow, *, model_ready: bool) -> bytes:
-    """The message about a terminal result; `data` is what `GET /results/{id}` answers."""
+    """The message about a terminal result; `data` is the body of `GET /results/{id}`."""
     event: dict[str, Any] = {
         "type": f"result.{row.state}",
         "timestamp": row.finished_at,

@@ -1,19 +1,16 @@
-"""The outbox of webhooks and the teams' secrets: every statement about them but the insert.
+"""The outbox of webhooks and the teams' secrets: every statement on them except the insert.
 
-A delivery is inserted by the statement that ends its result (`job_queue`). From then on it is
-pending until a receiver took it (`delivered`) or it is given up (`failed`). Who takes a pending
-delivery moves its `next_attempt_at` beyond the time that the call may take, and names that time
-when it writes the verdict: the delivery of a process that died is simply due again, and a process
-that was held up writes nothing over its successor.
+The statement that ends a result inserts its delivery (`job_queue`). From then on it is pending until a
+receiver accepts it (`delivered`) or it is given up (`failed`). A process claims a pending delivery by
+moving its `next_attempt_at` beyond the duration of the call, and names that time in its verdict: the
+delivery of a dead process is due again by itself, and a delayed process cannot overwrite its successor.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
-
-import asyncpg
 
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
@@ -95,7 +92,7 @@ _MAKE_SECRET = """
 INSERT INTO webhook_secrets (team_id, secret) VALUES ($1, $2) ON CONFLICT DO NOTHING
 """
 
-# Sent again after a lost answer it finds its own secret, and changes nothing.
+# Repeated after a lost response, it finds its own secret and changes nothing.
 _ROTATE_SECRET = """
 INSERT INTO webhook_secrets AS s (team_id, secret) VALUES ($1, $2)
 ON CONFLICT (team_id) DO UPDATE
@@ -107,7 +104,7 @@ WHERE s.secret <> $2
 
 @dataclass(slots=True, frozen=True)
 class Due:
-    """A delivery that this process may call, until `lease`."""
+    """A delivery claimed by this process until `lease`."""
 
     result_id: UUID
     team_id: str
@@ -118,8 +115,22 @@ class Due:
 
 
 @dataclass(slots=True, frozen=True)
+class Delivery:
+    """The delivery of a result to its webhook; `log` is JSON text."""
+
+    result_id: UUID
+    url: str
+    state: State
+    attempts: int
+    next_attempt_at: datetime
+    created_at: datetime
+    finished_at: datetime | None
+    log: str
+
+
+@dataclass(slots=True, frozen=True)
 class Verdict:
-    """What becomes of a delivery after a call; `entry` is the call's log entry as JSON text."""
+    """The state of a delivery after a call; `entry` is the call's log entry as JSON text."""
 
     due: Due
     state: State
@@ -129,17 +140,17 @@ class Verdict:
 
 @dataclass(slots=True, frozen=True)
 class TeamSecret:
-    """What a team's messages are signed with."""
+    """The secrets that sign a team's messages."""
 
     secret: str
     rotated_at: datetime
-    previous: str | None
+    previous_secret: str | None
     previous_expires_at: datetime | None
 
     @property
     def all(self) -> list[str]:
         """The secrets to sign with now."""
-        return [self.secret] if self.previous is None else [self.secret, self.previous]
+        return [one for one in (self.secret, self.previous_secret) if one is not None]
 
 
 class WebhookOutbox:
@@ -160,7 +171,7 @@ class WebhookOutbox:
     async def claim(self, count: int, lease_seconds: float, busy: Sequence[str] = ()) -> list[Due]:
         """Take up to so many due deliveries, none to `busy` receivers; due again after the lease.
 
-        Not sent again after a lost connection: what was taken then is due again by itself.
+        Not sent again after a lost connection: deliveries claimed by it are due again by themselves.
         """
         async with self._database.connection() as connection:
             rows = await connection.fetch(_CLAIM, count, lease_seconds, busy)
@@ -187,35 +198,36 @@ class WebhookOutbox:
         result_id: UUID | None,
         after: UUID | None,
         limit: int,
-    ) -> Sequence[asyncpg.Record]:
+    ) -> Sequence[Delivery]:
         """A page of deliveries, the newest results first, beginning below the id `after`."""
         low, high = _LOWEST, after or _HIGHEST
         if result_id is not None:
             low, high = result_id, min(high, UUID(int=min(result_id.int + 1, _HIGHEST.int)))
-        return await self._database.fetch(_LISTS[state], team_id, low, high, limit)
+        rows = await self._database.fetch(_LISTS[state], team_id, low, high, limit)
+        return [Delivery(**row) for row in rows]
 
-    async def redeliver(self, team_id: str, result_id: UUID) -> asyncpg.Record:
-        """Make a delivery due at once, its attempts counted anew. Raises NotFoundError."""
+    async def redeliver(self, team_id: str, result_id: UUID) -> Delivery:
+        """Make a delivery due at once, with zero attempts. Raises NotFoundError."""
         row = await self._database.fetchrow(_REDELIVER, result_id, team_id)
         if row is None:
             raise NotFoundError(
                 f"There is no delivery {result_id}: the result has no webhook, is pending, or "
                 "does not exist."
             )
-        return row
+        return Delivery(*(row[field.name] for field in fields(Delivery)))
 
     async def secret(self, team_id: str) -> TeamSecret:
         """The team's secret; made if there is none."""
         row = await self._database.fetchrow(_READ_SECRET, team_id)
         if row is None:
-            # Whoever is first makes it; the others read that one.
+            # The first of concurrent requests makes it; the others read that one.
             await self._database.fetch(_MAKE_SECRET, team_id, new_secret())
             row = await self._database.fetchrow(_READ_SECRET, team_id)
         assert row is not None
-        return _to_secret(row)
+        return TeamSecret(**row)
 
     async def rotate_secret(self, team_id: str) -> TeamSecret:
-        """A new secret; the one before it signs as well for a while, those before that no more."""
+        """A new secret; the previous one also signs for a while, older ones do not."""
         await self._database.fetch(_ROTATE_SECRET, team_id, new_secret(), self._rotation_seconds)
         return await self.secret(team_id)
 
@@ -232,9 +244,3 @@ async def _conclude(
         [verdict.entry for verdict in verdicts],
     )
     return [None] * len(verdicts)
-
-
-def _to_secret(row: Any) -> TeamSecret:
-    return TeamSecret(
-        row["secret"], row["rotated_at"], row["previous_secret"], row["previous_expires_at"]
-    )

@@ -1,4 +1,4 @@
-"""One call of a webhook: signed as Standard Webhooks has it, to an address that was judged.
+"""One call of a webhook: signed as defined by Standard Webhooks, to a checked address.
 
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -34,16 +34,16 @@ _HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
 
 @dataclass(slots=True, frozen=True)
 class CallOutcome:
-    """What became of one call. `error` is None where the receiver took the message."""
+    """The outcome of one call; `error` is None if the receiver accepted the message."""
 
     error: str | None
     status: int | None = None
-    retry_after: float = 0.0  # seconds, as a busy receiver asked
+    retry_after: float = 0.0  # seconds, as requested by a busy receiver
     is_final: bool = False  # no further call may be made
 
 
 def new_secret() -> str:
-    """A secret to sign with: 32 random bytes, as Standard Webhooks writes them."""
+    """A secret to sign with: 32 random bytes in the format of Standard Webhooks."""
     return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
@@ -128,13 +128,13 @@ class Sender:
             url.copy_with(host=address),
             headers=headers | {"host": url.netloc.decode()},
             content=body,
-            # The certificate must be that of the name, whatever the address.
+            # The certificate must be that of the name, for every address.
             extensions={"sni_hostname": url.raw_host.decode().removesuffix(".")},
         ) as response:
-            return await _judge(response)
+            return await _to_outcome(response)
 
 
-async def _judge(response: httpx.Response) -> CallOutcome:
+async def _to_outcome(response: httpx.Response) -> CallOutcome:
     status = response.status_code
     if response.is_success:
         return CallOutcome(None, status)
@@ -149,7 +149,7 @@ async def _judge(response: httpx.Response) -> CallOutcome:
 
 
 async def _excerpt(response: httpx.Response) -> str:
-    """The beginning of a refusal's body, for the log; neither waited for long nor read to its end."""
+    """The start of a refusal's body, for the log; read within a second."""
     start = b""
     with contextlib.suppress(TimeoutError, httpx.HTTPError):
         async with asyncio.timeout(_EXCERPT_SECONDS):
@@ -160,13 +160,13 @@ async def _excerpt(response: httpx.Response) -> str:
 
 
 def _printable(text: str) -> str:
-    """At most so much text, on one line, without what PostgreSQL's JSON cannot hold."""
+    """The text on one line, bounded, of characters that PostgreSQL's JSON can hold."""
     line = " ".join(text.split())[:_EXCERPT_BYTES]
     return "".join(character for character in line if character.isprintable())
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Seconds that a busy receiver asks us to wait: a number, or a date. 0: it does not."""
+    """Seconds to wait as requested by a busy receiver, from a number or a date; otherwise 0."""
     if response.status_code not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         return 0.0
     text = response.headers.get("retry-after", "").strip()

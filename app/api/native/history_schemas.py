@@ -1,6 +1,7 @@
 """Wire schemas of the history and of the service's state."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -134,22 +135,22 @@ def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
         "now": state.now,
         "database": {
             "size_bytes": state.size_bytes,
-            "tables": [dict(row.items()) for row in state.tables],
+            "tables": [asdict(table) for table in state.tables],
         },
-        "workers": [dict(row.items()) | {"id": str(row["id"])} for row in state.workers],
+        "workers": [asdict(worker) | {"id": str(worker.id)} for worker in state.workers],
         "queues": [_queue_to_wire(state, name) for name in names],
         "queue_history": [
             {
-                "minute": row["begins"],
+                "minute": sample.begins,
                 "minutes": state.window.step,
-                "name": row["name"],
-                "queued": row["queued"],
-                "running": row["running"],
+                "name": sample.name,
+                "queued": sample.queued,
+                "running": sample.running,
             }
-            for row in state.queue_history
+            for sample in state.queue_history
         ],
         "history": points_to_wire(state.history, state.window),
-        "failures": [dict(row.items()) for row in state.failures],
+        "failures": [asdict(failure) for failure in state.failures],
     }
 
 

@@ -4,11 +4,10 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-import asyncpg
 import orjson
 from pydantic import BaseModel, Field
 
-from app.webhooks.outbox import TeamSecret
+from app.webhooks.outbox import Delivery, TeamSecret
 
 
 class CallRead(BaseModel):
@@ -48,18 +47,18 @@ class SecretRead(BaseModel):
     )
 
 
-def delivery_to_wire(row: asyncpg.Record) -> dict[str, Any]:
-    identifier = str(row["result_id"])
+def delivery_to_wire(delivery: Delivery) -> dict[str, Any]:
+    identifier = str(delivery.result_id)
     return {
         "id": identifier,
         "result_id": identifier,
-        "url": row["url"],
-        "state": row["state"],
-        "attempts": row["attempts"],
-        "next_attempt_at": row["next_attempt_at"] if row["state"] == "pending" else None,
-        "created_at": row["created_at"],
-        "finished_at": row["finished_at"],
-        "log": orjson.Fragment(row["log"]),
+        "url": delivery.url,
+        "state": delivery.state,
+        "attempts": delivery.attempts,
+        "next_attempt_at": delivery.next_attempt_at if delivery.state == "pending" else None,
+        "created_at": delivery.created_at,
+        "finished_at": delivery.finished_at,
+        "log": orjson.Fragment(delivery.log),
     }
 
 

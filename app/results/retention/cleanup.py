@@ -1,4 +1,4 @@
-"""What nobody needs any more and nothing else removes: records of what is over, and odd remains."""
+"""Removal of old records and of remains that no other code removes."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
@@ -8,14 +8,14 @@ from app.core.database import Connection, Database
 from app.core.ids import lowest_id
 from app.core.settings import Settings
 
-_MOST = 500  # rows of a transaction
+_MAX_ROWS = 500  # rows of a transaction
 _WORKER_DAYS = 7
-_BUCKET_DAYS = 1  # a bucket is full again after a minute: a row that is not there is a full one
+_BUCKET_DAYS = 1  # a bucket is full again after a minute: a missing row is a full one
 
 Step = Callable[[Connection], Awaitable[bool]]
 
-# Deliveries are named after their results, whose ids hold the time of their making. A result that was
-# made before but ended lately comes to its turn in a later pass.
+# Deliveries have the ids of their results, which hold the time of creation. An old result that ended
+# recently is removed by a later pass.
 _DELIVERIES = """
 WITH page AS MATERIALIZED (
   SELECT result_id, state, finished_at FROM webhook_deliveries
@@ -29,7 +29,7 @@ WITH page AS MATERIALIZED (
 )
 SELECT count(*) AS count, max(result_id::text)::uuid AS last FROM page
 """
-# Of an attempt whose worker wrote while it was being rescued: of no result, or of one that has ended.
+# Chunks that a worker wrote while its attempt was being rescued: without a result, or of an ended one.
 # One probe for each result that has any.
 _CHUNKS = """
 WITH RECURSIVE page AS (
@@ -60,24 +60,24 @@ _BUCKETS = _ROWS.format(table="rate_buckets", condition="filled_at <= $1")
 
 
 class Leftovers:
-    """The steps of a cleaning, each a transaction that is repeated while it answers True."""
+    """The steps of a cleaning: transactions that are repeated while they return True."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._logs = timedelta(days=settings.logs_retention_days)
 
     def steps(self, now: datetime) -> Iterator[Step]:
-        """One kind of remains after the other."""
+        """One step for each kind of remains."""
         logs = now - self._logs
-        yield _walk(_DELIVERIES, lowest_id(logs), _MOST, logs)
-        yield _walk(_CHUNKS, _MOST)
+        yield _walk(_DELIVERIES, lowest_id(logs), _MAX_ROWS, logs)
+        yield _walk(_CHUNKS, _MAX_ROWS)
         yield _delete(_LAUNCHES, logs)
         yield _delete(_WORKERS, now - timedelta(days=_WORKER_DAYS))
         yield _delete(_BUCKETS, now - timedelta(days=_BUCKET_DAYS))
 
 
 def _walk(statement: str, *arguments: object) -> Step:
-    """A statement that looks at a page of rows behind an id, and tells the last of them."""
+    """A step over pages of rows; the statement takes the last id and returns the next one."""
     after = UUID(int=0)
 
     async def step(connection: Connection) -> bool:
@@ -85,13 +85,13 @@ def _walk(statement: str, *arguments: object) -> Step:
         row = await connection.fetchrow(statement, after, *arguments)
         assert row is not None
         after = row["last"] or after
-        return bool(row["count"] == _MOST)
+        return bool(row["count"] == _MAX_ROWS)
 
     return step
 
 
 def _delete(statement: str, before: datetime) -> Step:
     async def step(connection: Connection) -> bool:
-        return await connection.execute(statement, before, _MOST) == f"DELETE {_MOST}"
+        return await connection.execute(statement, before, _MAX_ROWS) == f"DELETE {_MAX_ROWS}"
 
     return step

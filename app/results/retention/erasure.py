@@ -1,11 +1,10 @@
-"""Erasing what nobody wanted kept: texts of results with `store=false`, once delivered or old.
+"""Erasure of the texts of results with `store=false`, once they are delivered or old.
 
-What is left of such a result is that it was: its ids, times, parameters, usage and how it ended.
-`erased_at` tells an answer that is gone from an empty one, and a prompt as well.
+The ids, times, parameters, usage and the end of such a result stay. `erased_at` distinguishes an
+erased output or prompt from an empty one.
 
-A context is locked before its results, as its deletion does it: no two wait for each other. The
-lock also waits for results that are being sent with the context and not committed yet; only a later
-statement sees those.
+A context is locked before its results, as by its deletion, so that no two transactions wait for each
+other. The lock also waits for uncommitted results of the context, which only a later statement sees.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ import asyncpg
 from app.core.database import Connection, Database
 
 _MAX_BATCH = 200
-# From a result's end: its client may have left without it.
+# From a result's end: its client may have disconnected before.
 _UNDELIVERED_SECONDS = 3600.0
 
 _OF_ITS_END = "NOT store AND erased_at IS NULL AND finished_at IS NOT NULL"
@@ -46,24 +45,24 @@ WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND NOT EXISTS (
     AND o.id NOT IN (SELECT id FROM picked))
 """
 
-# A statement of its own, which sees what the digest stored while the results were waited for.
+# A separate statement, which sees the words that the indexer stored while this one waited for locks.
 _FORGET_WORDS = """
 UPDATE result_search SET words = NULL WHERE result_id = ANY($1::uuid[]) AND words IS NOT NULL
 """
 
 
 class Erasure:
-    """Erases results that are not to be stored; idempotent."""
+    """Erases results with `store=false`; idempotent."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def erase(self, ids: Sequence[UUID]) -> None:
-        """Erase results that were delivered just now; those that are to be kept stay."""
+        """Erase those of these delivered results that have `store=false`."""
         await self._erase(await self._database.fetch(_DELIVERED, list(ids)))
 
     async def erase_undelivered(self) -> None:
-        """Erase what ended an hour ago and was not delivered."""
+        """Erase results that ended an hour ago and were not delivered."""
         while True:
             rows = await self._database.fetch(_OLD, _UNDELIVERED_SECONDS)
             await self._erase(rows)
@@ -71,9 +70,9 @@ class Erasure:
                 return
 
     async def _erase(self, rows: Sequence[asyncpg.Record]) -> None:
-        """Erase these results together; those whose context somebody holds, one context at a time.
+        """Erase these results: first those whose contexts are free, then one context at a time.
 
-        Who waits for a context holds no other one.
+        A transaction that waits for a context holds no other one.
         """
         if not rows:
             return
@@ -85,7 +84,7 @@ class Erasure:
     async def _erase_in(
         self, contexts: Iterable[UUID], ids: Sequence[UUID], lock: str
     ) -> set[UUID]:
-        """Erase results of those contexts that could be locked; which these are."""
+        """Erase the results of those contexts that could be locked, and return these contexts."""
 
         async def work(connection: Connection) -> set[UUID]:
             async with connection.transaction():

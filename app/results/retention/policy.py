@@ -1,7 +1,7 @@
-"""How long results and prompts are kept: the settings' word, and a team's own.
+"""Retention times of results and prompts: the settings' values, and a team's own.
 
-A team's own word replaces the settings', value by value, whichever is longer. A request's
-`retain_seconds` can only shorten what holds for its team.
+Each value of a team replaces that of the settings, whether longer or shorter. A request's
+`retain_seconds` can only shorten its team's.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from app.core.database import Database
 from app.core.settings import Settings
 
-FOREVER = 0.0  # as a team's own word is stored
+FOREVER = 0.0  # a team's own value as stored
 
 _ALL = "SELECT team_id, results_seconds, prompts_seconds FROM team_retention ORDER BY team_id"
 _OF = "SELECT results_seconds, prompts_seconds FROM team_retention WHERE team_id = $1"
@@ -24,38 +24,36 @@ _REMOVE = "DELETE FROM team_retention WHERE team_id = $1 RETURNING team_id"
 
 @dataclass(slots=True, frozen=True)
 class Kept:
-    """For how many seconds from the end; None: for ever."""
+    """Seconds from the end of a result; None: no limit."""
 
     results_seconds: float | None
     prompts_seconds: float | None
 
     @property
     def is_forever(self) -> bool:
-        """Whether nothing of it ever goes."""
+        """True if neither results nor prompts are deleted."""
         return self.results_seconds is None and self.prompts_seconds is None
 
 
 @dataclass(slots=True, frozen=True)
 class Policies:
-    """What holds for each team, as it was read."""
+    """The retention of every team, as it was read."""
 
     default: Kept
     of_teams: Mapping[str, Kept]
 
     def of(self, team_id: str) -> Kept:
-        """What holds for a team."""
         return self.of_teams.get(team_id, self.default)
 
 
 class RetentionPolicy:
-    """Reads and sets it; always read anew, as it is needed rarely."""
+    """Reads and sets the retention of teams, without a cache: it is rarely needed."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._default = Kept(settings.results_retention_seconds, settings.prompts_retention_seconds)
 
     async def all(self) -> Policies:
-        """What holds for each team."""
         rows = await self._database.fetch(_ALL)
         return Policies(
             self._default,
@@ -66,23 +64,22 @@ class RetentionPolicy:
         )
 
     async def of(self, team_id: str) -> Kept:
-        """What holds for a team."""
         row = await self._database.fetchrow(_OF, team_id)
         if row is None:
             return self._default
         return self._merge(row["results_seconds"], row["prompts_seconds"])
 
     async def stored(self) -> list[tuple[str, float | None, float | None]]:
-        """Each team's own word: team, results, prompts; None where the settings' holds."""
+        """Each team's own values: team, results, prompts; None where the settings' applies."""
         rows = await self._database.fetch(_ALL)
         return [(row["team_id"], row["results_seconds"], row["prompts_seconds"]) for row in rows]
 
     async def set(self, team_id: str, results: float | None, prompts: float | None) -> None:
-        """Give a team its own word; `FOREVER`, or None for the settings'."""
+        """Set a team's own values; `FOREVER`, or None for the settings'."""
         await self._database.fetch(_SET, team_id, results, prompts)
 
     async def remove(self, team_id: str) -> bool:
-        """Go back to the settings; whether there was anything."""
+        """Return a team to the settings; True if it had values of its own."""
         return bool(await self._database.fetch(_REMOVE, team_id))
 
     def _merge(self, results: float | None, prompts: float | None) -> Kept:

@@ -1,45 +1,41 @@
-"""Retention: what is done is deleted once its time is over, a little at a time.
+"""Retention: deletes results whose time is over, a little at a time.
 
-Time counts from the end of a result, so nothing that is pending is ever touched, whatever the settings
-say. What is due is found by the ids, which hold the time of their making: no row has to be marked, a
-changed setting holds for all that is there, and who keeps everything pays nothing. Only a request's
-own `retain_seconds` leaves a mark, in the statement that ends its result.
+Time counts from the end of a result, so a pending one is never deleted. Due results are found by their
+ids, which hold the time of creation: no row has to be marked, a changed setting applies to all rows,
+and a deployment that keeps everything pays nothing. Only a request's own `retain_seconds` is marked, by
+the statement that ends its result.
 
-Any number of processes may run it. One of them gets each pass; each step is a transaction that locks
-little, waits for nobody and is repeated by the next pass if it was lost. Between steps it rests for a
-multiple of their time. docs/retention.md has the rules.
+Any number of processes may run it. One of them gets each pass. Each step is a transaction that locks
+few rows and waits for none; the next pass repeats a lost one. Between steps it rests for a multiple of
+their time. docs/retention.md has the rules.
 """
 
 import asyncio
-import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-import asyncpg
-
 from app.core.database import Connection, Database, is_transient
 from app.core.ids import lowest_id
 from app.core.settings import Settings
-from app.results.indexer import FEW_CHARACTERS
 from app.results.retention import sql as sql
 from app.results.retention.cleanup import Leftovers
 from app.results.retention.policy import Kept, Policies, RetentionPolicy
+from app.results.retention.prompts import MAX_ROWS, erase_page, ids_of, is_due, judge_unused
 
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 60.0
-# The time that it goes by follows the database's clock, but is moved no further by one pass: after a
-# jump by a year it deletes as if time ran ten times as fast, for the weeks in which somebody may see it.
-MOST_AHEAD_SECONDS = 10 * PERIOD_SECONDS
+# The trusted time follows the database's clock by no more than this per pass: after a jump by a year,
+# deletion proceeds as if time ran ten times as fast, which leaves operators weeks to notice.
+MAX_ADVANCE_SECONDS = 10 * PERIOD_SECONDS
 _SHARE = 0.2  # of one connection's time
-_MOST = 200  # results of a transaction
-_MOST_BATCHES = 5  # with their files, of hundreds of parts
-_HOLD_SECONDS = PERIOD_SECONDS / 4  # a long pass says so often that it goes on
+_MAX_BATCHES = 5  # with their files, of hundreds of parts
+_HOLD_SECONDS = PERIOD_SECONDS / 4  # between renewals of the turn in a long pass
 _CLEANING_SECONDS = 3600.0
 _BROKEN_SECONDS = 60.0
 _FEW_WORDS = 1_000  # rows whose words are not worth a new index
@@ -52,7 +48,7 @@ T = TypeVar("T")
 
 
 class Retention:
-    """Deletes what is due; `look` is one pass."""
+    """Deletes due rows; `look` is one pass."""
 
     def __init__(
         self,
@@ -62,7 +58,7 @@ class Retention:
         clock: Clock | None = None,
         share: float = _SHARE,
     ) -> None:
-        """`clock`: the time, the database's if none is given; `share`: of the time it may work."""
+        """`clock`: the database's by default; `share`: the fraction of time spent working."""
         self._database = database
         self._policy = RetentionPolicy(database, settings)
         self._leftovers = Leftovers(database, settings)
@@ -78,14 +74,14 @@ class Retention:
             try:
                 await self.look()
             except Exception as error:
-                # Nobody's answer depends on it: the process goes on.
+                # No response depends on it: the process continues.
                 if not is_transient(error):
                     pause = _BROKEN_SECONDS
                     logger.exception("nothing is deleted", extra={"action": "not_retained"})
             await asyncio.sleep(pause)
 
     async def look(self) -> bool:
-        """Delete all that is due; False if it is another process's turn."""
+        """Delete all due rows; False if another process has the turn."""
         now = await self._begin()
         if now is None:
             return False
@@ -102,9 +98,9 @@ class Retention:
         return True
 
     async def _begin(self) -> datetime | None:
-        """The time that this pass goes by; None if another process had the turn."""
+        """The trusted time of this pass; None if another process has the turn."""
         now = await self._clock()
-        arguments = (now, 0.9 * PERIOD_SECONDS, MOST_AHEAD_SECONDS)
+        arguments = (now, 0.9 * PERIOD_SECONDS, MAX_ADVANCE_SECONDS)
         rows = await self._database.fetch(sql.BEGIN, *arguments)
         if not rows:
             return None
@@ -127,7 +123,7 @@ class Retention:
         return now
 
     async def _teams(self, policies: Policies) -> list[str]:
-        """Those of whom something may be due."""
+        """The teams that may have due rows."""
         if policies.default.is_forever:
             return [team for team, kept in policies.of_teams.items() if not kept.is_forever]
         rows = await self._database.fetch(sql.TEAMS)
@@ -146,23 +142,23 @@ class Retention:
             )
         if prompts is not None:
             await self._erase_prompts(team_id, now, prompts)
-            await self._repeat(partial(_judge_unused, team_id=team_id, now=now, prompts=prompts))
+            await self._repeat(partial(judge_unused, team_id=team_id, now=now, prompts=prompts))
             await self._repeat(partial(_delete_inputs, team_id=team_id, prompts=prompts))
         return deleted
 
     # --- results --------------------------------------------------------------------------------
 
     async def _delete_expired(self, now: datetime, policies: Policies) -> int:
-        """Delete results whose request said for how long they are kept."""
+        """Delete results with a `retain_seconds` of their own."""
         deleted, place = 0, (_BEGINNING, _LOWEST)
         while True:
-            rows = await self._database.fetch(sql.EXPIRED, now, *place, _MOST)
+            rows = await self._database.fetch(sql.EXPIRED, now, *place, MAX_ROWS)
             for team_id in sorted({row["team_id"] for row in rows}):
                 ids = [row["id"] for row in rows if row["team_id"] == team_id]
                 seconds = policies.of(team_id).prompts_seconds
                 prompts = None if seconds is None else now - timedelta(seconds=seconds)
                 deleted += await self._delete(team_id, ids, now, None, prompts)
-            if len(rows) < _MOST:
+            if len(rows) < MAX_ROWS:
                 return deleted
             place = (rows[-1]["expires_at"], rows[-1]["id"])
 
@@ -172,11 +168,13 @@ class Retention:
         """Delete a team's results that ended before `results`."""
         deleted, after = 0, _LOWEST
         while True:
-            rows = await self._database.fetch(sql.PAGE, team_id, after, lowest_id(results), _MOST)
-            ids = [row["id"] for row in rows if _is_due(row, results)]
+            rows = await self._database.fetch(
+                sql.PAGE, team_id, after, lowest_id(results), MAX_ROWS
+            )
+            ids = [row["id"] for row in rows if is_due(row, results)]
             if ids:
                 deleted += await self._delete(team_id, ids, now, results, prompts)
-            if len(rows) < _MOST:
+            if len(rows) < MAX_ROWS:
                 return deleted
             after = rows[-1]["id"]
 
@@ -188,7 +186,7 @@ class Retention:
         results: datetime | None,
         prompts: datetime | None,
     ) -> int:
-        """Delete those of these results that may be, in one transaction; how many."""
+        """Delete those of these results that may be deleted, in one transaction; their number."""
 
         async def work(connection: Connection) -> int:
             rows = await connection.fetch(sql.DELETABLE, ids, results, now, team_id)
@@ -196,15 +194,15 @@ class Retention:
                 return 0
             chosen = [row["id"] for row in rows]
             contexts = {row["context_id"] for row in rows}
-            last = await _ids(connection, sql.LOCK_LAST, contexts, chosen, prompts)
-            others = await _ids(connection, sql.LOCK_OTHERS, contexts - last)
+            last = await ids_of(connection, sql.LOCK_LAST, contexts, chosen, prompts)
+            others = await ids_of(connection, sql.LOCK_OTHERS, contexts - last)
             chosen = [row["id"] for row in rows if row["context_id"] in last | others]
             gone = await connection.fetch(sql.DELETE_RESULTS, chosen)
             ended: dict[UUID, datetime] = {}
             for row in gone:
                 at = row["finished_at"]
                 ended[row["context_id"]] = max(at, ended.get(row["context_id"], at))
-            empty = await _ids(connection, sql.DELETE_CONTEXTS, last)
+            empty = await ids_of(connection, sql.DELETE_CONTEXTS, last)
             unused = sorted(ended.keys() - empty)
             await connection.execute(sql.MARK_UNUSED, unused, [ended[one] for one in unused])
             return len(gone)
@@ -212,9 +210,9 @@ class Retention:
         return await self._step(work)
 
     async def _keep_words_small(self, gone: int) -> None:
-        """Build the index of words anew, beside readers and writers, once it is mostly of what is gone.
+        """Rebuild the index of words concurrently, once most of its entries are of deleted rows.
 
-        What breaks is left to the next time; a building that was interrupted has left an invalid index.
+        A failure is left to the next time; an interrupted rebuild leaves an invalid index.
         https://www.postgresql.org/docs/current/sql-reindex.html#SQL-REINDEX-CONCURRENTLY
         """
         rows = await self._database.fetch(sql.OUTGROW_WORDS, gone, _FEW_WORDS)
@@ -238,17 +236,19 @@ class Retention:
     async def _erase_prompts(self, team_id: str, now: datetime, prompts: datetime) -> None:
         """Erase the prompts of a team whose results all ended before `prompts`.
 
-        Each result is judged once it is due: a later one of the same prompt is judged later, and the
-        last of them erases. What is not due, or held by somebody, is where the next pass begins.
+        Each result is judged once it is due; the last one of a prompt erases it. The next pass begins
+        at the first row that is not due or is locked.
         """
         rows = await self._database.fetch(sql.MARK, team_id)
         after: UUID = rows[0]["prompts_to"] if rows else _LOWEST
-        is_gap = False  # what is behind it is judged again by the next pass
+        is_gap = False  # rows behind it are judged again by the next pass
         while True:
-            page = await self._database.fetch(sql.PAGE, team_id, after, lowest_id(prompts), _MOST)
+            page = await self._database.fetch(
+                sql.PAGE, team_id, after, lowest_id(prompts), MAX_ROWS
+            )
             if not page:
                 return
-            work = partial(_erase_page, team_id=team_id, page=page, now=now, prompts=prompts)
+            work = partial(erase_page, team_id=team_id, page=page, now=now, prompts=prompts)
             is_gap |= not await self._step(partial(work, may_mark=not is_gap))
             after = page[-1]["id"]
 
@@ -275,73 +275,12 @@ class Retention:
         return answer
 
 
-def _is_due(row: asyncpg.Record, cutoff: datetime) -> bool:
-    return row["finished_at"] is not None and row["finished_at"] <= cutoff
-
-
-async def _ids(
-    connection: Connection, statement: str, ids: Collection[UUID], *arguments: object
-) -> set[UUID]:
-    if not ids:
-        return set()
-    return {row["id"] for row in await connection.fetch(statement, list(ids), *arguments)}
-
-
-async def _erase_page(
-    connection: Connection,
-    *,
-    team_id: str,
-    page: Sequence[asyncpg.Record],
-    now: datetime,
-    prompts: datetime,
-    may_mark: bool,
-) -> bool:
-    """Erase the prompts of these results that are due; whether all of them are done with."""
-    contexts = {row["context_id"] for row in page if _is_due(row, prompts)}
-    due = await _ids(connection, sql.DUE_PROMPTS, contexts, prompts)
-    locked = await _ids(connection, sql.LOCK, due)
-    await _erase(connection, locked, now, prompts)
-    done = list(
-        itertools.takewhile(
-            lambda row: _is_due(row, prompts) and row["context_id"] not in due - locked, page
-        )
-    )
-    if may_mark and done:
-        await connection.execute(sql.SET_MARK, team_id, done[-1]["id"])
-    return len(done) == len(page)
-
-
-async def _erase(
-    connection: Connection, locked: Collection[UUID], now: datetime, prompts: datetime
-) -> None:
-    """Erase the prompts of locked contexts, and what the results hold of them."""
-    erased = await _ids(connection, sql.ERASE_CONTEXTS, locked, prompts, now)
-    results = await _ids(connection, sql.ERASE_PROMPTS, erased)
-    await _ids(connection, sql.ERASE_WORDS, results, FEW_CHARACTERS)
-
-
-async def _judge_unused(
-    connection: Connection, team_id: str, now: datetime, prompts: datetime
-) -> bool:
-    """Delete contexts that lost their last result; whether there may be more.
-
-    Of those that have others, what is due is erased; else these are judged when they are due.
-    """
-    rows = await connection.fetch(sql.UNUSED, team_id, prompts, _MOST)
-    ids = {row["id"] for row in rows}
-    left = ids - await _ids(connection, sql.DELETE_CONTEXTS, ids)
-    await _erase(connection, left, now, prompts)
-    if left:
-        await connection.execute(sql.FORGET_UNUSED, list(left))
-    return len(rows) == _MOST
-
-
 async def _delete_batches(
     connection: Connection, team_id: str, results: datetime, kept: Kept
 ) -> bool:
-    """Delete batches that ended before, with their answers; whether there may be more."""
+    """Delete old batches with their output files; True if there may be more."""
     rows = await connection.fetch(
-        sql.OLD_BATCHES, team_id, results, lowest_id(results), _MOST_BATCHES
+        sql.OLD_BATCHES, team_id, results, lowest_id(results), _MAX_BATCHES
     )
     if not rows:
         return False
@@ -352,12 +291,12 @@ async def _delete_batches(
         inputs = [row["input_file_id"] for row in rows]
         ends = [row["ended_at"] + timedelta(seconds=kept.prompts_seconds) for row in rows]
         await connection.execute(sql.EXPIRE_INPUTS, inputs, ends, team_id)
-    return len(rows) == _MOST_BATCHES
+    return len(rows) == _MAX_BATCHES
 
 
 async def _delete_inputs(connection: Connection, team_id: str, prompts: datetime) -> bool:
-    """Delete input files all of whose batches ended before; whether there may be more."""
+    """Delete input files all of whose batches are old; True if there may be more."""
     rows = await connection.fetch(
-        sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MOST_BATCHES
+        sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MAX_BATCHES
     )
-    return len(rows) == _MOST_BATCHES
+    return len(rows) == _MAX_BATCHES

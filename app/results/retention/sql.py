@@ -1,15 +1,15 @@
-"""The statements of `retention`. In each, times are arguments: the clock is the caller's.
+"""The statements of `retention`. Times are arguments, by the caller's clock.
 
-Contexts are locked before results, both in the order of their ids and without waiting: what somebody
-holds is left to the next pass.
+Contexts are locked before results, both in the order of their ids and without waiting: rows that
+another transaction holds are left to the next pass.
 """
 
 from app.results.search import TEAM_MARK
 
-# --- when to look, and by which time ---------------------------------------------------------------
+# --- the turn and the clock of a pass ---------------------------------------------------------------
 
 # $1: the database's time, $2: the seconds between two passes, $3: the most that the trusted time
-# advances at once. Of all processes, one gets the pass. A clock that was set back holds up nobody.
+# advances at once. One of all processes gets the pass, even after the clock was set back.
 BEGIN = """
 UPDATE retention_state SET looked_at = $1::timestamptz,
   trusted_at = least($1::timestamptz, coalesce(trusted_at + make_interval(secs => $3), $1::timestamptz))
@@ -25,7 +25,7 @@ WHERE cleaned_at IS NULL OR cleaned_at <= $1::timestamptz - make_interval(secs =
 RETURNING id
 """
 
-# --- whose turn it is ------------------------------------------------------------------------------
+# --- teams with rows ------------------------------------------------------------------------------
 
 
 def _teams_of(table: str) -> str:
@@ -44,8 +44,8 @@ TEAMS = f"""
 
 # --- results that are due --------------------------------------------------------------------------
 
-# Ids hold the time of their making, before any end: what is younger than the cutoff is not due. So
-# the index of lists serves, and a deployment that keeps all for ever pays for none.
+# Ids hold the time of creation, which precedes any end: younger rows than the cutoff are not due. So
+# the index of lists serves, and a deployment that keeps everything pays for no index.
 PAGE = """
 SELECT id, context_id, finished_at FROM results
 WHERE (team_id, id) > ($1, $2) AND (team_id, id) < ($1, $3)
@@ -59,14 +59,14 @@ WHERE expires_at <= $1 AND (expires_at, id) > ($2, $3) ORDER BY expires_at, id L
 # $2: the team's cutoff, or NULL; $3: now.
 _IS_DUE = """coalesce({0}.finished_at <= $2::timestamptz, false)
   OR coalesce({0}.expires_at <= $3::timestamptz, false)"""
-# It has ended, was counted, and nobody is owed to be told.
+# It has ended, is counted, and has no pending delivery.
 _IS_OVER = """{0}.state <> 'pending'
   AND EXISTS (SELECT FROM result_search s WHERE s.result_id = {0}.id)
   AND NOT EXISTS (SELECT FROM webhook_deliveries d WHERE d.result_id = {0}.id AND d.state = 'pending')"""
 _ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
-# Of results ($1), those that may be deleted: a group goes together, a text with what was said of it,
-# and a batch first takes the answers to its lines.
+# The results of $1 that may be deleted: a group together, a text with its attributions, and a batch
+# first stores the outcomes of its lines.
 DELETABLE = f"""
 WITH held AS MATERIALIZED (
   SELECT unnest(l.result_ids) AS id FROM batches b CROSS JOIN LATERAL (
@@ -85,7 +85,7 @@ WHERE r.id = ANY($1::uuid[]) AND ({_IS_DUE.format("r")}) AND {_IS_OVER.format("r
 """
 
 # Contexts ($1) that go with the last of their results ($2): nothing else refers to them, and their
-# prompts' time ($3, or NULL) is over too, or they are erased. Nobody can send them meanwhile.
+# prompts' time ($3, or NULL) is over too, or they are erased. The lock keeps new results out.
 LOCK_LAST = """
 SELECT c.id FROM contexts c
 WHERE c.id = ANY($1::uuid[]) AND NOT EXISTS (
@@ -94,7 +94,7 @@ WHERE c.id = ANY($1::uuid[]) AND NOT EXISTS (
     AND (c.erased_at IS NOT NULL OR coalesce(o.finished_at <= $3::timestamptz, false))))
 ORDER BY c.id FOR UPDATE SKIP LOCKED
 """
-# The others only lose results; who sends them does not wait.
+# The others only lose results; a request that sends them does not wait.
 LOCK_OTHERS = """
 SELECT id FROM contexts WHERE id = ANY($1::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 """
@@ -111,7 +111,7 @@ DELETE FROM contexts c WHERE c.id = ANY($1::uuid[])
   AND NOT EXISTS (SELECT FROM results WHERE context_id = c.id)
 RETURNING id
 """
-# Their time counts from now on; whoever deletes a result writes this.
+# Their time counts from now on; every deletion of a result writes this.
 MARK_UNUSED = """
 UPDATE contexts c SET unused_since = greatest(c.unused_since, i.at)
 FROM unnest($1::uuid[], $2::timestamptz[]) AS i(id, at)
@@ -131,13 +131,13 @@ UNUSED = """
 SELECT id FROM contexts WHERE team_id = $1 AND unused_since <= $2
 ORDER BY team_id, unused_since LIMIT $3 FOR UPDATE SKIP LOCKED
 """
-# A statement of its own behind the lock: it sees who was sent until then.
+# A separate statement after the lock: it sees results that were committed before it.
 ERASE_CONTEXTS = f"""
 UPDATE contexts c SET content = '', messages = NULL, erased_at = $3
 WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND {_ALL_DUE.format("c")}
 RETURNING id
 """
-# The prompt as it was rendered, and what a dialect keeps of the request.
+# The rendered prompt, and the stored request of a dialect.
 ERASE_PROMPTS = """
 WITH picked AS MATERIALIZED (
   SELECT id FROM results WHERE context_id = ANY($1::uuid[]) AND kind = 'generation'
@@ -164,7 +164,7 @@ ON CONFLICT (team_id) DO UPDATE SET prompts_to = excluded.prompts_to
 
 # --- batches and their files ---------------------------------------------------------------------------
 
-# What a batch has answered goes with the results' time ($2).
+# The outcomes of a batch have the retention of results ($2).
 OLD_BATCHES = """
 SELECT id, input_file_id, output_file_id, error_file_id, ended_at FROM batches
 WHERE (team_id, id) > ($1, '00000000-0000-0000-0000-000000000000') AND (team_id, id) < ($1, $3)
@@ -173,7 +173,7 @@ ORDER BY team_id, id LIMIT $4 FOR UPDATE SKIP LOCKED
 """
 DELETE_BATCHES = "DELETE FROM batches WHERE id = ANY($1::uuid[])"
 DELETE_FILES = "DELETE FROM files WHERE id = ANY($1::uuid[]) AND team_id = $2"
-# Its input is a file of prompts: it goes with theirs. `files` removes what has expired.
+# Its input file has the retention of prompts. `files` removes expired files.
 EXPIRE_INPUTS = """
 UPDATE files f SET expires_at = least(f.expires_at, i.at)
 FROM unnest($1::uuid[], $2::timestamptz[]) AS i(id, at)
@@ -192,8 +192,8 @@ RETURNING id
 
 # --- the index of words ----------------------------------------------------------------------------------
 
-# A GIN index keeps every word that it ever held, without its rows: once as many rows are gone ($1 more)
-# as there are, it is built anew. Who sets this back, builds it. $2: too few to care.
+# A GIN index keeps every word that it ever held: once as many rows are gone ($1 more) as exist, it is
+# rebuilt by the process that resets the count. $2: the fewest rows worth a rebuild.
 OUTGROW_WORDS = """
 WITH counted AS (
   UPDATE retention_state SET words_gone = words_gone + $1 WHERE $1 > 0 RETURNING words_gone

@@ -14,7 +14,7 @@ SIZE = len(BOUNDS) + 1
 
 
 def bucket_of(seconds: float) -> int:
-    """The place of a duration; a negative one, of clocks that differ, counts as none at all."""
+    """The bucket of a duration; a negative one, from differing clocks, counts as zero."""
     return bisect_right(BOUNDS, seconds)
 
 
@@ -25,10 +25,10 @@ def add(counts: list[int], more: Sequence[int]) -> None:
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """The duration in seconds that a share (0 to 1) of all did not exceed; None of nothing.
+    """The duration in seconds that a share (0 to 1) of all did not exceed; None of an empty histogram.
 
-    Interpolated: within a bucket all are taken for evenly spread over it. What is above the last
-    bound is told as that bound.
+    Interpolated as if evenly spread within a bucket. Durations above the last bound count as that
+    bound.
     """
     wanted = share * sum(counts)
     if not wanted:

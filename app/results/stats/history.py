@@ -1,20 +1,18 @@
-"""What was, by the minute: how many results ended and how long they took; what the queues held.
+"""History by the minute: ended results with their durations, and the lengths of queues.
 
-All of it is read from `minute_stats` and `queue_samples`, which `digest` writes: nothing here reads
-as many rows as there are results.
+Read from `minute_stats` and `queue_samples`, which `ResultIndexer` writes: the rows of results are
+not read.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import asyncpg
-
 from app.core.database import Database
 from app.results.stats import histogram
 
 MAX_MINUTES = 1_440
-_MOST_POINTS = 120
+_MAX_POINTS = 120
 _STEPS = (1, 2, 5, 10, 15)  # minutes
 _FAILURES = 50  # codes; there are fewer
 _SAMPLES = 20_000
@@ -56,7 +54,7 @@ WHERE minute >= $1 GROUP BY begins, name ORDER BY begins, name LIMIT {_SAMPLES}
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """The last minutes, cut into steps; the last step is the one that is not over."""
+    """The last minutes, cut into steps; the last step is still open."""
 
     since: datetime
     step: int  # minutes
@@ -64,7 +62,7 @@ class Window:
 
 @dataclass(slots=True, frozen=True)
 class Point:
-    """What ended of one model from a moment on, for a step; durations in seconds, as histograms."""
+    """Ended results of one model in one step; durations in seconds, as histograms."""
 
     begins: datetime
     model_name: str
@@ -77,15 +75,33 @@ class Point:
     seconds: Sequence[int]
 
 
+@dataclass(slots=True, frozen=True)
+class FailureCount:
+    """Results that failed with a code."""
+
+    code: str
+    count: int
+
+
+@dataclass(slots=True, frozen=True)
+class QueueSample:
+    """The most that a queue held, queued and running, at a full minute of a step."""
+
+    begins: datetime
+    name: str
+    queued: int
+    running: int
+
+
 class HistoryStore:
-    """Reads the past of one team, or of all."""
+    """Reads the history of one team, or of all."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def window(self, minutes: int) -> Window:
         """The last minutes, by the database's clock, in 120 steps at most."""
-        step = next(one for one in _STEPS if minutes <= one * _MOST_POINTS)
+        step = next(one for one in _STEPS if minutes <= one * _MAX_POINTS)
         whole = -(-minutes // step) * step
         (row,) = await self._database.fetch(_SINCE, whole, step)
         return Window(row["since"] + timedelta(minutes=step), step)
@@ -93,7 +109,7 @@ class HistoryStore:
     async def points(
         self, window: Window, team_id: str | None, model_name: str | None = None
     ) -> list[Point]:
-        """What ended, by step and model, the oldest first; of a team, or (None) of all."""
+        """Ended results by step and model, oldest first; of a team, or of all for None."""
         arguments: list[object] = [window.since, window.step]
         condition = ""
         for column, value in (("team_id", team_id), ("model_name", model_name)):
@@ -101,12 +117,14 @@ class HistoryStore:
                 arguments.append(value)
                 condition += f" AND {column} = ${len(arguments)}"
         rows = await self._database.fetch(_POINTS.format(condition=condition), *arguments)
-        return [Point(**dict(row.items())) for row in rows]
+        return [Point(**row) for row in rows]
 
-    async def failures(self, window: Window) -> Sequence[asyncpg.Record]:
-        """How many results of all teams failed, by code."""
-        return await self._database.fetch(_BY_CODE, window.since)
+    async def failures(self, window: Window) -> list[FailureCount]:
+        """Failed results of all teams, by code."""
+        rows = await self._database.fetch(_BY_CODE, window.since)
+        return [FailureCount(**row) for row in rows]
 
-    async def queues(self, window: Window) -> Sequence[asyncpg.Record]:
-        """The most that was queued and running in each step, by queue."""
-        return await self._database.fetch(_QUEUES, window.since, window.step)
+    async def queues(self, window: Window) -> list[QueueSample]:
+        """The largest queues of each step, by name."""
+        rows = await self._database.fetch(_QUEUES, window.since, window.step)
+        return [QueueSample(**row) for row in rows]

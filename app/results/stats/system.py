@@ -5,22 +5,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-import asyncpg
+from uuid import UUID
 
 from app.core.database import Database
 from app.queue.depth import ModelLoad, QueueDepth
-from app.results.stats.history import HistoryStore, Point, Window
+from app.results.stats.history import FailureCount, HistoryStore, Point, QueueSample, Window
 
-_FRESH_SECONDS = 2.0
+_CACHE_TTL_SECONDS = 2.0
 _WORKERS = 200
 
 _DATABASE = """
 SELECT now() AS now, pg_database_size(current_database()) AS size_bytes,
   (SELECT version_num FROM alembic_version) AS schema_version
 """
-# `reltuples` is -1 until somebody has looked.
+# `reltuples` is -1 before the first analysis.
 _TABLES = """
 SELECT relname AS name, pg_total_relation_size(oid) AS size_bytes,
   CASE WHEN reltuples >= 0 THEN reltuples::bigint END AS rows_estimate
@@ -36,51 +34,72 @@ FROM workers ORDER BY dead_at IS NULL DESC, lease_expires_at DESC LIMIT {_WORKER
 
 
 @dataclass(slots=True, frozen=True)
+class TableSize:
+    """A table with its indexes."""
+
+    name: str
+    size_bytes: int
+    rows_estimate: int | None
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerState:
+    """A worker process, alive or not."""
+
+    id: UUID
+    host: str
+    pid: int
+    started_at: datetime
+    lease_expires_at: datetime
+    running: int
+    is_alive: bool
+
+
+@dataclass(slots=True, frozen=True)
 class SystemState:
-    """What an operator is told, as of one moment."""
+    """The state of the service at one moment."""
 
     now: datetime
     schema_version: str
     size_bytes: int
-    tables: Sequence[asyncpg.Record]
-    workers: Sequence[asyncpg.Record]
+    tables: Sequence[TableSize]
+    workers: Sequence[WorkerState]
     queues: dict[str, ModelLoad]
     oldest_seconds: dict[str, float]
     window: Window
-    queue_history: Sequence[asyncpg.Record]
+    queue_history: Sequence[QueueSample]
     history: Sequence[Point]
-    failures: Sequence[asyncpg.Record]
+    failures: Sequence[FailureCount]
 
 
 class SystemStore:
-    """Looks at the whole service; what it saw is told for two seconds, however many ask."""
+    """Reads the state of the whole service, at most every two seconds."""
 
     def __init__(self, database: Database, depth: QueueDepth, history: HistoryStore) -> None:
         self._database = database
         self._depth = depth
         self._history = history
-        self._seen: dict[int, tuple[float, SystemState]] = {}  # by minutes: when, and what
-        self._looking = asyncio.Lock()
+        self._cached: dict[int, tuple[float, SystemState]] = {}  # by minutes: expiry and state
+        self._lock = asyncio.Lock()
 
     async def state(self, minutes: int) -> SystemState:
         """The state now, with the history of the last minutes."""
-        async with self._looking:
+        async with self._lock:
             now = time.monotonic()
-            self._seen = {m: seen for m, seen in self._seen.items() if seen[0] > now}
-            if minutes not in self._seen:
+            self._cached = {key: entry for key, entry in self._cached.items() if entry[0] > now}
+            if minutes not in self._cached:
                 state = await self._look(minutes)
-                self._seen[minutes] = (time.monotonic() + _FRESH_SECONDS, state)
-            return self._seen[minutes][1]
+                self._cached[minutes] = (time.monotonic() + _CACHE_TTL_SECONDS, state)
+            return self._cached[minutes][1]
 
     async def _look(self, minutes: int) -> SystemState:
         fetch = self._database.fetch
         window = await self._history.window(minutes)
         (database,) = await fetch(_DATABASE)
-        parts: dict[str, Any] = dict(database.items())
         return SystemState(
-            **parts,
-            tables=await fetch(_TABLES),
-            workers=await fetch(_ALL_WORKERS),
+            **database,
+            tables=[TableSize(**row) for row in await fetch(_TABLES)],
+            workers=[WorkerState(**row) for row in await fetch(_ALL_WORKERS)],
             queues=await self._depth.by_model(),
             oldest_seconds=await self._depth.oldest_seconds(),
             window=window,

@@ -142,7 +142,7 @@ class StreamHub:
 
     @property
     def is_full(self) -> bool:
-        """Whether a further waiter would be refused."""
+        """True if a further waiter would be refused."""
         return self._waiters.count >= self._settings.max_waiters
 
     def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
@@ -224,7 +224,7 @@ class StreamHub:
         self._readers.wake(attempt.claim.id)
 
     def awaits(self, result_id: UUID) -> bool:
-        """Whether this process waits for the result or reads it."""
+        """True if this process waits for the result or reads it."""
         return result_id in self._waiters or result_id in self._readers
 
     def hand(self, record: asyncpg.Record) -> None:

@@ -1,8 +1,8 @@
-"""Which results are being read in other processes: a worker tells those readers, and no others.
+"""Interest of other processes in results: a worker notifies the processes that stream them.
 
 A process that streams results announces their ids on the channel WATCHED, again every
-ANNOUNCE_SECONDS while it streams them, and at once when somebody asks. Workers remember the ids,
-also of results that they have not claimed yet, and forget what was not announced again.
+ANNOUNCE_SECONDS while it streams them, and at once when a worker asks. Workers remember the ids, also
+of results that they have not claimed yet, until an announcement is overdue.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from app.core.errors import DatabaseUnavailableError
 from app.core.listener import WATCHED, Listener, join_ids, split_ids
 
 ANNOUNCE_SECONDS = 20.0
-_REMEMBER_SECONDS = 3 * ANNOUNCE_SECONDS
+_INTEREST_TTL_SECONDS = 3 * ANNOUNCE_SECONDS
 _QUESTION = "?"
 
 
@@ -30,7 +30,7 @@ class StreamInterest:
         on_announced: Callable[[Iterable[UUID]], None],
     ) -> None:
         self._database = database
-        self._own = own.hex  # readers of this process are told directly
+        self._own = own.hex  # readers of this process are notified directly
         self._on_announced = on_announced
         self._forget_at: dict[UUID, float] = {}
         self._asking: asyncio.Task[object] | None = None
@@ -41,7 +41,7 @@ class StreamInterest:
         return forget_at is not None and forget_at > asyncio.get_running_loop().time()
 
     def _on_notification(self, payload: str) -> None:
-        if not payload:  # (re)connected: what was announced meanwhile was missed
+        if not payload:  # (re)connected: earlier announcements are lost
             self._asking = asyncio.create_task(self._ask_readers())
         elif payload != _QUESTION:
             reader, ids = read_announcement(payload)
@@ -49,7 +49,7 @@ class StreamInterest:
                 self._remember(ids)
 
     async def _ask_readers(self) -> None:
-        """Have every process announce what it streams; if that fails they do it by themselves."""
+        """Ask every process for an announcement; if that fails, the periodic ones suffice."""
         with contextlib.suppress(DatabaseUnavailableError):
             await self._database.fetch("SELECT pg_notify($1, $2)", WATCHED, _QUESTION)
 
@@ -58,22 +58,22 @@ class StreamInterest:
         self._forget_at = {
             identifier: time for identifier, time in self._forget_at.items() if time > now
         }
-        self._forget_at |= dict.fromkeys(ids, now + _REMEMBER_SECONDS)
+        self._forget_at |= dict.fromkeys(ids, now + _INTEREST_TTL_SECONDS)
         self._on_announced(ids)
 
 
 async def announce(database: Database, reader: UUID, ids: Sequence[UUID]) -> None:
-    """Tell all workers which results `reader`, a process, streams."""
+    """Announce to all workers the results that a process, `reader`, streams."""
     payloads = [f"{reader.hex} {part}" for part in join_ids(ids)]
     await database.fetch("SELECT pg_notify($1, p) FROM unnest($2::text[]) p", WATCHED, payloads)
 
 
 def is_question(payload: str) -> bool:
-    """Whether a notification on WATCHED asks for announcements."""
+    """True if a notification on WATCHED asks for announcements."""
     return payload == _QUESTION
 
 
 def read_announcement(payload: str) -> tuple[str, list[UUID]]:
-    """Who reads, and what."""
+    """The process that reads, and the results."""
     reader, _, ids = payload.partition(" ")
     return reader, split_ids(ids)

@@ -1,4 +1,4 @@
-"""What an attempt has said so far: its text, and its tokens where they were asked for."""
+"""The output of a running attempt: its text, and the log probabilities of its tokens."""
 
 from bisect import bisect_right
 from typing import Any

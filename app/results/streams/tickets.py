@@ -1,4 +1,4 @@
-"""Stream tickets: what a browser's EventSource, which can send no header, proves itself by.
+"""Stream tickets: credentials for a browser's EventSource, which cannot send headers.
 
 A ticket opens one stream of one result, once, within a minute. Only its hash is stored.
 """
@@ -38,28 +38,28 @@ RETURNING true
 
 @dataclass(slots=True, frozen=True)
 class Ticket:
-    """A ticket as it is told once, to the one who asked for it."""
+    """A ticket as returned, once, to the client that requested it."""
 
     text: str
     expires_at: datetime
 
 
 class StreamTicketStore:
-    """Issues and redeems tickets; any process redeems what another issued."""
+    """Issues and redeems tickets; any process redeems the tickets of all."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._seconds = settings.ticket_seconds
 
     async def issue(self, team_id: str, result_id: UUID) -> Ticket:
-        """A new ticket for one result. The caller has checked that it is the team's."""
+        """A new ticket for one result. The caller has checked that it belongs to the team."""
         text = secrets.token_urlsafe(_BYTES)
         row = await self._database.fetchrow(_ISSUE, _hash(text), team_id, result_id, self._seconds)
         assert row is not None
         return Ticket(text, row["expires_at"])
 
     async def redeem(self, text: str, result_id: UUID) -> str:
-        """The team that a ticket speaks for; it is void afterwards. Raises BadTicketError."""
+        """The team of a ticket, which is void afterwards. Raises BadTicketError."""
         row = await self._database.fetchrow(_REDEEM, _hash(text), result_id)
         if row is None or row["team_id"] is None:
             raise BadTicketError(
@@ -69,7 +69,7 @@ class StreamTicketStore:
         return str(row["team_id"])
 
     async def remove_expired(self) -> None:
-        """Remove tickets that nobody redeemed."""
+        """Remove tickets that were not redeemed."""
         while len(await self._database.fetch(_REMOVE_EXPIRED, _MAX_BATCH)) == _MAX_BATCH:
             pass
 

@@ -116,10 +116,10 @@ async def test_a_result_that_the_walk_meets_first_is_counted_once(
         "UPDATE results SET finished_at = now() - interval '1 hour' WHERE id = $1", old
     )
     before = value(await scrape(api), "llm_results_total")
-    while await digest.walk():
+    while await digest.index_older():
         pass
     assert value(await scrape(api), "llm_results_total") == before + 1
-    await digest.digest()
+    await digest.index()
     assert value(await scrape(api), "llm_results_total") == before + 1
     assert new != old
 

@@ -709,9 +709,9 @@ async def test_digest(table: Table) -> None:
             table.ids[10_000:20_000],
         )
         await connection.execute("ANALYZE undigested_results")
-    await digest.digest()
-    await check(table, digest.digest(), "pk_results", "pk_contexts", "pk_undigested_results")
-    await check(table, digest.walk(), "pk_results", "pk_contexts")
+    await digest.index()
+    await check(table, digest.index(), "pk_results", "pk_contexts", "pk_undigested_results")
+    await check(table, digest.index_older(), "pk_results", "pk_contexts")
 
 
 async def test_export(table: Table) -> None:

@@ -98,7 +98,7 @@ async def test_what_is_not_to_be_stored_leaves_no_words(
     await add(connection, store=False, output="secret", prompt="secret")
     await add(connection, kind="attribution", output='{"secret": 1}', prompt="secret")
     kept = await add(connection, output="secret", prompt="secret")
-    await digest.digest()
+    await digest.index()
     assert await found(connection, "secret") == list(kept)
     assert await connection.fetchval("SELECT count(*) FROM result_search WHERE words IS NULL") == 2
     assert await connection.fetchval(COUNTED) == 3
@@ -108,7 +108,7 @@ async def test_words_go_with_the_result_and_with_its_context(
     digest: ResultIndexer, connection: asyncpg.Connection, api: Service
 ) -> None:
     first, second, third = [(await add(connection, output="gone"))[0] for _ in range(3)]
-    await digest.digest()
+    await digest.index()
     assert (await api.client.delete(f"/results/{first}")).status_code == 204
     context = await connection.fetchval("SELECT context_id FROM results WHERE id = $1", second)
     assert (await api.client.delete(f"/contexts/{context}")).status_code == 204
@@ -125,7 +125,7 @@ async def test_a_result_that_is_deleted_first_is_passed_over(
     (gone,) = await add(connection)
     await add(connection)
     await connection.execute("DELETE FROM results WHERE id = $1", gone)
-    await digest.digest()
+    await digest.index()
     assert await connection.fetchval("SELECT count(*) FROM undigested_results") == 0
     assert await connection.fetchval(COUNTED) == 1
 
@@ -137,7 +137,7 @@ async def test_a_result_that_is_held_is_digested_later(
     other = await connect(settings)
     async with other.transaction():
         await other.execute("SELECT FROM results WHERE id = $1 FOR UPDATE", held)
-        await digest.digest()
+        await digest.index()
         assert await found(connection, "text") == [free]
     await other.close()
     await look_again(digest)
@@ -153,10 +153,10 @@ async def test_a_commit_that_comes_late_is_digested_and_the_clock_does_not_matte
         (late,) = await add(other, output="late")
         await other.execute("UPDATE results SET finished_at = now() - interval '3 h'")
         await add(connection)
-        await digest.digest()
+        await digest.index()
         assert await connection.fetchval(COUNTED) == 1
     await other.close()
-    await digest.digest()
+    await digest.index()
     assert await found(connection, "late") == []  # it stands behind those that are done
     await look_again(digest)
     assert await found(connection, "late") == [late]
@@ -177,7 +177,9 @@ async def test_two_digests_and_a_walk_at_once_count_once(
     async def is_done() -> bool:
         for one in digests:
             one._place = 0
-        await asyncio.gather(*(one.digest() for one in digests), *(one.walk() for one in digests))
+        await asyncio.gather(
+            *(one.index() for one in digests), *(one.index_older() for one in digests)
+        )
         return not await connection.fetchval("SELECT count(*) FROM undigested_results")
 
     await until(is_done)
@@ -195,7 +197,7 @@ async def test_a_digest_that_dies_in_the_middle_is_as_if_it_had_not_begun(
     async with stop.transaction():
         # It has written the words, and waits for the minutes.
         await stop.execute("LOCK TABLE minute_stats IN EXCLUSIVE MODE")
-        dying = asyncio.create_task(digest.digest())
+        dying = asyncio.create_task(digest.index())
         await until(
             lambda: connection.fetchval(
                 "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'minute_stats'::regclass"
@@ -208,7 +210,7 @@ async def test_a_digest_that_dies_in_the_middle_is_as_if_it_had_not_begun(
     assert await connection.fetchval("SELECT count(*) FROM undigested_results") == 20
 
     async def is_done() -> bool:
-        await digest.digest()  # its lock ends with its connection
+        await digest.index()  # its lock ends with its connection
         return bool(await connection.fetchval(COUNTED) == 20)
 
     await until(is_done)
@@ -217,28 +219,28 @@ async def test_a_digest_that_dies_in_the_middle_is_as_if_it_had_not_begun(
 async def test_older_results_are_walked_through_newest_first_and_once_more_a_day_later(
     digest: ResultIndexer, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digest_module, "_MOST", 100)
-    digest._most = 100
+    monkeypatch.setattr(digest_module, "_MAX_ROWS", 100)
+    digest._max_rows = 100
     ids = await add(connection, 250, ended=False)
     await connection.execute(
         "UPDATE results SET finished_at = now() - interval '40 d' WHERE id = ANY($1)", ids[:50]
     )
     due = "UPDATE digest_state SET resumes_at = now()"
-    assert await digest.walk()
+    assert await digest.index_older()
     assert set(await found(connection, "text")) == set(ids[150:])
-    assert not await digest.walk()  # it pauses
+    assert not await digest.index_older()  # it pauses
     for _ in range(2):
         await connection.execute(due)
-        assert await digest.walk()
+        assert await digest.index_older()
     assert await connection.fetchval(COUNTED) == 200  # the others' days are over
     assert len(await found(connection, "text")) == 250
     await connection.execute(due)
-    assert not await digest.walk()
+    assert not await digest.index_older()
     late = await add(connection, ended=False, output="late")  # by a process of the version before
-    assert not await digest.walk()
+    assert not await digest.index_older()
     for _ in range(5):
         await connection.execute(due)
-        await digest.walk()
+        await digest.index_older()
     assert await found(connection, "late") == list(late)
     assert await connection.fetchval(COUNTED) == 201
     assert await connection.fetchval("SELECT passes_left FROM digest_state") == 0
@@ -262,7 +264,7 @@ async def test_no_text_is_too_much(digest: ResultIndexer, connection: asyncpg.Co
         await add(connection, output=f"mark{place} {text}", prompt=text)
 
     async def is_done() -> bool:
-        return not await digest.digest()
+        return not await digest.index()
 
     await until(is_done)
     assert await connection.fetchval(COUNTED) == len(WORDS)
@@ -280,7 +282,7 @@ async def test_rows_that_no_request_makes_do_not_stop_it(
            UPDATE undigested_results SET result_id = 'ffffffff-ffff-ffff-ffff-fffffffffffe'"""
     )
     await add(connection)
-    await digest.digest()
+    await digest.index()
     assert await connection.fetchval(COUNTED) == 2
     assert odd not in await found(connection, "text")
 

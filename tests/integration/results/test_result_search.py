@@ -22,7 +22,7 @@ __all__ = ["guarded"]
 async def digest_all(service: Service) -> None:
     services = service.services
     digest = ResultIndexer(services.database, services.depth, services.settings)
-    while await digest.digest():
+    while await digest.index():
         pass
 
 

@@ -16,7 +16,7 @@ from app.core.database import Database
 from app.core.ids import lowest_id, new_id
 from app.core.settings import Settings
 from app.results.retention.policy import FOREVER, RetentionPolicy
-from app.results.retention.retention import MOST_AHEAD_SECONDS, Retention
+from app.results.retention.retention import MAX_ADVANCE_SECONDS, Retention
 from tests.conftest import Service
 from tests.integration.support import (
     UNKNOWN_ID,
@@ -442,10 +442,10 @@ async def test_a_clock_that_jumps_deletes_no_faster_and_is_told(
         for _ in range(4):
             assert await retention.look()
         behind = await house.connection.fetchval("SELECT trusted_at FROM retention_state")
-        assert abs((behind - house.now).total_seconds() - 4 * MOST_AHEAD_SECONDS) < 60
+        assert abs((behind - house.now).total_seconds() - 4 * MAX_ADVANCE_SECONDS) < 60
         # 40 minutes of trusted time: what ended more than 80 minutes ago.
         assert len(await house.left()) == sum(
-            age < 2 * HOUR - 4 * MOST_AHEAD_SECONDS for age in ages
+            age < 2 * HOUR - 4 * MAX_ADVANCE_SECONDS for age in ages
         )
         assert [record.message for record in caplog.records if "jumped" in record.message]
         # Set right again, it goes on from there.
