@@ -17,7 +17,7 @@ import orjson
 
 from app.core.database import Connection, Database
 from app.core.errors import ConflictError, NotFoundError
-from app.core.ids import new_id
+from app.core.ids import HIGHEST_ID, LOWEST_ID, new_id
 from app.core.listener import LAUNCHES
 from app.provisioning.profiles import Provider
 from app.provisioning.spec import LaunchSpec
@@ -28,7 +28,6 @@ State = Literal[
 ]  # fmt: skip
 EndState = Literal["stopped", "timeout", "failed"]
 STOPPED_ON_REQUEST = "stopped on request"
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 # All but `log`, which may be long.
 _COLUMNS = """id, team_id, name, provider, profile, model, spec, state, reason, end_state, job_id,
@@ -199,7 +198,9 @@ class LaunchStore:
         self, team_id: str, *, state: State | None, after: UUID | None, limit: int
     ) -> Sequence[asyncpg.Record]:
         """A team's launches, the newest first."""
-        return await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit, state)
+        return await self._database.fetch(
+            _LIST, team_id, LOWEST_ID, after or HIGHEST_ID, limit, state
+        )
 
     async def get(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
         """One launch. Raises NotFoundError."""

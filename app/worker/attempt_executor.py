@@ -14,6 +14,7 @@ import orjson
 from app.core import logs, metrics, tracing
 from app.core.database import Connection, is_transient
 from app.core.errors import INTERNAL_ERROR
+from app.core.ids import unix_seconds
 from app.core.settings import Settings
 from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue
 from app.results.streams.hub import StreamHub
@@ -183,7 +184,7 @@ class AttemptExecutor:
 
     def _trace_queue(self, claim: Claim) -> None:
         if tracing.active is not None and claim.trace is not None:
-            created = (claim.id.int >> 80) / 1000  # as in `ids`
+            created = unix_seconds(claim.id)
             tracing.active.record(
                 "queue", claim.trace, created, time.time(), self._attributes(claim)
             )
