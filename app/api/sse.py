@@ -95,6 +95,5 @@ class EventStreamResponse(Response):
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

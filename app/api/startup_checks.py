@@ -32,7 +32,6 @@ class StartupReport:
 
 
 def check_startup(settings: Settings) -> StartupReport:
-    """Check the settings of an API that is about to start."""
     if not settings.is_authenticated:
         return _check_unauthenticated(settings)
     found = StartupReport(notes=["authentication is on: Authorization: Bearer, by API key or JWT"])

@@ -13,14 +13,13 @@ import asyncpg
 
 from app.core.database import Connection, Database, lock_team
 from app.core.errors import NotFoundError, StorageFullError
-from app.core.ids import lowest_id, new_id
+from app.core.ids import HIGHEST_ID, LOWEST_ID, lowest_id, new_id
 
 Order = Literal["asc", "desc"]
 
 PART_BYTES = 1_000_000
 _MAX_BATCH = 20  # files that one statement removes, with their parts
 _UNFINISHED_TIME = timedelta(days=1)  # longer than any upload takes
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 _BEGIN = """
 INSERT INTO files (id, team_id, purpose, filename) VALUES ($1, $2, '', '') ON CONFLICT DO NOTHING
@@ -197,8 +196,8 @@ class FileStore:
         self, team_id: str, *, purpose: str | None, after: UUID | None, limit: int, order: Order
     ) -> Sequence[File]:
         """A page of files, behind the id `after`."""
-        low = after if after and order == "asc" else _LOWEST
-        high = after if after and order == "desc" else _HIGHEST
+        low = after if after and order == "asc" else LOWEST_ID
+        high = after if after and order == "desc" else HIGHEST_ID
         rows = await self._database.fetch(_LISTS[order], team_id, low, high, purpose, limit)
         return [_to_file(row) for row in rows]
 

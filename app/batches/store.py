@@ -7,10 +7,9 @@ from app.batches.creation import BY_KEY, NewBatch, create_batch, same_request
 from app.batches.rows import COLUMNS, Batch
 from app.core.database import Database
 from app.core.errors import ConflictError, NotFoundError
+from app.core.ids import HIGHEST_ID, LOWEST_ID
 from app.core.listener import BATCHES
 from app.queue.idempotency import NewKey
-
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 _GET = f"SELECT {COLUMNS} FROM batches WHERE id = $1 AND team_id = $2"
 # Rows, not equalities: only an index that begins with the team has this order.
@@ -60,7 +59,7 @@ class BatchStore:
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Batch]:
         """A page of batches, newest first, beginning below the id `after`."""
-        rows = await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit)
+        rows = await self._database.fetch(_LIST, team_id, LOWEST_ID, after or HIGHEST_ID, limit)
         return [Batch(**row) for row in rows]
 
     async def cancel(self, team_id: str, batch_id: UUID) -> Batch:

@@ -13,6 +13,9 @@ _COUNTER_STEP_BITS = 32
 # A clock that goes back by less is being adjusted; by more, it was wrong before, or is now.
 _LARGEST_STEP_BACK = 60_000 << _RANDOM_BITS  # milliseconds
 
+# Bounds of a page that begins, or ends, with the list.
+LOWEST_ID, HIGHEST_ID = UUID(int=0), UUID(int=2**128 - 1)
+
 _last: int = 0
 
 
@@ -37,7 +40,12 @@ def new_id() -> UUID:
 
 def seconds_since(made: UUID) -> float:
     """Return the age of an id in seconds."""
-    return max(0.0, time.time() - (made.int >> 80) / 1000)
+    return max(0.0, time.time() - unix_seconds(made))
+
+
+def unix_seconds(identifier: UUID) -> float:
+    """The Unix time inside a UUIDv7, to the millisecond."""
+    return (identifier.int >> 80) / 1000
 
 
 def _to_uuid(stamped: int) -> UUID:
@@ -49,7 +57,7 @@ def _to_uuid(stamped: int) -> UUID:
 
 def created_at(identifier: UUID) -> datetime:
     """The time inside a UUIDv7, to the millisecond."""
-    return datetime.fromtimestamp((identifier.int >> 80) / 1000, UTC)
+    return datetime.fromtimestamp(unix_seconds(identifier), UTC)
 
 
 def lowest_id(moment: datetime) -> UUID:

@@ -17,7 +17,7 @@ import orjson
 
 from app.core.database import Connection, Database
 from app.core.errors import ConflictError, NotFoundError
-from app.core.ids import new_id
+from app.core.ids import HIGHEST_ID, LOWEST_ID, new_id
 from app.core.listener import LAUNCHES
 from app.provisioning.profiles import Provider
 from app.provisioning.spec import LaunchSpec
@@ -28,7 +28,6 @@ State = Literal[
 ]  # fmt: skip
 EndState = Literal["stopped", "timeout", "failed"]
 STOPPED_ON_REQUEST = "stopped on request"
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 
 @dataclass(slots=True, frozen=True)
@@ -203,7 +202,9 @@ class LaunchStore:
     async def list(
         self, team_id: str, *, state: State | None, after: UUID | None, limit: int
     ) -> Sequence[Launch]:
-        rows = await self._database.fetch(_LIST, team_id, _LOWEST, after or _HIGHEST, limit, state)
+        rows = await self._database.fetch(
+            _LIST, team_id, LOWEST_ID, after or HIGHEST_ID, limit, state
+        )
         return [Launch(**_members(row)) for row in rows]
 
     async def get(self, team_id: str, launch_id: UUID) -> Launch:

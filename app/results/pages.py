@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from app.core.ids import lowest_id
+from app.core.ids import HIGHEST_ID, LOWEST_ID, lowest_id
 from app.queue.finish import READ_COLUMNS
 from app.results.rows import State
-
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 # Columns of a row on a page: all but a dialect's request, which may be as large as its prompt.
 LIST_COLUMNS = {column: column for column in READ_COLUMNS} | {"request": "NULL AS request"}
@@ -57,9 +55,9 @@ def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | 
             return None  # only failed results have an error
         state = "failed"
     key, filters = _split(team_id, narrowed, state)
-    low = lowest_id(narrowed.created_after) if narrowed.created_after else _LOWEST
-    high = lowest_id(narrowed.created_before) if narrowed.created_before else _HIGHEST
-    high = min(high, after or _HIGHEST)
+    low = lowest_id(narrowed.created_after) if narrowed.created_after else LOWEST_ID
+    high = lowest_id(narrowed.created_before) if narrowed.created_before else HIGHEST_ID
+    high = min(high, after or HIGHEST_ID)
     arguments = [*key.values(), low, high, *filters.values()]
     columns, count = ", ".join(key), len(key)
     values = ", ".join(f"${place}" for place in range(1, count + 1))

@@ -105,7 +105,10 @@ class SendOptions(_WithMetadata):
     webhook_url: Annotated[str, Field(max_length=MAX_URL_CHARACTERS)] | None = Field(
         None, description="Called when the result is terminal; see /webhooks/deliveries."
     )
-    attribute: Annotated[AttributeOptions | None, BeforeValidator(_named_index)] = Field(
+    attribute: Annotated[
+        AttributeOptions | None,
+        BeforeValidator(_named_index, json_schema_input_type=AttributeOptions | str | None),
+    ] = Field(
         None,
         description="An index's name, or `{index, ...parameters}`: once completed, the text is "
         "attributed to that corpus, by a result of its own that `attribution` names.",

@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
+from app.core.ids import unix_seconds
 from app.queue.enqueue import Kind
 
 State = Literal["pending", "completed", "failed"]
@@ -147,7 +148,7 @@ class EndedResult:
 
     @property
     def created(self) -> float:
-        return (self.id.int >> 80) / 1000  # as in `ids`; other ids have no date
+        return unix_seconds(self.id)  # other ids have no date
 
     @property
     def started(self) -> float | None:

@@ -15,6 +15,7 @@ from uuid import UUID
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
 from app.core.group_commit import Batcher
+from app.core.ids import HIGHEST_ID, LOWEST_ID
 from app.core.listener import WEBHOOKS
 from app.core.settings import Settings
 from app.webhooks.sender import new_secret
@@ -23,7 +24,6 @@ State = Literal["pending", "delivered", "failed"]
 
 _MAX_BATCH = 200
 _LOG_LIMIT = 20
-_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 _COLUMNS = """result_id, url, state, attempts, next_attempt_at, created_at, finished_at, log"""
 
@@ -200,9 +200,9 @@ class WebhookOutbox:
         limit: int,
     ) -> Sequence[Delivery]:
         """A page of deliveries, the newest results first, beginning below the id `after`."""
-        low, high = _LOWEST, after or _HIGHEST
+        low, high = LOWEST_ID, after or HIGHEST_ID
         if result_id is not None:
-            low, high = result_id, min(high, UUID(int=min(result_id.int + 1, _HIGHEST.int)))
+            low, high = result_id, min(high, UUID(int=min(result_id.int + 1, HIGHEST_ID.int)))
         rows = await self._database.fetch(_LISTS[state], team_id, low, high, limit)
         return [Delivery(**row) for row in rows]
 

@@ -83,8 +83,6 @@ class QueueSampleRead(BaseModel):
 
 
 class FailureRead(BaseModel):
-    """Number of failed results with a code."""
-
     code: str
     count: int
 

@@ -36,8 +36,6 @@ class DeliveryRead(BaseModel):
 
 
 class SecretRead(BaseModel):
-    """The secret that signs the team's messages."""
-
     secret: str = Field(
         description="For the receiver, in the format of Standard Webhooks' libraries."
     )

@@ -30,8 +30,6 @@ OpenAIMetadata = Annotated[
 
 
 class ExpiresAfter(BaseModel):
-    """Expiry of a file, counted from its creation."""
-
     model_config = ConfigDict(extra="ignore", strict=True)
 
     anchor: Literal["created_at"]
@@ -243,5 +241,4 @@ def page_to_wire(items: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
 
 
 def _seconds(moment: Any) -> Any:
-    """Unix time in whole seconds."""
     return None if moment is None else int(moment.timestamp())

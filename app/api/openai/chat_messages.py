@@ -78,8 +78,6 @@ class CalledFunction(BaseModel):
 
 
 class AssistantToolCall(BaseModel):
-    """A call in an earlier message of the assistant."""
-
     model_config = STRICT
 
     id: Annotated[str, Field(max_length=256)]

@@ -147,7 +147,6 @@ class ChatFrames:
         return frames + self._chunk(place, {}, None, reason)
 
     def usage(self, rows: Sequence[ResultRow]) -> bytes:
-        """The usage, in a chunk without choices."""
         members = orjson.dumps({"choices": [], "usage": usage_of(rows, len(rows))})
         return self._head + members[1:] + b"\n\n"
 

@@ -95,7 +95,6 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def rows_per_prompt(self) -> int:
-        """Number of results per prompt."""
         return self.best_of or self.n or 1
 
     def to_send_options(self) -> SendOptions:
@@ -218,7 +217,6 @@ class CompletionFrames:
         return self._chunk(place, "", None, row.finish_reason)
 
     def usage(self, rows: Sequence[ResultRow]) -> bytes:
-        """The usage, in a chunk without choices."""
         members = orjson.dumps({"choices": [], "usage": usage_of(rows, self._n)})
         return self._head + members[1:] + b"\n\n"
 

@@ -46,7 +46,6 @@ class ResponseEvents:
         self._new_reader()
 
     def begin(self) -> bytes:
-        """Events before the first attempt."""
         background = self._stored.background
         status: Status = "queued" if background else "in_progress"
         frames = self._response_event(_CREATED, "response.created", status)
@@ -77,7 +76,6 @@ class ResponseEvents:
         return frames
 
     def end(self, row: ResultRow) -> bytes:
-        """Events that close the response."""
         self.is_over = True
         self._tail = self._base + PRELUDE + len(row.text)
         response = response_to_wire(self._stored, row)

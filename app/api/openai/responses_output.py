@@ -23,8 +23,6 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class ResponseRead(BaseModel):
-    """A response, in any state."""
-
     model_config = ConfigDict(extra="allow")
 
     id: str
@@ -80,7 +78,6 @@ def response_to_wire(stored: StoredRequest, row: ResultRow) -> dict[str, Any]:
 
 
 def bare_response(stored: StoredRequest, result_id: UUID, status: Status) -> dict[str, Any]:
-    """A response without output."""
     return {
         "id": to_response_id(result_id),
         "object": "response",

@@ -168,7 +168,6 @@ def _render(prepared: PreparedResponse, rows: Sequence[ResultRow]) -> Response:
 
 
 def _member(field: str) -> str:
-    """A field's name in this dialect."""
     names = {"content": "input", "messages": "input", "parameters.max_tokens": "max_output_tokens"}
     return names.get(field, field.removeprefix("parameters."))
 

@@ -60,8 +60,6 @@ _Choice = Annotated[
 
 
 class TextOptions(BaseModel):
-    """Format of the text."""
-
     model_config = STRICT
 
     format: _Format | None = Field(
@@ -77,8 +75,6 @@ class ResponseStreamOptions(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """The model's reasoning effort."""
-
     model_config = ConfigDict(strict=True, extra="allow")
 
     effort: Annotated[str, Field(max_length=32)] | None = Field(

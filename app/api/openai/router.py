@@ -73,7 +73,6 @@ async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> R
 
 
 def _member(field: str, prompt: str) -> str:
-    """A field's name in OpenAI's requests."""
     return prompt if field == "content" else field.removeprefix("parameters.")
 
 

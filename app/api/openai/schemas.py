@@ -46,8 +46,6 @@ _Float = Field(allow_inf_nan=False)
 
 
 class StreamOptions(BaseModel):
-    """Additional content of a stream."""
-
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = Field(
@@ -189,8 +187,6 @@ class OpenAIError(BaseModel):
 
 
 class OpenAIErrorRead(BaseModel):
-    """OpenAI's error response."""
-
     error: OpenAIError
 
 
@@ -209,7 +205,6 @@ def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
 
 
 def created_seconds(result_id: UUID) -> int:
-    """Creation time in Unix seconds."""
     return int(created_at(result_id).timestamp())
 
 

@@ -18,7 +18,7 @@ DIALECT = "responses"
 
 @dataclass(slots=True, frozen=True)
 class StoredRequest:
-    """StoredRequest members of a response's request."""
+    """A response's request, as stored with its result."""
 
     echo: dict[str, Any]
     input: list[dict[str, Any]]

@@ -222,7 +222,6 @@ def encode_frame(event: Mapping[str, Any]) -> bytes:
 def tokens_to_wire(
     text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """The tokens of a text, each with its characters."""
     return [
         {"id": identifier, "text": text[start:stop], "start": start, "stop": stop}
         for identifier, (start, stop) in zip(ids, offsets, strict=True)

@@ -31,8 +31,6 @@ _LENIENT = ConfigDict(extra="ignore", strict=True)
 
 
 class Grammar(BaseModel):
-    """A constraint of the generated text."""
-
     model_config = _LENIENT
 
     type: Literal["json", "regex", "json_schema"]
@@ -135,7 +133,6 @@ class Generation:
 
     @property
     def prefix(self) -> str:
-        """Text before the generated text in responses."""
         return self.inputs if self.given.return_full_text else ""
 
 

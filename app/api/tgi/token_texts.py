@@ -23,7 +23,6 @@ class TokenTexts:
         self._begin = 0  # of the tokens to decode with the next one
 
     def add(self, identifier: int) -> str:
-        """The text that this token adds."""
         self._ids.append(identifier)
         before = self._decode(self._ids[self._begin : self._decoded])
         now = self._decode(self._ids[self._begin :])

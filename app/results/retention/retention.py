@@ -20,7 +20,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from app.core.database import Connection, Database, is_transient
-from app.core.ids import lowest_id
+from app.core.ids import LOWEST_ID, lowest_id
 from app.core.settings import Settings
 from app.results.retention import sql as sql
 from app.results.retention.cleanup import Leftovers
@@ -40,7 +40,6 @@ _CLEANING_SECONDS = 3600.0
 _BROKEN_SECONDS = 60.0
 _FEW_WORDS = 1_000  # rows whose words are not worth a new index
 _BUILDING_SECONDS = 86_400.0
-_LOWEST = UUID(int=0)
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 Clock = Callable[[], Awaitable[datetime]]
@@ -150,7 +149,7 @@ class Retention:
 
     async def _delete_expired(self, now: datetime, policies: Policies) -> int:
         """Delete results with a `retain_seconds` of their own."""
-        deleted, place = 0, (_BEGINNING, _LOWEST)
+        deleted, place = 0, (_BEGINNING, LOWEST_ID)
         while True:
             rows = await self._database.fetch(sql.EXPIRED, now, *place, MAX_ROWS)
             for team_id in sorted({row["team_id"] for row in rows}):
@@ -166,7 +165,7 @@ class Retention:
         self, team_id: str, now: datetime, results: datetime, prompts: datetime | None
     ) -> int:
         """Delete a team's results that ended before `results`."""
-        deleted, after = 0, _LOWEST
+        deleted, after = 0, LOWEST_ID
         while True:
             rows = await self._database.fetch(
                 sql.PAGE, team_id, after, lowest_id(results), MAX_ROWS
@@ -240,7 +239,7 @@ class Retention:
         at the first row that is not due or is locked.
         """
         rows = await self._database.fetch(sql.MARK, team_id)
-        after: UUID = rows[0]["prompts_to"] if rows else _LOWEST
+        after: UUID = rows[0]["prompts_to"] if rows else LOWEST_ID
         is_gap = False  # rows behind it are judged again by the next pass
         while True:
             page = await self._database.fetch(

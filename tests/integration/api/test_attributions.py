@@ -164,6 +164,25 @@ async def test_those_who_ask_the_same_at_once_share_one(
     assert await connection.fetchval("SELECT count(*) FROM results") == 1
 
 
+async def test_a_cancelled_attribution_is_replaced_for_another_client(
+    service: Service, settings: Settings, tmp_path: Path, connection: asyncpg.Connection
+) -> None:
+    async def waiters(count: int) -> bool:
+        return service.services.hub._waiters.count == count
+
+    first = asyncio.create_task(attribute(service))
+    await until(lambda: waiters(1))
+    result_id = await until(lambda: connection.fetchval("SELECT id FROM results"))
+    second = asyncio.create_task(attribute(service))
+    await until(lambda: waiters(3))  # for its own id, and for the one of the key
+    await service.client.post(f"/results/{result_id}/cancel")
+    assert (await first).status_code >= 400
+    async with attribution_worker(settings, tmp_path / "worker.log"):
+        answer = await second
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-result-id"] != str(result_id)
+
+
 async def test_what_takes_too_long_is_cancelled_and_says_so(settings: Settings) -> None:
     short = settings.model_copy(update={"attribution_seconds": 0.3})
     async with run_service(short, with_worker=False) as api:

@@ -148,6 +148,24 @@ async def test_a_stream_of_what_failed_before_says_so(service: Service) -> None:
     assert "another key" in streamed.text
 
 
+async def test_a_stream_that_is_not_stored_is_erased_at_its_end(service: Service) -> None:
+    body = BODY | {"stream": True, "store": False}
+    streamed = await service.client.post("/v1/completions", json=body)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    result = await service.client.get(f"/results/{streamed.headers['X-Result-Id']}")
+    assert result.json()["erased_at"]
+
+
+async def test_the_failure_of_one_streamed_choice_cancels_the_others(service: Service) -> None:
+    prompts = [FAILING, "{{chunks=400 delay_ms=100}}"]
+    body = BODY | {"prompt": prompts, "stream": True, "max_tokens": 400}
+    streamed = await service.client.post("/v1/completions", json=body)
+    assert '"error"' in streamed.text
+    _, slow = streamed.headers["X-Result-Id"].split(", ")
+    result = await service.client.get(f"/results/{slow}", params={"wait": 30})
+    assert result.json()["error"]["code"] == "cancelled"
+
+
 async def test_what_is_told_again_is_marked(service: Service) -> None:
     response = {"model": "scripted", "input": "{{chunks=1}}"}
     for path, body in (
