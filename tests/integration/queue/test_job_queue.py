@@ -683,6 +683,7 @@ async def test_cancel_of_a_queued_result_is_terminal_at_once(bench: Bench) -> No
         "failed", "cancelled", "cancelled",
     )  # fmt: skip
     assert row["finished_at"] is not None
+    assert row["cancel_requested_at"] is not None
     assert await bench.queue.cancel("default", id=identifier) == 0
     assert await bench.claim(await bench.worker()) == []
 
