@@ -37,12 +37,12 @@ from app.api.middleware.request_id import RequestIdMiddleware
 from app.api.native import (
     attributions,
     contexts,
+    create_results,
     exports,
     history,
     me,
     models,
     results,
-    send,
     streams,
     webhooks,
 )
@@ -112,11 +112,23 @@ _MORE_SCHEMAS = (
 )
 
 # Modules with raw routes, which bypass FastAPI.
-_RAW = (results, send, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+_RAW = (results, create_results, streams, contexts, openai, openai_responses, tgi, tenstorrent)
 # Their first segment is any name: last, so that they shadow no other path.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
-    *(results, send, streams, contexts, models, servers, launches, webhooks, tgi, me, history),
+    *(
+        results,
+        create_results,
+        streams,
+        contexts,
+        models,
+        servers,
+        launches,
+        webhooks,
+        tgi,
+        me,
+        history,
+    ),
     *(openai, openai_responses, openai_files, openai_batches),
 )
 

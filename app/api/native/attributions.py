@@ -23,8 +23,8 @@ from app.api.group_responses import RESULT_ID_HEADER
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
 from app.api.native.attributions_schemas import AttributionRead
+from app.api.native.create_results import WISHES, send
 from app.api.native.schemas import ResultRead, result_wire
-from app.api.native.send import WISHES, send
 from app.api.raw_routes import body_of, describe, reference
 from app.api.sse import MEDIA_TYPE
 from app.core.errors import (

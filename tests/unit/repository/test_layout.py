@@ -8,6 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+# Files that are still longer: remove a line when its file is split, never add one.
+NOT_SPLIT_YET = {
+    "bench/index_questions.py",
+    "bench/p8_growth.py",
+    "bench/service_model.py",
+    "bench/statements.py",
+    "nvidia_triton/__main__.py",
+}
 GENERIC = {"models.py", "utils.py", "helpers.py", "common.py", "misc.py"}
 # Places of one machine: homes, temporary folders, mounts. Docker's own paths are of no machine.
 PLACES = re.compile(r"(?<![\w.$}/-])/(?:work|root|home/\w+|mnt|Users|tmp/(?!\.)\w+)\b")
@@ -95,14 +103,14 @@ def test_modules_have_names_that_say_something() -> None:
     assert "metadata = MetaData(" in (ROOT / "app" / "core" / "tables" / "schema.py").read_text()
 
 
-def test_files_stay_readable() -> None:
-    long = {
+def test_files_have_at_most_350_lines() -> None:
+    roots = ("app", "triton", "tools", "bench", "nvidia_triton")
+    lengths = {
         path.as_posix(): text.count("\n")
         for path, text in texts()
-        if path.suffix == ".py" and path.parts[0] in ("app", "triton", "bench", "nvidia_triton")
-        and text.count("\n") > 700
-    }  # fmt: skip
-    assert not long
+        if path.suffix == ".py" and path.parts[0] in roots
+    }
+    assert {path for path, length in lengths.items() if length > 350} == NOT_SPLIT_YET
 
 
 def test_no_file_names_a_place_of_this_machine() -> None:
