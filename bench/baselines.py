@@ -1,4 +1,4 @@
-"""What the HTTP side is held against: the least that each job needs, on the same HTTP server.
+"""Baselines of the HTTP side: the least that each job needs, on the same HTTP server.
 
 A program with six Starlette routes and no middleware: validate only, a fixed answer, a fixed chat
 completion, a fixed generation, one INSERT per request, one SELECT per poll. Bodies and answers have the service's own schemas.
@@ -20,7 +20,7 @@ from starlette.routing import Route
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.core.settings.fields import DEFAULT_TEAM
-from app.queue.job_queue import NewResult
+from app.queue.enqueue import NewResult
 from app.results.requests import SendOptions
 from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire, result_to_wire

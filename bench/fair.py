@@ -17,8 +17,9 @@ from uuid import UUID
 import asyncpg
 
 from app.core.ids import new_id
-from app.queue import job_queue, sql as sql
-from app.queue.job_queue import NewContext, NewResult
+from app.queue.claim import CLAIM
+from app.queue.enqueue import ENQUEUE, NewContext, NewResult, to_arguments
+from app.queue.virtual_time import next_key_sql
 from bench import progress
 from bench.cpu import tree_seconds
 from bench.report import Options, Report, median_ratio
@@ -54,14 +55,12 @@ class _Arm:
 async def run(house: House, options: Options) -> Report:
     """Store and claim in turns, then simulate."""
     report = Report("FAIR", "The fair order", ["stored, us a row", "claimed, us a row"])
-    first = sql.ENQUEUE
-    for team, order in (("q.team_id = f.team_id AND", "DESC"), ("", "ASC")):
-        first = first.replace(sql._fair_key("f", team, order), "0::float8")
+    first = ENQUEUE.replace(next_key_sql("f"), "0::float8")
     fifo = await _arm(
-        house, "first in, first out", first, sql.CLAIM.replace(_ORDER, "r.priority DESC, r.id")
+        house, "first in, first out", first, CLAIM.replace(_ORDER, "r.priority DESC, r.id")
     )
     await fifo.connection.execute(_FIFO_SCHEMA)
-    fair = await _arm(house, "fair shares", sql.ENQUEUE, sql.CLAIM)
+    fair = await _arm(house, "fair shares", ENQUEUE, CLAIM)
     for arm in (fifo, fair):
         for _ in range(_QUEUED // _STORED):
             await _store(arm)
@@ -108,8 +107,7 @@ async def _arm(house: House, name: str, enqueue: str, claim: str) -> _Arm:
 
 async def _store(arm: _Arm) -> None:
     results = [_result(f"team {place % _TEAMS}") for place in range(_STORED)]
-    columns = job_queue._to_columns(results)
-    await arm.connection.fetch(arm.enqueue, *columns, [False] * _STORED, None)
+    await arm.connection.fetch(arm.enqueue, *to_arguments(results, [False] * _STORED, None))
 
 
 def _result(team: str) -> NewResult:

@@ -23,7 +23,8 @@ import httpx
 import orjson
 
 from app.infini_gram.attribution import AttributionParameters, AttributionRequest, attribute
-from app.infini_gram.builder import BuildOptions, build
+from app.infini_gram.build_options import BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
 from bench import progress
@@ -96,7 +97,7 @@ def _build(directory: Path, size: int) -> int:
 
 
 async def _compare(api: Server, engine: Engine, bare: Bare, asker: Asker, questions: int) -> int:
-    """How many answers are not the package's."""
+    """Return the number of answers that differ from the package's."""
     differing = 0
     url = f"http://{HOST}:{api.port}/{NAME}"
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
@@ -178,7 +179,7 @@ async def _beside_attributions(
 ) -> None:
     """GET /health and a result, alone and while as many attributions run as there are engines.
 
-    Of one caller in a process of its own.
+    One caller in a process of its own.
 
     Each text is another one: no answer is an older one's.
     """

@@ -1,6 +1,6 @@
 """One caller in a process of its own: `python -m bench.poller PORT PATH SECONDS`.
 
-Beside callers of the same load generator it would wait for them, too: they read and write on its
+Next to callers of the same load generator it would wait for them, too: they read and write on its
 loop. It prints its latencies in seconds as a list of JSON.
 """
 

@@ -19,7 +19,10 @@ from app.core.ids import new_id
 from app.core.listener import ENDED, ENQUEUED
 from app.core.settings import Settings
 from app.core.settings.fields import DEFAULT_TEAM
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
+from app.queue.claim import Claim
+from app.queue.enqueue import NewContext, NewResult
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.job_queue import JobQueue
 from app.worker.lease import Lease
 from bench.steps import run_steps
 
@@ -28,7 +31,7 @@ _RETRY_SECONDS = 5.0
 
 
 async def main(jobs: int, callers: int, length: int) -> None:
-    """Do the steps; somebody hears of what is stored and ended, as the service's processes do."""
+    """Run the steps, with a listener for stored and ended results, as in the service."""
     settings = Settings()
     async with Database(settings, "bench") as database:
         queue = JobQueue(database, settings)
@@ -78,7 +81,7 @@ class _Worker:
         self._queue = queue
         self._id = identifier
         self._slots = slots
-        self._lane = queue.ending_lane(identifier, _RETRY_SECONDS)
+        self._lane = queue.end_batcher(identifier, _RETRY_SECONDS)
         self._running: set[asyncio.Task[None]] = set()
         self._is_short = False  # whether slots were the limit of the last claim
         self._ended = 0

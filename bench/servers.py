@@ -95,7 +95,7 @@ class House:
 
     @property
     def libpq_environment(self) -> dict[str, str]:
-        """What names this server to those who are no part of the service."""
+        """Environment that addresses this server from outside the service."""
         return {
             "PGHOST": HOST,
             "PGPORT": str(self._postgres.port),
@@ -104,7 +104,7 @@ class House:
         }
 
     async def postgres_version(self) -> str:
-        """The server's version, as it tells it."""
+        """Return the server's version."""
         connection = await self.connect("postgres")
         try:
             return str(await connection.fetchval("SHOW server_version"))
@@ -203,7 +203,7 @@ class House:
 
 
 async def answers(url: str, text: str) -> bool:
-    """Whether a GET is answered 200 with this text in it."""
+    """Return whether a GET returns 200 with this text in it."""
     async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
         try:
             answer = await client.get(url)

@@ -1,7 +1,7 @@
-"""What the service's own statements cost, each measured by itself: CPU, time, log, notification.
+"""Costs of the service's own statements, each measured by itself: CPU, time, WAL, notification.
 
 The service's classes run them in this process on a database of their own: many statements of one row,
-and many of 64, so that what a statement costs can be told from what a row in it costs.
+and many of 64, which separates the cost of a statement from that of a row in it.
 """
 
 import asyncio
@@ -20,8 +20,11 @@ from app.core.ids import new_id
 from app.core.listener import ENDED, split_ids
 from app.core.settings import Settings
 from app.core.settings.fields import DEFAULT_TEAM
+from app.queue.claim import Claim
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim, JobQueue, NewContext, NewResult
+from app.queue.enqueue import NewContext, NewResult
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.job_queue import JobQueue
 from app.results.indexer import ResultIndexer
 from app.results.store import ResultStore
 from bench.corpus import texts
@@ -33,7 +36,7 @@ _STATEMENTS = {1: 120, _MANY: 24}  # of each size, a turn
 _LISTENERS = 16
 _NOTIFICATIONS = 400
 _INSERT = "INSERT INTO probes VALUES (1)"
-# What only notifies has nothing to be flushed.
+# A statement that only notifies has nothing to flush.
 _INSERT_AND_NOTIFY = f"WITH i AS ({_INSERT}) SELECT pg_notify('{ENDED}', '')"
 _COMMITS = 100  # of each connection
 _TRIES = 3  # of which the fastest was disturbed least
@@ -63,7 +66,7 @@ class Cost:
 
 @dataclass(slots=True, frozen=True)
 class Statement:
-    """What one kind costs its process and PostgreSQL; `seconds` is the time that one of one row takes
+    """Costs of one kind for its process and PostgreSQL; `seconds` is the time that one of one row takes
     when nothing disturbs it."""
 
     process: Cost
@@ -74,17 +77,17 @@ class Statement:
 
 @dataclass(slots=True, frozen=True)
 class Notified:
-    """What a commit that notifies costs beyond one that does not."""
+    """Additional costs of a commit that notifies."""
 
     postgres: float  # seconds of CPU time for each connection that listens
-    process: Cost  # of a process that is told: a notification, and each id in it
+    process: Cost  # of a notified process: a notification, and each id in it
     commits: float  # a second at most, however many connections commit: they take turns
-    unlocked_commits: float  # the same of commits that notify nobody
+    unlocked_commits: float  # the same of commits that notify no listener
 
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """What a result leaves behind, its prompt and its words in the search included."""
+    """Storage of a result, its prompt and its words in the search included."""
 
     table_bytes: float
     log_bytes: float  # until it ended
@@ -134,8 +137,8 @@ class Bench:
         self._results = ResultStore(database, self._queue, settings)
         self._digest = ResultIndexer(database, QueueDepth(database, settings), settings)
         self.worker_id = new_id()
-        self._silent = self._queue.ending_lane(self.worker_id, math.inf)
-        self._told = self._queue.ending_lane(self.worker_id, math.inf, self)
+        self._silent = self._queue.end_batcher(self.worker_id, math.inf)
+        self._told = self._queue.end_batcher(self.worker_id, math.inf, self)
 
     async def register(self) -> None:
         """Be a worker whose lease holds."""
@@ -146,19 +149,21 @@ class Bench:
             self.worker_id,
         )
 
-    # --- the birthplace of results, and who waits for them: both take all ----------------------------
+    # --- the dispatcher and the waiters: both take all results --------------------------------------
 
-    def may_start(self, models: Sequence[str]) -> list[bool]:
+    def reserve(self, models: Sequence[str]) -> list[bool]:
         return [True] * len(models)
 
     def begin(self, claims: Sequence[Claim]) -> None: ...
 
-    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None: ...
+    def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None: ...
+
+    def abort(self, worker_id: UUID) -> None: ...
 
     def awaits(self, _result_id: UUID) -> bool:
         return True
 
-    def hand(self, row: asyncpg.Record) -> None: ...
+    def deliver(self, row: asyncpg.Record) -> None: ...
 
     # --- lives, a kind of statement after the other ---------------------------------------------------
 
@@ -171,9 +176,9 @@ class Bench:
             await self._measure(turn, ENDED_ALONE, rows, batches, self._end)
             await self._measure(turn, READ, rows, batches, self._read)
             batches = [_new_results(rows) for _ in range(count)]
-            self._queue.birthplace = self
+            self._queue.dispatcher = self
             await self._measure(turn, STARTED, rows, batches, self._queue.enqueue)
-            self._queue.birthplace = None
+            self._queue.dispatcher = None
             await self._measure(turn, ENDED_AND_TOLD, rows, batches, self._end_and_tell)
 
     async def _measure(
@@ -278,7 +283,7 @@ async def measure_statements(house: House, turns: int) -> tuple[dict[str, Statem
 
 
 def _new_results(count: int) -> list[NewResult]:
-    return [_new_result("Say it. {{chunks=1}}") for _ in range(count)]
+    return [_new_result("Write it. {{chunks=1}}") for _ in range(count)]
 
 
 def _new_result(prompt: str) -> NewResult:
@@ -311,7 +316,7 @@ def _end_of(result: NewResult, output: str) -> AttemptEnd:
 
 
 async def measure_notifications(house: House) -> Notified:
-    """Notify with nobody and with many listening; the differences, by listener."""
+    """Notify with no and with many listeners; return the differences, by listener."""
     settings = Settings.model_validate(await house.environment("bench_scaling_notified"))
     name = settings.database_name
     sender = await house.connect(name)
@@ -349,7 +354,7 @@ async def _commit(connections: Sequence[asyncpg.Connection], statement: str) -> 
 
 
 def _hear(*news: object) -> None:
-    """As the hub does: each id is looked for among those that somebody waits for."""
+    """As the hub does: look up each id among the awaited ones."""
     for identifier in split_ids(str(news[-1])):
         _AWAITED.get(identifier)
 

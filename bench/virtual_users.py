@@ -20,7 +20,7 @@ _THRESHOLDS_CROSSED = 99  # k6's exit status: it ran, and something failed
 
 @dataclass(slots=True, frozen=True)
 class Summary:
-    """What k6 says of one run. Only right answers count in `answers`, `rate` and `milliseconds`."""
+    """Report of k6 on one run. `answers`, `rate` and `milliseconds` count only correct responses."""
 
     answers: int
     failed: int  # iterations without a right answer
@@ -108,6 +108,6 @@ def _command(script: str, summary: Path, given: Mapping[str, str]) -> list[str]:
 
 
 def _cpu_seconds() -> float:
-    """Of children that have ended: k6, while it is the only one that does."""
+    """CPU time of ended children: k6, while it is the only one."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from uuid import UUID
 
-from app.queue.job_queue import Claim, JobQueue
+from app.queue.claim import Claim
+from app.queue.job_queue import JobQueue
 
 
 async def claim_all(queue: JobQueue, worker_id: UUID, free: Mapping[str, int]) -> list[Claim]:

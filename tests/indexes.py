@@ -7,7 +7,8 @@ from pathlib import Path
 
 import orjson
 
-from app.infini_gram.builder import BuildOptions, build
+from app.infini_gram.build_options import BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.declarations import BYTES, Declaration
 from app.infini_gram.engine import Engine
 from tests.conftest import ROOT

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from app.api.sse import until_disconnect
 from app.core.errors import invalid_field
-from app.queue.job_queue import OnDisconnect
+from app.queue.enqueue import OnDisconnect
 
 ON_DISCONNECT_HEADER = {
     "X-On-Disconnect": {

@@ -14,7 +14,7 @@ from app.core.errors import FailureCode
 from app.inference.model_registry import ModelRegistry
 from app.inference.server_pool import ServerPool
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import AttemptOutcome
+from app.queue.finish import AttemptOutcome
 
 logger = logging.getLogger(__name__)
 

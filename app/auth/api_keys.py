@@ -1,7 +1,7 @@
-"""API keys as text: how one is made, taken apart, and compared with what is stored.
+"""The text form of API keys.
 
-`llm_` + 12 hexadecimal digits that name the key, and may be shown + `_` + 256 random bits that
-prove it. Only the SHA-256 of the whole is stored: of random bits it needs no salt and no delay.
+`llm_` + 12 hexadecimal digits (the public prefix) + `_` + 256 random bits. The database stores only
+the SHA-256 of the whole: random bits need no salt and no slow hash.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _START = "llm_"
 
 @dataclass(slots=True, frozen=True)
 class NewKey:
-    """A key as it is shown once, and what is stored of it."""
+    """A key's text, which is shown once, and its stored parts."""
 
     text: str = field(repr=False)
     prefix: str
@@ -27,33 +27,30 @@ class NewKey:
 
 
 def new_key() -> NewKey:
-    """Make a key."""
     prefix = f"{_START}{secrets.token_hex(_NAME_BYTES)}"
     text = f"{prefix}_{secrets.token_urlsafe(_SECRET_BYTES)}"
     return NewKey(text, prefix, hash_of(text))
 
 
 def is_api_key(token: str) -> bool:
-    """Whether a bearer token means to be a key of ours: a JWT never begins so."""
+    """Distinguish API keys from JWTs, which never begin like one."""
     return token.startswith(_START)
 
 
 def prefix_of(text: str) -> str | None:
-    """The part that names the key; None for what cannot be one."""
+    """The public prefix of a key; None if the text is not a key."""
     match = _KEY.fullmatch(text)
     return match[1] if match else None
 
 
 def is_prefix(text: str) -> bool:
-    """Whether a text names a key."""
     return re.fullmatch(_PREFIX, text) is not None
 
 
 def hash_of(text: str) -> bytes:
-    """What is stored of a key."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def is_same(given: bytes, stored: bytes) -> bool:
-    """Whether two hashes are equal, in a time that does not tell how far they are."""
+    """Compare two hashes in constant time."""
     return hmac.compare_digest(given, stored)

@@ -1,8 +1,7 @@
-"""Who is asking: from the Authorization header to a `Principal`, without a query per request.
+"""Authentication: from the Authorization header to a `Principal`, with no query per request.
 
-What a token proved is remembered for ten seconds at most, by its hash, and forgotten at the first
-notification that something was revoked. So a revocation holds at once where the notification
-arrives, and after ten seconds where it does not.
+Verdicts are cached by the token's hash for at most ten seconds. A notification of a revocation clears
+the cache. A process that misses the notification honours the revocation ten seconds later.
 """
 
 import asyncio
@@ -17,140 +16,136 @@ from app.auth.jwt_verifier import MAX_TOKEN_BYTES, JwtVerifier
 from app.auth.principal import Principal
 from app.auth.token_store import TokenStore
 from app.core.database import is_transient
-from app.core.errors import (
-    InvalidTokenError,
-    UnauthenticatedError,
-)
+from app.core.errors import InvalidTokenError, UnauthenticatedError
 from app.core.listener import TOKENS, Listener
 from app.core.settings import Settings
 
-_REMEMBER_SECONDS = 10.0
-_MAX_REMEMBERED = 10_000
+_CACHE_TTL_SECONDS = 10.0
+_MAX_CACHED = 10_000
 _USE_PERIOD_SECONDS = 10.0
-_HOW = "Send `Authorization: Bearer` with an API key or a JWT; `python -m app token --help` makes them."
+_REMEDY = "Send `Authorization: Bearer` with an API key or a JWT; `python -m app token --help` makes them."
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _UNKNOWN_KEY = "there is no such API key"
 
 
 @dataclass(slots=True, frozen=True)
-class _Answer:
-    """What is remembered of a token: its owner, or why it has none."""
+class _Verdict:
+    """The owner of a token, or the reason that it is refused."""
 
     principal: Principal | None
     reason: str
-    expires: float
+    expires_at: float  # loop time
     key_id: UUID | None = None
 
 
-class _Memory:
-    """Answers by a token's hash, so many; the oldest make room."""
+class _VerdictCache:
+    """Bounded cache of verdicts by the token's hash; the oldest are evicted first."""
 
     def __init__(self) -> None:
-        self._answers: dict[bytes, _Answer] = {}
+        self._verdicts: dict[bytes, _Verdict] = {}
 
-    def get(self, digest: bytes, now: float) -> _Answer | None:
-        answer = self._answers.get(digest)
-        return answer if answer is not None and answer.expires > now else None
+    def get(self, digest: bytes, now: float) -> _Verdict | None:
+        verdict = self._verdicts.get(digest)
+        return verdict if verdict is not None and verdict.expires_at > now else None
 
-    def put(self, digest: bytes, answer: _Answer) -> None:
-        self._answers.pop(digest, None)
-        if len(self._answers) >= _MAX_REMEMBERED:
-            del self._answers[next(iter(self._answers))]
-        self._answers[digest] = answer
+    def put(self, digest: bytes, verdict: _Verdict) -> None:
+        self._verdicts.pop(digest, None)
+        if len(self._verdicts) >= _MAX_CACHED:
+            del self._verdicts[next(iter(self._verdicts))]
+        self._verdicts[digest] = verdict
 
     def clear(self) -> None:
-        self._answers.clear()
+        self._verdicts.clear()
 
 
 class Authenticator:
-    """Turns bearer tokens into principals; `run` keeps what it needs for that."""
+    """Resolves bearer tokens to principals. `run` writes last uses and refreshes the issuer's keys."""
 
     def __init__(self, tokens: TokenStore, settings: Settings) -> None:
         self._tokens = tokens
         self._jwt = JwtVerifier(settings)
-        # Apart: who guesses pushes out guesses, and no good answer.
-        self._good, self._bad = _Memory(), _Memory()
-        self._forgotten = 0  # times: an answer asked for before the last one is not remembered
+        # Two caches: guessed tokens evict other refusals, never an accepted token.
+        self._accepted, self._refused = _VerdictCache(), _VerdictCache()
+        self._generation = 0  # of the caches: a verdict of an earlier one is not stored
         self._used: set[UUID] = set()
 
     def subscribe(self, listener: Listener) -> None:
-        """Forget everything at each revocation, and when some may have been missed."""
-        listener.subscribe(TOKENS, lambda _: self.forget())
+        """Clear the caches at each revocation, and after a gap in the notifications."""
+        listener.subscribe(TOKENS, lambda _: self.clear_cache())
 
-    def forget(self) -> None:
-        """Ask the database again about every token."""
-        self._forgotten += 1
-        self._good.clear()
-        self._bad.clear()
+    def clear_cache(self) -> None:
+        self._generation += 1
+        self._accepted.clear()
+        self._refused.clear()
 
     async def run(self) -> None:
-        """Write last uses, and keep the issuer's keys fresh, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write_uses(), name="last uses")
             if self._jwt.keys is not None:
                 group.create_task(self._jwt.keys.run(), name="signing keys")
 
     async def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
-        """The owner of a request.
+        """The principal of a request.
 
-        Raises UnauthenticatedError where no bearer token is sent, InvalidTokenError for one that
-        proves nothing, and ServiceError of status 503 while that cannot be told.
+        Raises UnauthenticatedError if the request has no bearer token, InvalidTokenError for a token
+        that is not valid, and ServiceError of status 503 while the token cannot be verified.
         """
         token = _bearer_token(headers)
         digest = hashlib.sha256(token).digest()
         now = asyncio.get_running_loop().time()
-        answer = self._good.get(digest, now) or self._bad.get(digest, now)
-        if answer is None:
-            answer = await self._ask(token, digest, now)
-        if answer.principal is None:
-            raise InvalidTokenError(answer.reason)
-        if answer.key_id is not None:
-            self._used.add(answer.key_id)
-        return answer.principal
+        verdict = self._accepted.get(digest, now) or self._refused.get(digest, now)
+        if verdict is None:
+            verdict = await self._verify(token, digest, now)
+        if verdict.principal is None:
+            raise InvalidTokenError(verdict.reason)
+        if verdict.key_id is not None:
+            self._used.add(verdict.key_id)
+        return verdict.principal
 
     async def write_uses(self) -> None:
-        """Write the last use of the keys that were used since the last time."""
+        """Store the last use of all keys used since the previous call."""
         used, self._used = self._used, set()
         if used:
             await self._tokens.mark_used(list(used))
 
-    async def _ask(self, token: bytes, digest: bytes, now: float) -> _Answer:
-        forgotten = self._forgotten
+    async def _verify(self, token: bytes, digest: bytes, now: float) -> _Verdict:
+        generation = self._generation
         try:
             text = token.decode("ascii")
         except UnicodeDecodeError:
             raise InvalidTokenError("a token is made of ASCII characters") from None
         if is_api_key(text):
-            answer = await self._ask_key(text, now)
+            verdict = await self._verify_key(text, now)
         else:
-            answer = await self._ask_jwt(text, now)
-        if forgotten == self._forgotten:
-            (self._bad if answer.principal is None else self._good).put(digest, answer)
-        return answer
+            verdict = await self._verify_jwt(text, now)
+        if generation == self._generation:
+            cache = self._refused if verdict.principal is None else self._accepted
+            cache.put(digest, verdict)
+        return verdict
 
-    async def _ask_key(self, text: str, now: float) -> _Answer:
+    async def _verify_key(self, text: str, now: float) -> _Verdict:
         prefix = prefix_of(text)
         if prefix is None:
             raise InvalidTokenError(_UNKNOWN_KEY)
-        key, until = await self._tokens.find(prefix), now + _REMEMBER_SECONDS
+        key, until = await self._tokens.find(prefix), now + _CACHE_TTL_SECONDS
         if key is None or not is_same(hash_of(text), key.hash):
-            return _Answer(None, _UNKNOWN_KEY, until)
+            return _Verdict(None, _UNKNOWN_KEY, until)
         if key.is_revoked:
-            return _Answer(None, "the API key was revoked", until)
-        left = _REMEMBER_SECONDS if key.seconds_left is None else key.seconds_left
+            return _Verdict(None, "the API key was revoked", until)
+        left = _CACHE_TTL_SECONDS if key.seconds_left is None else key.seconds_left
         if left <= 0:
-            return _Answer(None, "the API key has expired", until)
-        return _Answer(key.principal, "", min(until, now + left), key.id)
+            return _Verdict(None, "the API key has expired", until)
+        return _Verdict(key.principal, "", min(until, now + left), key.id)
 
-    async def _ask_jwt(self, text: str, now: float) -> _Answer:
+    async def _verify_jwt(self, text: str, now: float) -> _Verdict:
         verified = await self._jwt.verify(text)
-        principal, until = verified.principal, now + _REMEMBER_SECONDS
+        principal, until = verified.principal, now + _CACHE_TTL_SECONDS
         assert principal.token_id is not None
         if await self._tokens.is_revoked(principal.team_id, principal.token_id):
-            return _Answer(None, "the token was revoked", until)
+            return _Verdict(None, "the token was revoked", until)
         if verified.seconds_left is not None:
             until = min(until, now + verified.seconds_left)
-        return _Answer(principal, "", until)
+        return _Verdict(principal, "", until)
 
     async def _write_uses(self) -> None:
         while True:
@@ -165,13 +160,13 @@ class Authenticator:
 def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     values = [value for name, value in headers if name == b"authorization"]
     if not values:
-        raise UnauthenticatedError(_HOW)
+        raise UnauthenticatedError(_REMEDY)
     if len(values) > 1:
         raise UnauthenticatedError("There are several Authorization headers; send one.")
     scheme, _, token = values[0].strip().partition(b" ")
     token = token.strip()
     if scheme.lower() != b"bearer" or not token:
-        raise UnauthenticatedError(_HOW)
+        raise UnauthenticatedError(_REMEDY)
     if len(token) > MAX_TOKEN_BYTES:
         raise InvalidTokenError(f"a token has at most {MAX_TOKEN_BYTES} bytes")
     return token

@@ -1,7 +1,7 @@
-"""How many tokens an address may try in vain: a bucket each, in the memory of this process.
+"""Rate limit on wrong tokens: a token bucket per client address, in the memory of this process.
 
-Keys have 256 random bits, so nobody guesses one. What is bounded is the noise: who tries token after
-token hears 429, and the log names him once a minute. Tokens that are good are never counted.
+Keys have 256 random bits, so guesses never succeed. The limit bounds their load and noise: the client
+receives 429, and the log names its address once a minute. Valid tokens are never counted.
 https://en.wikipedia.org/wiki/Token_bucket
 """
 
@@ -13,30 +13,29 @@ logger = logging.getLogger(__name__)
 
 _MAX_ADDRESSES = 10_000
 _MINUTE = 60.0
-_SITE_BITS = 64  # what one IPv6 subscriber has for himself: RFC 6177
+_SITE_BITS = 64  # prefix of one IPv6 subscriber's network: RFC 6177
 
 
 @dataclass(slots=True)
 class _Bucket:
     level: float
     filled_at: float
-    # When a token, by its hash, was counted: it is one failure, however often a program repeats it.
+    # Times by the token's hash: a token that a program repeats is one failure.
     counted: dict[bytes, float] = field(default_factory=dict)
     logged_at: float = -_MINUTE
 
 
 class FailedAttempts:
-    """Counts tokens that prove nothing, by client address."""
+    """Counts wrong tokens by client address. `per_minute` is the limit of an address; 0: no limit."""
 
     def __init__(self, per_minute: int) -> None:
-        """`per_minute` is what one address may try; 0: as much as it likes."""
         self._per_minute = per_minute
         self._buckets: dict[str, _Bucket] = {}
 
     def count(self, address: str, digest: bytes, now: float) -> float | None:
         """Count a failure of the token with this hash, at `now` (a steady clock, seconds).
 
-        None as long as the address has tries left, else in how many seconds it has the next.
+        Returns the seconds until the next permitted try, or None if the address is below its limit.
         """
         if not self._per_minute:
             return None
@@ -55,7 +54,7 @@ class FailedAttempts:
         return None
 
     def _bucket(self, site: str, now: float) -> _Bucket:
-        """The site's bucket, filled up to now; the ones that were not asked for longest make room."""
+        """The site's bucket, filled up to now; the least recently used bucket is evicted."""
         bucket = self._buckets.pop(site, None) or _Bucket(self._per_minute, now)
         if len(self._buckets) >= _MAX_ADDRESSES:
             del self._buckets[next(iter(self._buckets))]
@@ -68,7 +67,7 @@ class FailedAttempts:
 
 
 def site_of(address: str) -> str:
-    """What is counted together: an IPv4 address, or the network of an IPv6 one."""
+    """The unit of counting: an IPv4 address, or the network of an IPv6 address."""
     try:
         parsed = ip_address(address)
     except ValueError:

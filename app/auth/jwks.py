@@ -1,7 +1,8 @@
-"""The keys of whoever issues RS256 and ES256 tokens: a JWKS (RFC 7517), from a file or over https.
+"""The issuer's keys for RS256 and ES256 tokens: a JWKS (RFC 7517), from a file or over https.
 
-Each key has one algorithm, fixed when it is read: its own `alg`, or the one of its type. What a
-token says about its algorithm chooses nothing.
+Each key has one algorithm, fixed when it is read: its own `alg`, or that of its type. The algorithm
+that a token names has no influence. PyJWT's `PyJWKClient` blocks, reads bodies of any size and no
+files, drops the keys when the issuer is unreachable, and accepts keys of every algorithm.
 """
 
 import asyncio
@@ -19,22 +20,22 @@ from app.core.errors import InvalidTokenError, SigningKeysUnavailableError
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 300.0
-_LEAST_SECONDS = 10.0  # between two readings, however many unknown keys are named
-_FETCH_SECONDS = 5.0
+_MIN_INTERVAL_SECONDS = 10.0  # between two readings, however many tokens name unknown keys
+_FETCH_TIMEOUT_SECONDS = 5.0
 _MAX_BYTES = 256_000
 _MAX_KEYS = 100
-# What is compressed could be of any size.
+# A compressed body could expand beyond every bound.
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 
 
 class KeySetError(Exception):
-    """A JWKS cannot be read, or holds no key of use; the message says why."""
+    """A JWKS cannot be read, or has no usable key; the message is the reason."""
 
 
 class SigningKeys:
-    """The issuer's keys as of the last reading; `run` reads them again every five minutes.
+    """The issuer's keys as of the last successful reading; `run` reads them every five minutes.
 
-    A key that is not known makes them be read at once, so that a rotation needs no restart.
+    An unknown key id causes a reading at once, so that a rotation needs no restart.
     """
 
     def __init__(self, source: str) -> None:
@@ -44,15 +45,15 @@ class SigningKeys:
         self._read_at = float("-inf")
 
     async def run(self) -> None:
-        """Keep the keys fresh until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(_PERIOD_SECONDS)
 
     async def find(self, kid: str | None) -> jwt.PyJWK:
-        """The key of that id; without one, the only key there is.
+        """The key with this id; if `kid` is None, the only key of the set.
 
-        Raises InvalidTokenError if there is none, SigningKeysUnavailableError while none was read.
+        Raises InvalidTokenError for an unknown key, SigningKeysUnavailableError before the first
+        successful reading.
         """
         key = self._select(kid)
         if key is None:
@@ -74,10 +75,10 @@ class SigningKeys:
         return keys.get(kid)
 
     async def refresh(self) -> None:
-        """Read the keys, unless that was done a moment ago; those that were read stay if it fails."""
+        """Read the keys, at most once per interval; after a failure the previous keys stay."""
         async with self._reading:
             now = asyncio.get_running_loop().time()
-            if now - self._read_at < _LEAST_SECONDS:
+            if now - self._read_at < _MIN_INTERVAL_SECONDS:
                 return
             self._read_at = now
             try:
@@ -89,12 +90,11 @@ class SigningKeys:
 
 
 def is_url(source: str) -> bool:
-    """Whether a source is fetched; else it is a file."""
     return "://" in source
 
 
 def read_file(source: str) -> bytes:
-    """A key set from a file. Raises KeySetError."""
+    """Read a key set from a file. Raises KeySetError."""
     try:
         with Path(source).open("rb") as file:
             return file.read(_MAX_BYTES + 1)
@@ -103,13 +103,13 @@ def read_file(source: str) -> bytes:
 
 
 def parse_key_set(text: bytes) -> dict[str | None, jwt.PyJWK]:
-    """The keys of use by their id. Raises KeySetError if there is none."""
+    """The usable keys by id. Raises KeySetError if there is none."""
     if len(text) > _MAX_BYTES:
         raise KeySetError(f"it has more than {_MAX_BYTES} bytes")
     try:
         document = orjson.loads(text)
     except ValueError as error:
-        raise KeySetError("it is no JSON") from error
+        raise KeySetError("it is not JSON") from error
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise KeySetError("it has no list `keys`")
@@ -127,22 +127,22 @@ def parse_key_set(text: bytes) -> dict[str | None, jwt.PyJWK]:
 def _kid_of(entry: Any) -> str | None:
     kid = entry.get("kid") if isinstance(entry, dict) else None
     if kid is not None and not isinstance(kid, str):
-        raise KeySetError("its kid is no text")
+        raise KeySetError("its kid is not a string")
     return kid
 
 
 def _to_key(entry: Any) -> jwt.PyJWK:
     if not isinstance(entry, dict):
-        raise KeySetError("it is no object")
+        raise KeySetError("it is not an object")
     if "d" in entry:
-        raise KeySetError("it is a private key, and belongs in no such file")
+        raise KeySetError("it is a private key, which a key set must not hold")
     if entry.get("use", "sig") != "sig":
         raise KeySetError("it is not for signatures")
     algorithm = _algorithm_of(entry)
     try:
         key = jwt.PyJWK(entry, algorithm)
     except jwt.PyJWTError as error:
-        raise KeySetError(f"it is no {algorithm} key") from error
+        raise KeySetError(f"it is not a valid {algorithm} key") from error
     if algorithm == "RS256" and key.key.key_size < 2048:
         raise KeySetError("it has fewer than 2048 bits")
     return key
@@ -163,16 +163,18 @@ async def _read(source: str) -> bytes:
     if not is_url(source):
         return await asyncio.to_thread(read_file, source)
     try:
-        async with asyncio.timeout(_FETCH_SECONDS):
+        async with asyncio.timeout(_FETCH_TIMEOUT_SECONDS):
             return await _fetch(source)
     except TimeoutError as error:
-        raise KeySetError(f"{source} did not answer within {_FETCH_SECONDS:.0f} s") from error
+        raise KeySetError(
+            f"{source} did not answer within {_FETCH_TIMEOUT_SECONDS:.0f} s"
+        ) from error
     except httpx.HTTPError as error:
         raise KeySetError(f"{source}: {error}") from error
 
 
 async def _fetch(url: str) -> bytes:
-    """A redirect is no answer: it could lead to where the operator did not want to ask."""
+    """Fetch a key set; redirects are refused, since they could lead to a host outside the configuration."""
     body = bytearray()
     context = await asyncio.to_thread(httpx.create_ssl_context)  # reads hundreds of certificates
     async with (

@@ -1,4 +1,4 @@
-"""What a JWT must say to be one of ours: whose it is, and what it may do."""
+"""The claims of the service's JWTs: team, token id, scopes, priority and times."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ def _printable(value: str) -> str:
 
 
 def _seconds(value: object) -> object:
-    # A truth value is an integer to Python; NaN is in no range.
+    # Python's bool is an int; NaN is in no range.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME:
         raise ValueError("must be a number of seconds since 1970")
     return value
@@ -28,13 +28,13 @@ def _seconds(value: object) -> object:
 
 Team = Annotated[str, Field(min_length=1, max_length=MAX_TEAM), AfterValidator(_printable)]
 TokenId = Annotated[str, Field(min_length=1, max_length=MAX_TOKEN_ID), AfterValidator(_printable)]
-# A NumericDate of RFC 7519. Its library takes texts and truth values for numbers.
+# A NumericDate of RFC 7519. PyJWT also accepts strings and booleans.
 Seconds = Annotated[Any, AfterValidator(_seconds)]
 MaxPriority = Annotated[int, Field(ge=0, le=100)]
 
 
 class _Claims(BaseModel):
-    """Ours among the claims, and its times. Scopes that we do not know grant nothing: they are another's."""
+    """The claims that the service reads. Unknown scopes belong to other services and grant nothing."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -48,7 +48,7 @@ class _Claims(BaseModel):
 
 
 def to_principal(claims: Mapping[str, Any]) -> Principal:
-    """Who the claims speak for. Raises InvalidTokenError that names the claim at fault."""
+    """The principal of the claims. Raises InvalidTokenError that names the wrong claim."""
     try:
         ours = _Claims.model_validate(dict(claims))
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""JWTs: HS256 by JWT_SECRET; RS256 and ES256 by the issuer's keys, for our audience.
+"""Verification of JWTs: HS256 by JWT_SECRET; RS256 and ES256 by the issuer's keys.
 
-A key and its algorithm belong together. The token's header chooses between the secret and the
-issuer's keys, which have nothing in common, and among the latter by `kid`; no more.
+Each key is used with its own algorithm only. The token's header selects the secret or the issuer's
+keys, and among these a key by `kid`; it has no other influence.
 """
 
 import time
@@ -18,7 +18,7 @@ from app.auth.principal import Principal
 from app.core.errors import InvalidTokenError
 from app.core.settings import Settings
 
-LEEWAY_SECONDS = 5.0  # clocks of issuers differ from ours
+LEEWAY_SECONDS = 5.0  # tolerated difference between the issuer's clock and this one
 MIN_SECRET_BYTES = 32  # RFC 7518, 3.2
 MAX_TOKEN_BYTES = 8192
 
@@ -28,14 +28,14 @@ _SECRET_ALGORITHM = "HS256"  # noqa: S105 - a name, not a secret
 
 @dataclass(slots=True, frozen=True)
 class Verified:
-    """A good token's owner, and for how many seconds it is good yet (None: it does not expire)."""
+    """The principal of a valid token, and its remaining seconds (None: no expiry)."""
 
     principal: Principal
     seconds_left: float | None
 
 
 class JwtVerifier:
-    """Checks signature, times, issuer, audience and claims; knows nothing of revocations."""
+    """Checks signature, times, issuer, audience and claims, but no revocations."""
 
     def __init__(self, settings: Settings) -> None:
         self._secret = settings.jwt_secret
@@ -44,12 +44,12 @@ class JwtVerifier:
         self.keys = SigningKeys(settings.jwks) if settings.jwks else None
 
     async def verify(self, token: str) -> Verified:
-        """Who the token speaks for. Raises InvalidTokenError with the reason."""
+        """The principal of a token. Raises InvalidTokenError with the reason."""
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") == _SECRET_ALGORITHM and self._secret is not None:
                 claims = decode_with_secret(token, self._secret)
-                self._check_place(claims)
+                self._check_issuer_and_audience(claims)
             else:
                 claims = await self._decode_with_key(token, header)
         except jwt.PyJWTError as error:
@@ -70,8 +70,8 @@ class JwtVerifier:
             leeway=LEEWAY_SECONDS,
         )
 
-    def _check_place(self, claims: dict[str, Any]) -> None:
-        """Who shares our secret may name issuer and audience; what is named must be ours."""
+    def _check_issuer_and_audience(self, claims: dict[str, Any]) -> None:
+        """Both are optional in tokens by the secret, and must be the configured ones if present."""
         if "iss" in claims and claims["iss"] != self._issuer:
             raise jwt.InvalidIssuerError("Invalid issuer")
         if "aud" in claims:
@@ -81,9 +81,9 @@ class JwtVerifier:
 
 
 def decode_with_secret(token: str, secret: SecretStr) -> dict[str, Any]:
-    """The claims of an HS256 token, its times checked. Raises PyJWTError."""
+    """Decode an HS256 token and check its times. Raises PyJWTError."""
     with warnings.catch_warnings():
-        # That a secret is short is said at the start, once (`exposure`).
+        # The startup checks report a short secret once.
         warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
         return jwt.decode(
             token,
@@ -95,14 +95,13 @@ def decode_with_secret(token: str, secret: SecretStr) -> dict[str, Any]:
 
 
 def encode_with_secret(claims: dict[str, Any], secret: SecretStr) -> str:
-    """An HS256 token."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
         return jwt.encode(claims, secret.get_secret_value(), algorithm=_SECRET_ALGORITHM)
 
 
 def _reason(error: jwt.PyJWTError) -> str:
-    """The library's words: about the token's form and claims, none of its text."""
+    """PyJWT's message, which never quotes the token."""
     return str(error)[:200] or "it could not be read"
 
 

@@ -1,4 +1,4 @@
-"""Who is asking: the team whose rows a request may see, and what it may do."""
+"""The authenticated caller: its team, whose rows it may see, and its scopes."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,10 +11,10 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 @dataclass(slots=True, frozen=True)
 class Principal:
-    """The owner of a request, as its token says.
+    """The owner of a request, as defined by its token.
 
-    `use` sends and reads results, `operate` also governs the service. `max_priority` is the highest
-    priority it may ask for.
+    Scope `use` permits to send and read results; `operate` permits to administer the service.
+    `max_priority` is the highest priority that the owner may request.
     """
 
     team_id: str
@@ -23,7 +23,7 @@ class Principal:
     token_id: str | None = None
 
 
-# Without authentication everyone is of one team, and may do everything.
+# Every caller, if authentication is off.
 ANYONE = Principal(DEFAULT_TEAM, frozenset(SCOPES))
-# With it, who needs no token (`access`) is of no team: no row has an empty one.
+# The caller of a public path, if authentication is on: no row belongs to the empty team.
 NOBODY = Principal("", frozenset())

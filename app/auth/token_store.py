@@ -1,14 +1,9 @@
-"""API keys and revocations in the database: every statement about them.
-
-A revocation notifies; who asks often (`auth`) remembers answers, and forgets them then.
-"""
+"""API keys and revoked JWTs in the database. A revocation notifies all processes (`listener.TOKENS`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
-
-import asyncpg
 
 from app.auth.api_keys import NewKey, new_key
 from app.auth.principal import Principal, Scope
@@ -27,17 +22,20 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, now() + $8::interval)
 ON CONFLICT (id) DO NOTHING
 """
 
-# How long a key is still good is told by the database's clock.
+# The database's clock decides how long a key is valid.
 _FIND = """
 SELECT id, team_id, prefix, key_hash, scopes, max_priority, revoked_at IS NOT NULL AS is_revoked,
        extract(epoch FROM expires_at - now())::float8 AS seconds_left
 FROM api_keys WHERE prefix = ANY($1::text[])
 """
 
-_LIST = """
-SELECT id, team_id, name, prefix, scopes, max_priority, created_at, expires_at, last_used_at,
-       revoked_at
-FROM api_keys WHERE $1::text IS NULL OR team_id = $1 ORDER BY team_id, id
+_COLUMNS = """
+  id, team_id, name, prefix, scopes, max_priority, created_at, expires_at, last_used_at, revoked_at
+"""
+
+_LIST = f"""
+SELECT {_COLUMNS} FROM api_keys
+WHERE $1::text IS NULL OR team_id = $1 ORDER BY team_id, id
 """
 
 _LIST_REVOKED = """
@@ -48,9 +46,11 @@ WHERE $1::text IS NULL OR team_id = $1 ORDER BY team_id, token_id
 _REVOKE = f"""
 WITH revoked AS (
   UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = $1 OR prefix = $2
-  RETURNING id, prefix, team_id
+  RETURNING {_COLUMNS}
+), notified AS (
+  SELECT pg_notify('{TOKENS}', '') FROM revoked
 )
-SELECT revoked.*, pg_notify('{TOKENS}', '') FROM revoked
+SELECT revoked.* FROM revoked, notified
 """
 
 _REVOKE_TOKEN = f"""
@@ -65,7 +65,7 @@ SELECT team_id, token_id FROM revoked_tokens
 JOIN unnest($1::text[], $2::text[]) AS i(team_id, token_id) USING (team_id, token_id)
 """
 
-# At most once a minute a key, whatever the number of processes that saw it.
+# At most once a minute per key, for all processes together.
 _MARK_USED = """
 UPDATE api_keys SET last_used_at = now()
 WHERE id = ANY($1::uuid[])
@@ -74,8 +74,8 @@ WHERE id = ANY($1::uuid[])
 
 
 @dataclass(slots=True, frozen=True)
-class StoredKey:
-    """What is known of a key; `seconds_left` is None where it does not expire."""
+class KeyVerification:
+    """The stored facts that a key is verified by; `seconds_left` is None if it does not expire."""
 
     id: UUID
     hash: bytes
@@ -84,12 +84,37 @@ class StoredKey:
     seconds_left: float | None
 
 
+@dataclass(slots=True, frozen=True)
+class ApiKey:
+    """A key as operators see it."""
+
+    id: UUID
+    team_id: str
+    name: str
+    prefix: str
+    scopes: Sequence[Scope]
+    max_priority: int
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class RevokedToken:
+    """A revoked JWT, named by two of its claims."""
+
+    team_id: str
+    token_id: str
+    revoked_at: datetime
+
+
 class TokenStore:
-    """Create, find, list and revoke keys; revoke JWTs. Lookups of concurrent requests share one."""
+    """Create, find, list and revoke keys; revoke JWTs. Concurrent lookups share one statement."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self._keys: Batcher[str, StoredKey | None] = Batcher(
+        self._keys: Batcher[str, KeyVerification | None] = Batcher(
             database,
             _find_keys,
             max_items=_MAX_BATCH,
@@ -104,16 +129,14 @@ class TokenStore:
 
     # --- for requests ---------------------------------------------------------------------------
 
-    async def find(self, prefix: str) -> StoredKey | None:
-        """The key of that prefix, revoked and expired ones too."""
+    async def find(self, prefix: str) -> KeyVerification | None:
+        """The key with this prefix; also a revoked or expired one."""
         return await self._keys.submit(prefix)
 
     async def is_revoked(self, team_id: str, token_id: str) -> bool:
-        """Whether a JWT was revoked."""
         return await self._revoked.submit((team_id, token_id))
 
     async def mark_used(self, ids: Sequence[UUID]) -> None:
-        """Note that these keys were used just now."""
         await self._database.fetch(_MARK_USED, sorted(ids))
 
     # --- for operators --------------------------------------------------------------------------
@@ -127,7 +150,7 @@ class TokenStore:
         lifetime: timedelta | None = None,
         max_priority: int = 0,
     ) -> NewKey:
-        """Make a key; its text is nowhere but in the answer."""
+        """Create a key; only the return value holds its text."""
         key = new_key()
         await self._database.fetch(
             _CREATE,
@@ -142,32 +165,32 @@ class TokenStore:
         )
         return key
 
-    async def list(self, team_id: str | None = None) -> Sequence[asyncpg.Record]:
-        """The keys of a team, or of all."""
-        return await self._database.fetch(_LIST, team_id)
+    async def list(self, team_id: str | None = None) -> Sequence[ApiKey]:
+        """The keys of a team; None: of all teams."""
+        return [ApiKey(**row) for row in await self._database.fetch(_LIST, team_id)]
 
-    async def list_revoked(self, team_id: str | None = None) -> Sequence[asyncpg.Record]:
-        """The revoked JWTs of a team, or of all."""
-        return await self._database.fetch(_LIST_REVOKED, team_id)
+    async def list_revoked(self, team_id: str | None = None) -> Sequence[RevokedToken]:
+        """The revoked JWTs of a team; None: of all teams."""
+        return [RevokedToken(**row) for row in await self._database.fetch(_LIST_REVOKED, team_id)]
 
-    async def revoke(self, key_id: UUID | None, prefix: str | None = None) -> asyncpg.Record:
-        """End a key, named by its id or its prefix, for good. Raises NotFoundError."""
+    async def revoke(self, key_id: UUID | None, prefix: str | None = None) -> ApiKey:
+        """Revoke a key, named by its id or its prefix. Raises NotFoundError."""
         row = await self._database.fetchrow(_REVOKE, key_id, prefix)
         if row is None:
             raise NotFoundError(f"There is no API key {prefix or key_id}.")
-        return row
+        return ApiKey(**row)
 
     async def revoke_token(self, team_id: str, token_id: str) -> None:
-        """End every JWT with these claims, for good; also one that nobody has seen yet."""
+        """Revoke every JWT with these claims, including one that is still unused."""
         await self._database.fetch(_REVOKE_TOKEN, team_id, token_id)
 
 
 async def _find_keys(
     connection: Connection, prefixes: Sequence[str], _resent: bool
-) -> Sequence[StoredKey | None]:
+) -> Sequence[KeyVerification | None]:
     rows = await connection.fetch(_FIND, list(set(prefixes)))
     found = {
-        row["prefix"]: StoredKey(
+        row["prefix"]: KeyVerification(
             row["id"],
             row["key_hash"],
             Principal(row["team_id"], frozenset(row["scopes"]), row["max_priority"], row["prefix"]),

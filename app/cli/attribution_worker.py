@@ -1,4 +1,4 @@
-"""The process that runs attributions: `python -m app worker --kind attribution --index NAME`.
+"""Command that runs attributions: `python -m app worker --kind attribution --index NAME`.
 
 It needs PostgreSQL and the index's files, and no Triton.
 """

@@ -1,4 +1,4 @@
-"""Commands that need the database: opened for them, and what it refuses told in one line."""
+"""Commands that need the database: opens it for them, and reports refusals in one line."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from app.core.settings import Settings
 
 
 def with_database(name: str, work: Callable[[Database, Settings], Awaitable[int | None]]) -> int:
-    """The command's exit status: what `work` returns, 0 for None; 1 with the reason on stderr."""
+    """Exit status of the command: the result of `work`, 0 for None; 1 with the reason on stderr."""
     settings = Settings()
 
     async def run() -> int:

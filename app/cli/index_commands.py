@@ -1,4 +1,4 @@
-"""What `python -m app index` does. Progress and problems go to standard error, answers to output."""
+"""Commands of `python -m app index`. Progress and problems go to standard error, results to output."""
 
 import argparse
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 from app.cli.table import write_table
 from app.core.errors import EngineError
 from app.inference.prompts import tokenizer_file
-from app.infini_gram.builder import GIB, BuildError, BuildOptions, build
+from app.infini_gram.build_options import GIB, BuildError, BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.corpus import CorpusError
 from app.infini_gram.declarations import (
     BYTES,
@@ -28,14 +29,13 @@ from app.infini_gram.tokenizer import TokenizerError
 _INTERRUPTED = 130
 _REDRAW_SECONDS = 0.2
 _REPEAT_SECONDS = 5.0
-# A rate of the first moments tells nothing.
+# The first moments give no reliable rate.
 _ETA_AFTER_SECONDS = 3.0
 
 
 def run(command: str, options: argparse.Namespace) -> int:
-    """Run one of them; its exit status."""
     commands = {"build": _build, "adopt": _adopt, "list": _list, "check": _check}
-    # Both clean up; Ctrl-C also where a shell started this with it ignored.
+    # Both clean up; Ctrl-C also if a shell started this process with SIGINT ignored.
     before = {
         number: signal.signal(number, signal.default_int_handler)
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -51,7 +51,7 @@ def run(command: str, options: argparse.Namespace) -> int:
         _fail(error.detail)
         return 1
     except KeyboardInterrupt:
-        _fail("Interrupted: nothing is left of it.")
+        _fail("Interrupted: no files are left.")
         return _INTERRUPTED
     finally:
         for number, handler in before.items():
@@ -62,14 +62,14 @@ def run(command: str, options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    os.environ.setdefault("RAYON_NUM_THREADS", str(options.cpus))  # of the tokenizer
+    os.environ.setdefault("RAYON_NUM_THREADS", str(options.cpus))  # for the tokenizer
     file = _file(options)
     directory: Path = options.out.expanduser().absolute() / options.name
     declared = {one.name: one for one in _declared(file)} if file else {}
     if found := declared.get(options.name):
         if not options.replace:
             raise DeclarationError(
-                f"{file} declares an index {options.name!r} already: --replace builds it anew"
+                f"{file} declares an index {options.name!r} already: --replace builds it again"
             )
         if found.path != directory:
             raise DeclarationError(f"{file} declares {options.name!r} elsewhere: in {found.path}")
@@ -87,7 +87,7 @@ def _build(options: argparse.Namespace) -> int:
                 open_files=options.ulimit,
                 replace=options.replace,
             ),
-            line.tell,
+            line.report,
         )
     remember_verified(directory, manifest)  # its checksums were made just now
     inside = directory / "tokenizer.json"
@@ -110,13 +110,13 @@ def _adopt(options: argparse.Namespace) -> int:
     place = tokenizer if tokenizer == BYTES else str(Path(tokenizer).absolute())
     declaration = Declaration(options.name, directory, place, options.description)
     with _Line() as line:
-        manifest = adopt(declaration, options.end_id, line.tell)
+        manifest = adopt(declaration, options.end_id, line.report)
     sys.stdout.write(f"{_summary(manifest)}, {directory}\n")
     return _declare(file, declaration, None)
 
 
 def _declare(file: Path | None, declaration: Declaration, declared: Declaration | None) -> int:
-    """Add it to the file, or show what is to be added."""
+    """Add the declaration to the file, or show the text to add."""
     if declared and declared.tokenizer == declaration.tokenizer:
         sys.stdout.write(f"Declared in {file} already. Restart the processes that have it open.\n")
         return 0
@@ -143,9 +143,7 @@ def _list(options: argparse.Namespace) -> int:
             manifest = verify(one.path, checksums=False)
             Engine(one)
             unknown = unverified(one.path, manifest)
-            state = (
-                f"{unknown[0]} is not known to be as it was built: check it" if unknown else "ok"
-            )
+            state = f"{unknown[0]} has changed since its last check: check it" if unknown else "ok"
             rows.append([one.name, *_figures(manifest), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])
@@ -163,14 +161,14 @@ def _check(options: argparse.Namespace) -> int:
     try:
         with _Line() as line:
             manifest = verify(
-                found.path, tell=lambda done, of: line.tell("checksums", done / max(1, of), "")
+                found.path, report=lambda done, of: line.report("checksums", done / max(1, of), "")
             )
         Engine(found)
     except (ManifestError, TokenizerError) as error:
         _fail(str(error))
         return 1
     remember_verified(found.path, manifest)
-    sys.stdout.write(f"{found.name} is as it was built: {_summary(manifest)}\n")
+    sys.stdout.write(f"{found.name} is unchanged: {_summary(manifest)}\n")
     return 0
 
 
@@ -208,7 +206,7 @@ def _tokenizer(options: argparse.Namespace) -> str:
     return str(found)
 
 
-# --- What is shown -----------------------------------------------------------------------------------
+# --- Output ------------------------------------------------------------------------------------------
 
 
 def _figures(manifest: Manifest) -> list[str]:
@@ -228,12 +226,12 @@ def _fail(line: str) -> int:
 
 
 class _Line:
-    """Progress: one moving line on a terminal, else a line now and then."""
+    """Progress: one changing line on a terminal, else a line from time to time."""
 
     def __init__(self) -> None:
         self._moves = sys.stderr.isatty()
         self._step = ""
-        self._begun = self._told = time.monotonic()
+        self._begun = self._reported_at = time.monotonic()
 
     def __enter__(self) -> "_Line":
         return self
@@ -242,16 +240,16 @@ class _Line:
         if self._moves:
             sys.stderr.write("\r\x1b[K")
 
-    def tell(self, step: str, share: float, detail: str) -> None:
-        """Show where the step is: its share, the time it is likely to take still, a detail."""
+    def report(self, step: str, share: float, detail: str) -> None:
+        """Show a step's progress: its share, its likely remaining time, a detail."""
         now = time.monotonic()
         if step != self._step:
             self._step, self._begun = step, now
-        if now - self._told < (_REDRAW_SECONDS if self._moves else _REPEAT_SECONDS):
+        if now - self._reported_at < (_REDRAW_SECONDS if self._moves else _REPEAT_SECONDS):
             return
-        self._told = now
+        self._reported_at = now
         passed = now - self._begun
-        # A step that writes its output at its end tells no share before.
+        # A step that writes its output at its end has no share before.
         parts = [f"{step} {share:.0%}" if share > 0 else f"{step}, {passed:.0f} s so far"]
         if share > 0 and passed > _ETA_AFTER_SECONDS:
             parts.append(f"{passed / share - passed:.0f} s left")

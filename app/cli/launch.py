@@ -1,4 +1,4 @@
-"""`python -m app launch`: Triton servers by Slurm or on this machine, as POST /launches has them."""
+"""`python -m app launch`: Triton servers by Slurm or on this machine, as by POST /launches."""
 
 import argparse
 import json
@@ -7,17 +7,16 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from app.cli.arguments import Run, Subcommands, add_command, add_subcommands
 from app.cli.table import write_table
 from app.core.settings import Settings
 
 if TYPE_CHECKING:
-    import asyncpg
+    from app.provisioning.store import Launch, LaunchStore
 
-    from app.provisioning.store import LaunchStore
-
-_HELP = """Launch Triton servers at the places that LLM_PROFILES_FILE describes, see what becomes of
-them, and stop them. A running worker does it: these commands write to the database alone.
-docs/launches.md tells more."""
+_HELP = """Launch Triton servers by the profiles of LLM_PROFILES_FILE, show their states, and stop them.
+These commands only write to the database; a running worker starts and stops the servers.
+More: docs/launches.md."""
 
 _EPILOG = """examples:
   python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct --dry-run
@@ -31,18 +30,15 @@ _TEXTS = ("revision", "provider", "profile", "served-name", "tier", "partition",
 _NUMBERS = {"gpus": int, "cpus": int, "memory-gb": int}
 
 
-def add_launch_commands(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `launch`."""
-    parser.description, parser.epilog = _HELP, _EPILOG
+def add_to(commands: Subcommands) -> None:
+    text = "Launch Triton servers by Slurm, or on this machine."
+    parser = add_command(commands, "launch", text, description=_HELP, epilog=_EPILOG)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    actions = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.add_argument("--team", default="default", help="whose launch it is (default)")
-        added.set_defaults(run=run)
+    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        added = add_command(actions, name, text, run)
+        added.add_argument("--team", default="default", help="the launch's team (default)")
         return added
 
     create = add("create", _create, "Launch a server; prints the launch's id.")
@@ -53,14 +49,16 @@ def add_launch_commands(parser: argparse.ArgumentParser) -> None:
     for option, kind in _NUMBERS.items():
         create.add_argument(f"--{option}", type=kind)
     create.add_argument("--minutes", type=int, help="time limit of the job")
-    create.add_argument("--idle-minutes", type=float, help="stop when unused so long; 0: never")
-    create.add_argument("--dry-run", action="store_true", help="print the job's script, no more")
+    create.add_argument(
+        "--idle-minutes", type=float, help="stop after this time without use; 0: never"
+    )
+    create.add_argument("--dry-run", action="store_true", help="only print the job's script")
     add("list", _list, "List launches, the newest first.")
     for name, run, text in (
         ("show", _show, "Show one launch as JSON."),
         ("log", _log, "Print the end of a job's output."),
         ("stop", _stop, "Stop a launch."),
-        ("delete", _delete, "Forget a launch that has ended."),
+        ("delete", _delete, "Delete a launch that has ended."),
     ):
         add(name, run, text).add_argument("id", type=UUID, help="the launch's id")
 
@@ -82,8 +80,8 @@ def _create(options: argparse.Namespace) -> int:
         request = validate(TypeAdapter(LaunchCreate), _request(options))
         spec = to_spec(request, profiles, read_catalogue(settings.catalogue_file))
     except ServiceError as error:
-        told = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]
-        sys.stderr.write("\n".join(told) + "\n")
+        problems = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]
+        sys.stderr.write("\n".join(problems) + "\n")
         return 2
     profile = profiles[spec.profile]
     if options.dry_run:
@@ -91,15 +89,13 @@ def _create(options: argparse.Namespace) -> int:
         return 0
 
     async def work(store: "LaunchStore") -> None:
-        row = await store.create(options.team, profile.provider, spec)
-        sys.stdout.write(f"{row['id']}\n")
+        launch = await store.create(options.team, profile.provider, spec)
+        sys.stdout.write(f"{launch.id}\n")
 
     return _with_store(work)
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, as a request's members."""
-
     def given(names: "tuple[str, ...]") -> dict[str, Any]:
         members = {name.replace("-", "_") for name in names}
         return {name: value for name in members if (value := getattr(options, name)) is not None}
@@ -112,12 +108,12 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
 
 def _list(options: argparse.Namespace) -> int:
     async def work(store: "LaunchStore") -> None:
-        rows = await store.list(options.team, state=None, after=None, limit=1000)
+        launches = await store.list(options.team, state=None, after=None, limit=1000)
         table = [["ID", "NAME", "STATE", "PROFILE", "JOB", "NODE", "MODEL", "REASON"]]
         table += [
-            [str(row[name] or "-") for name in
+            [str(getattr(launch, name) or "-") for name in
              ("id", "name", "state", "profile", "job_id", "node", "model", "reason")]
-            for row in rows
+            for launch in launches
         ]  # fmt: skip
         write_table(table)
 
@@ -152,10 +148,10 @@ def _delete(options: argparse.Namespace) -> int:
     return _with_store(work)
 
 
-def _print(row: "asyncpg.Record") -> None:
+def _print(launch: "Launch") -> None:
     from app.api.admin.launches_schemas import launch_to_wire
 
-    sys.stdout.write(json.dumps(launch_to_wire(row), indent=2, default=str) + "\n")
+    sys.stdout.write(json.dumps(launch_to_wire(launch), indent=2, default=str) + "\n")
 
 
 def _with_store(work: Callable[["LaunchStore"], Awaitable[None]]) -> int:

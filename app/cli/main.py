@@ -9,15 +9,13 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.cli import doctor, index, model, plan, token
-from app.cli.launch import add_launch_commands
-from app.cli.server import add_server_commands
-from app.cli.team import add_team_commands
+from app.cli import index_arguments, launch, model_arguments, plan, server, team, token_arguments
+from app.cli.arguments import Run, add_command, add_subcommands
+from app.cli.doctor import command as doctor
 from app.core import logs
 from app.core.errors import SchemaMismatchError
 from app.core.settings import Settings
@@ -27,7 +25,9 @@ from app.provisioning.profiles import ProfileError, read_profiles
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 3.0  # at the database, before anything is started
+_SCHEMA_CHECK_TIMEOUT_SECONDS = (
+    3.0  # time-out of the check of the database's schema, before a start
+)
 _ROOT = Path(__file__).resolve().parents[2]
 _DESCRIPTION = "Durable results in front of NVIDIA Triton: send a prompt, keep the result."
 _EPILOG = """Settings come from the environment; docs/settings.md lists them all. `up` needs none: it
@@ -37,16 +37,15 @@ where Triton is not on 127.0.0.1:8001."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; its exit status."""
     options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
+    run: Run = options.run
     try:
         logs.configure(LogSettings())
         return run(options)
     except ValidationError as error:
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"])
-            # Without a name it is about several, and names them itself.
+            # A message without a location is about several settings, and names them itself.
             place = f"setting {name}" if name else "settings"
             sys.stderr.write(f"{place}: {problem['msg']} (see docs/settings.md)\n")
         return 2
@@ -65,16 +64,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        return added
-
-    everything = add("up", _up, "Run everything here: PostgreSQL, Triton, API, worker, web page.")
+    everything = add_command(
+        commands,
+        "up",
+        "Run everything on this machine: PostgreSQL, Triton, API, worker, web page.",
+        _up,
+    )
     everything.add_argument("--port", type=int, default=8887, help="port of the API (8887)")
     everything.add_argument(
         "--ui-port", type=int, help="port of the web page (the API's and 1, or any that is free)"
@@ -91,21 +88,22 @@ def _parser() -> argparse.ArgumentParser:
     everything.add_argument("--model", help="Hugging Face id or local directory to serve as well")
     everything.add_argument("--quantization", help="quantization method of --model")
     everything.add_argument("--max-model-len", type=int, help="longest prompt plus output, tokens")
-    serve = add("serve", _serve, "Run the API.")
+    serve = add_command(commands, "serve", "Run the API.", _serve)
     serve.add_argument(
         "--with-worker", action="store_true", help="run a worker inside the same process"
     )
-    add("ui", _ui, "Run the web page, a client of the API at LLM_UI_API_URL.")
-    worker = add(
+    add_command(commands, "ui", "Run the web page, a client of the API at LLM_UI_API_URL.", _ui)
+    worker = add_command(
+        commands,
         "worker",
-        _worker,
         "Run a worker: it claims results and runs them, on Triton or on an index.",
+        _worker,
     )
     worker.add_argument(
         "--kind",
         choices=("generation", "attribution"),
         default="generation",
-        help="what it runs: generation on Triton (the default), or attribution on an index",
+        help="kind of its results: generation on Triton (the default), or attribution on an index",
     )
     worker.add_argument("--index", help="the index, for attribution")
     worker.add_argument(
@@ -114,23 +112,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=range(1, 65),
         metavar="N",
         default=1,
-        help="attributions that it runs at the same time, each in a process of its own (1)",
+        help="attributions that it runs at the same time, each in its own process (1)",
     )
-    add("migrate", _migrate, "Bring the database's schema up to date.")
-    add_team_commands(
-        commands.add_parser("team", help="Show and set what teams may use: queue, rates, shares.")
-    )
-    add_launch_commands(
-        commands.add_parser("launch", help="Launch Triton servers by Slurm, or on this machine.")
-    )
-    add_server_commands(
-        commands.add_parser("server", help="Show, register, drain and remove Triton servers.")
-    )
-    token.add_to(commands)
-    index.add_to(commands)
-    plan.add_to(commands)
-    model.add_to(commands)
-    doctor.add_to(commands)
+    add_command(commands, "migrate", "Bring the database's schema up to date.", _migrate)
+    for module in (
+        *(team, launch, server, token_arguments),
+        *(index_arguments, plan, model_arguments, doctor),
+    ):
+        module.add_to(commands)
     return parser
 
 
@@ -221,9 +210,9 @@ def _worker(options: argparse.Namespace) -> int:
 
 
 def _schema_fits(settings: Settings) -> bool:
-    """Whether the database's schema is this version's; if not, why not is on stderr.
+    """Check that the database's schema is this version's; if it is not, report it on stderr.
 
-    While the database is away nobody knows: the process starts, and looks again (`services`).
+    If the database is unavailable, the process starts, and checks again later (`container`).
     """
     import asyncpg
 
@@ -231,7 +220,10 @@ def _schema_fits(settings: Settings) -> bool:
     from app.core.database import Database, is_transient
 
     async def look() -> None:
-        async with asyncio.timeout(_LOOK_SECONDS), Database(settings, "llm start") as database:
+        async with (
+            asyncio.timeout(_SCHEMA_CHECK_TIMEOUT_SECONDS),
+            Database(settings, "llm start") as database,
+        ):
             await schema_version.require(database)
 
     try:
@@ -249,7 +241,7 @@ def _schema_fits(settings: Settings) -> bool:
 
 
 def _settings() -> Settings:
-    """The settings, with what they name looked at: better told now than in the middle of a start."""
+    """The settings, with the files that they name: an error now is better than in the middle of a start."""
     settings = Settings()
     read_declarations(settings.indexes_file)
     read_profiles(settings.profiles_file)
@@ -257,7 +249,6 @@ def _settings() -> Settings:
 
 
 async def _run_worker(settings: Settings) -> None:
-    """Run a worker until SIGTERM or SIGINT; a background task that dies ends it."""
     from app.api.container import background, open_services
     from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor

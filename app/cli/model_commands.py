@@ -1,4 +1,4 @@
-"""Download a model, and write its entry of the model repository that docker-compose serves."""
+"""Downloads a model, and writes its entry of the model repository that docker-compose serves."""
 
 import asyncio
 import sys
@@ -24,13 +24,13 @@ _MISSING = "give a Hugging Face id or a directory, such as MODEL=Qwen/Qwen2.5-0.
 
 
 async def download(model: str, data: Path) -> int:
-    """Bring a model's files into the data directory; the exit status."""
+    """Download a model's files into the data directory; return the exit status."""
     async with Progress(sys.stdout) as progress:
         return await _reported(_download(model, data, progress))
 
 
 async def write(options: ModelOptions, name: str | None, data: Path, repository: Path) -> int:
-    """Write the entry of a model into `repository`; the exit status."""
+    """Write the entry of a model into `repository`; return the exit status."""
     async with Progress(sys.stdout) as progress:
         return await _reported(_write(options, name, data, repository, progress))
 

@@ -1,11 +1,17 @@
-"""`python -m app plan`: its arguments, and help that teaches. `plan_command` runs it."""
+"""`python -m app plan`: a table of GPUs on which a model fits, or JSON."""
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
+import orjson
+
+from app.cli.arguments import Subcommands, add_command, whole_number
+from app.provisioning.sizing.config_file import read_config
+from app.provisioning.sizing.document import to_document
+from app.provisioning.sizing.facts import GIB, ModelFacts, PlanError
 from app.provisioning.sizing.fit import (
     DEFAULT_CONTEXT,
     MAX_BATCH,
@@ -13,37 +19,38 @@ from app.provisioning.sizing.fit import (
     MAX_CONTEXT,
     MAX_GPUS,
     MAX_MINUTES,
+    Engine,
+    Plan,
+    cache_shape,
+    plan,
 )
-from app.provisioning.sizing.gpus import GPUS
+from app.provisioning.sizing.gpus import GPUS, find_gpus
 from app.provisioning.sizing.quantization import BY_NAME
+from app.provisioning.sizing.resources import Resources
+from app.provisioning.sizing.weights import with_quantization
 
+DEFAULT_MINUTES = 60
+_HEADS = ["GPU", "GPUs", "weights", "overhead", "cache", "tokens", "requests", "verdict"]
+_TEXTS = ("GPU", "verdict")
 _EPILOG = f"""examples:
   python -m app plan models/llama-3-8b
-      on which GPUs the model in this directory fits, and what to ask a scheduler for
+      the GPUs on which the model in this directory fits, and the resources to request
   python -m app plan config.json --gpu a100-80 --gpu l4 --context 8192 --concurrency 32
       whether 32 requests of 8192 tokens (prompt and output) can run at the same time
   python -m app plan config.json --quantization fp8 --json
 
-It reads config.json alone; no weights are needed. Where they are in the directory, their size is
-taken from their index or headers. Sizes are of each GPU; `tokens` and `requests` are what the cache
-holds at a time. They are estimates: docs/plan.md has the formulas, their sources and their limits.
+It needs only config.json. If the directory has weights, their size is taken from their index or
+headers. Sizes are per GPU; `tokens` and `requests` are the cache's capacity at a time. The figures
+are estimates: docs/plan.md has the formulas, their sources and their limits.
 
 GPUs: {", ".join(GPUS)}
 
-Exit status 2: the input was wrong; one line says what and where. Otherwise 0, also if nothing fits."""
+Exit status 2: the input was wrong; one line names the place. Otherwise 0, also if nothing fits."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the command line."""
-    text = "Tell on which GPUs a model fits, from its config.json."
-    parser = commands.add_parser(
-        "plan",
-        help=text,
-        description=text,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=_run)
+def add_to(commands: Subcommands) -> None:
+    text = "Calculate on which GPUs a model fits, from its config.json."
+    parser = add_command(commands, "plan", text, _run, epilog=_EPILOG)
     parser.error = _refuse  # type: ignore[method-assign] # its own prints ten lines of usage first
     parser.add_argument(
         "model", type=Path, help="a config.json, the directory with it, or of a Triton model"
@@ -59,19 +66,23 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         help="a kind of GPU, or several without their memory (a100); can be repeated (all of them)",
     )  # fmt: skip
     parser.add_argument(
-        "--context", type=_whole(MAX_CONTEXT), metavar="TOKENS",
-        help=f"tokens of a request (what the model can, but at most {DEFAULT_CONTEXT})",
+        "--context", type=whole_number(1, MAX_CONTEXT), metavar="TOKENS",
+        help=f"tokens of a request (the model's maximum, but at most {DEFAULT_CONTEXT})",
     )  # fmt: skip
     parser.add_argument(
-        "--concurrency", type=_whole(MAX_CONCURRENCY), metavar="N", default=1,
+        "--concurrency", type=whole_number(1, MAX_CONCURRENCY), metavar="N", default=1,
         help="requests that are to run at the same time (1)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-gpus", type=_whole(MAX_GPUS), metavar="N", default=8, help="most GPUs of a node (8)"
+        "--max-gpus",
+        type=whole_number(1, MAX_GPUS),
+        metavar="N",
+        default=8,
+        help="most GPUs of a node (8)",
     )
     parser.add_argument(
-        "--minutes", type=_whole(MAX_MINUTES), metavar="N",
-        help="how long it is to serve (60)",
+        "--minutes", type=whole_number(1, MAX_MINUTES), metavar="N",
+        help="serving time (60)",
     )  # fmt: skip
 
 
@@ -82,7 +93,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--quantization", choices=tuple(BY_NAME),
-        help="how weights are to be compressed, where config.json does not say they are",
+        help="compression of weights, if config.json has none",
     )  # fmt: skip
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", "fp8"), default="auto",
@@ -93,26 +104,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="share of each GPU's memory that vLLM may have (0.9)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-num-batched-tokens", type=_whole(MAX_BATCH), metavar="N", default=2048,
+        "--max-num-batched-tokens", type=whole_number(1, MAX_BATCH), metavar="N", default=2048,
         help="most tokens of a batch (2048, as inside Triton)",
     )  # fmt: skip
-
-
-def _whole(high: int) -> Callable[[str], int]:
-    """Reads a whole number from 1 to `high`."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = 0
-        if not 1 <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number from 1 to {high}, not {text[:40]!r}"
-            )
-        return value
-
-    return read
 
 
 def _share(text: str) -> float:
@@ -122,19 +116,123 @@ def _share(text: str) -> float:
         value = 0
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(
-            f"must be above 0, and at most 1 (0.9, say), not {text[:40]!r}"
+            f"must be above 0, and at most 1 (for example 0.9), not {text[:40]!r}"
         )
     return value
 
 
 def _refuse(message: str) -> NoReturn:
-    """One line that names the option, which argparse begins with "argument"."""
+    """Raise an error of one line, which argparse begins with the option's name."""
     line = " ".join(message.removeprefix("argument ").split())
     sys.stderr.write(f"{line}\n")
     sys.exit(2)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from app.cli import plan_command
+    engine = Engine(
+        dtype=options.dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_gpus=options.max_gpus,
+    )
+    try:
+        facts = with_quantization(read_config(options.model), options.quantization)
+        gpus = [gpu for name in options.gpu or GPUS for gpu in find_gpus(name)]
+        plans = plan(
+            facts,
+            dict.fromkeys(gpus),
+            options.context,
+            options.concurrency,
+            engine,
+            options.minutes or DEFAULT_MINUTES,
+        )
+    except PlanError as error:
+        sys.stderr.write(f"{_printable(' '.join(str(error).split()))}\n")
+        return 2
+    if options.json:
+        option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        sys.stdout.buffer.write(orjson.dumps(to_document(facts, plans), option=option))
+    else:
+        for line in _lines(facts, plans, engine):
+            sys.stdout.write(f"{_printable(line)}\n")
+    return 0
 
-    return plan_command.run(options)
+
+def _printable(line: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def _lines(facts: ModelFacts, plans: list[Plan], engine: Engine) -> Iterable[str]:
+    first = plans[0]
+    yield f"model     {_model(facts)}"
+    yield f"cache     {_cache(facts, first, engine)}"
+    yield f"request   {first.context:,} tokens, {first.concurrency:,} at the same time"
+    for note in facts.notes:
+        yield f"note      {note}"
+    yield ""
+    rows = [_HEADS, *(_row(one) for one in plans)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
+    for row in rows:
+        yield "  ".join(_aligned(row, widths)).rstrip()
+    yield ""
+    yield "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time."
+    yield ""
+    yield "Resources to request from Slurm, or the reason why it does not fit:"
+    for one in plans:
+        needed = _sbatch(one.resources) if one.resources else one.verdict
+        yield f"{one.gpu.name.ljust(widths[0])}  {needed}"
+
+
+def _model(facts: ModelFacts) -> str:
+    active = ""
+    if facts.active_parameters < facts.parameters:
+        active = f" ({_count(facts.active_parameters)} for a token)"
+    quantized = f", {facts.quantization.method}" if facts.quantization else ""
+    return (
+        f"{facts.model_type}, {_count(facts.parameters)} parameters{active}, "
+        f"{facts.layers} layers, {facts.dtype}{quantized}"
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:,.2f} billion" if number >= 1e9 else f"{number / 1e6:,.1f} million"
+
+
+def _cache(facts: ModelFacts, first: Plan, engine: Engine) -> str:
+    whole = cache_shape(facts, 1, first.dtype, engine).token_bytes
+    windows = [
+        f"{layers.count} of {facts.layers} layers keep {layers.window:,} tokens only"
+        for layers in facts.cache
+        if layers.window
+    ]
+    latent = ["each GPU holds all of it (MLA)"] if facts.is_latent else []
+    return "; ".join([f"{whole / 1024:,.1f} KiB for a token", *latent, *windows])
+
+
+def _row(plan: Plan) -> list[str]:
+    fits = plan.cache > 0
+    return [
+        plan.gpu.name,
+        str(plan.gpus),
+        f"{plan.weights / GIB:.1f}",
+        f"{plan.overhead / GIB:.1f}",
+        f"{plan.cache / GIB:.1f}" if fits else "-",
+        f"{plan.tokens:,}" if fits else "-",
+        f"{int(plan.requests):,}" if fits else "-",
+        plan.verdict if plan.fits else "no",
+    ]
+
+
+def _aligned(row: list[str], widths: list[int]) -> Iterable[str]:
+    for head, cell, width in zip(_HEADS, row, widths, strict=True):
+        yield cell.ljust(width) if head in _TEXTS else cell.rjust(width)
+
+
+def _sbatch(resources: Resources) -> str:
+    hours, minutes = divmod(resources.minutes, 60)
+    gres = f"--gres={resources.gres} " if resources.gres else ""
+    return (
+        f"{gres}-c {resources.cpu_cores} --mem={resources.memory_gb}G -t {hours:02}:{minutes:02}:00"
+    )

@@ -1,49 +1,45 @@
-"""`python -m app server`: the Triton servers that results run on."""
+"""`python -m app server`: the registered Triton servers."""
 
 import argparse
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from app.cli.arguments import Subcommands, add_command, add_subcommands
 from app.cli.table import write_table
 
 if TYPE_CHECKING:
     from app.inference.server_store import ServerStore
 
-_HELP = """The registered Triton servers, besides those that TRITON_GRPC_SERVICE names. Running
-processes take a change over within LLM_TRITON_REFRESH_SECONDS; results go to the least busy server
-that has their model ready. GET /servers tells their health too. docs/servers.md tells how results are shared."""
+_HELP = """The registered Triton servers, in addition to those that TRITON_GRPC_SERVICE names. Running
+processes apply a change within LLM_TRITON_REFRESH_SECONDS; results go to the least busy server
+that has their model ready. GET /servers returns their health. More: docs/servers.md."""
 
 
-def add_server_commands(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `server`."""
-    parser.description = _HELP
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def add_to(commands: Subcommands) -> None:
+    text = "Show, register, drain and remove Triton servers."
+    parser = add_command(commands, "server", text, description=_HELP)
+    actions = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        return added
-
-    add("list", _list, "Show the registered servers, and how many results run on each.")
-    adding = add("add", _add, "Register a server.")
+    add_command(
+        actions, "list", "Show the registered servers, and how many results run on each.", _list
+    )
+    adding = add_command(actions, "add", "Register a server.", _add)
     adding.add_argument("name", help="letters, digits, `.`, `_` and `-`")
     adding.add_argument("grpc", help="its gRPC address, host:port")
     adding.add_argument("--http", help="its HTTP address, host:port")
-    adding.add_argument("--metrics", help="where its metrics are, host:port")
+    adding.add_argument("--metrics", help="its metrics address, host:port")
     adding.add_argument(
         "--slots",
         type=int,
         help="most results that each worker runs on it at a time (LLM_WORKER_SLOTS)",
     )
     for name, run, text in (
-        ("drain", _drain, "Give a server nothing more to do; what runs on it runs to its end."),
-        ("resume", _resume, "Give a drained server results again."),
-        ("remove", _remove, "Forget a server; what runs on it runs to its end."),
+        ("drain", _drain, "Send a server no new results; its running results finish."),
+        ("resume", _resume, "Send a drained server results again."),
+        ("remove", _remove, "Remove a server; its running results finish."),
     ):
-        add(name, run, text).add_argument("name", help="the server's name")
+        add_command(actions, name, text, run).add_argument("name", help="the server's name")
 
 
 def _list(_options: argparse.Namespace) -> int:
@@ -56,8 +52,8 @@ def _list(_options: argparse.Namespace) -> int:
             count = str(running.get(server.name, 0))
             table.append([server.name, server.grpc, slots, state, count])
         write_table(table)
-        _say(
-            "Besides them: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers."
+        _report(
+            "In addition: the servers that TRITON_GRPC_SERVICE names. Their health: GET /servers."
         )
 
     return _with_store(work)
@@ -72,7 +68,7 @@ def _add(options: argparse.Namespace) -> int:
 
     async def work(store: "ServerStore") -> None:
         await store.add(address)
-        _say(f"{address.name} is registered; GET /servers tells whether it answers.")
+        _report(f"{address.name} is registered; GET /servers returns its health.")
 
     return _with_store(work)
 
@@ -80,7 +76,7 @@ def _add(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=True)
-        _say(f"{options.name} is given nothing more; what runs on it runs to its end.")
+        _report(f"{options.name} gets no new results; its running results finish.")
 
     return _with_store(work)
 
@@ -88,7 +84,7 @@ def _drain(options: argparse.Namespace) -> int:
 def _resume(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.drain(options.name, is_draining=False)
-        _say(f"{options.name} is given results again.")
+        _report(f"{options.name} gets results again.")
 
     return _with_store(work)
 
@@ -96,12 +92,12 @@ def _resume(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     async def work(store: "ServerStore") -> None:
         await store.remove(options.name)
-        _say(f"{options.name} is forgotten; what runs on it runs to its end.")
+        _report(f"{options.name} is removed; its running results finish.")
 
     return _with_store(work)
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

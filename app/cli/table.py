@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 
 def write_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows of cells, the first of them the heads: columns as wide as their widest cell.
+    """Write rows of cells, the first of them the heads: columns as wide as their widest cell.
 
-    What is stored may hold anything: nothing of it reaches the terminal as a command.
+    Stored text may have any characters: none reaches the terminal as a command.
     """
     shown = [[cell if cell.isprintable() else repr(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]

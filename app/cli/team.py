@@ -1,10 +1,11 @@
-"""`python -m app team`: what teams may use."""
+"""`python -m app team`: limits and retention of teams."""
 
 import argparse
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from app.cli.arguments import Subcommands, add_command, add_subcommands
 from app.cli.table import write_table
 from app.core.settings import Settings
 from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
     from app.queue.team_limits import TeamLimits
     from app.results.retention.policy import RetentionPolicy
 
-_HELP = """What each team may use of each model. A row for `--model M` overrides the team's row for
-all models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and its kin, docs/settings.md).
-Running processes hear of a change at once. docs/limits.md tells what each limit means."""
+_HELP = """Limits of each team for each model. A row for `--model M` overrides the team's row for all
+models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and others, docs/settings.md).
+Running processes apply a change at once. docs/limits.md describes the limits."""
 
-_RETAIN_HELP = """How long a team's results and prompts are kept from the end of a result on. What is
-left out is as the settings say (LLM_RESULTS_RETENTION_SECONDS, LLM_PROMPTS_RETENTION_SECONDS). It holds from
-the next minute on, also for what is there: docs/retention.md."""
+_RETAIN_HELP = """Retention of a team's results and prompts, from the end of a result. Omitted values are the
+settings' (LLM_RESULTS_RETENTION_SECONDS, LLM_PROMPTS_RETENTION_SECONDS). A change takes effect
+within a minute, also for existing results: docs/retention.md."""
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 _NUMBERS = {
@@ -32,25 +33,20 @@ _NUMBERS = {
 }
 
 
-def add_team_commands(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `team`."""
-    parser.description = _HELP
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def add_to(commands: Subcommands) -> None:
+    text = "Show and set limits of teams: queue, rates, shares."
+    parser = add_command(commands, "team", text, description=_HELP)
+    actions = add_subcommands(parser)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        return added
-
-    add("list", _list, "Show what is set.")
-    setting = add("set", _set, "Set a team's limits; what is left out goes back to the default.")
+    add_command(actions, "list", "Show the stored limits.", _list)
+    setting = add_command(
+        actions, "set", "Set a team's limits; omitted ones get their defaults.", _set
+    )
     _add_key(setting)
     for flag, (kind, text) in _NUMBERS.items():
         setting.add_argument(flag, type=_positive(kind), help=text)
-    _add_key(add("unset", _unset, "Go back to the defaults."))
-    retaining = add("retain", _retain, _RETAIN_HELP)
+    _add_key(add_command(actions, "unset", "Go back to the defaults.", _unset))
+    retaining = add_command(actions, "retain", _RETAIN_HELP, _retain)
     retaining.add_argument("team", help="the team's id")
     for flag, what in (("--results", "a result is kept"), ("--prompts", "a prompt is kept")):
         retaining.add_argument(
@@ -75,7 +71,7 @@ def _positive(kind: type) -> Callable[[str], float]:
 
 
 def _duration(text: str) -> float:
-    """Seconds; 0 is for ever."""
+    """Seconds; 0 disables the deletion."""
     if text == "forever":
         return 0.0
     value = float(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else float(text)
@@ -97,7 +93,10 @@ def _list(_options: argparse.Namespace) -> int:
         write_table(table)
         if own := await retention.stored():
             sys.stdout.write("\n")
-            kept = [(team, _told(results), _told(prompts)) for team, results, prompts in own]
+            kept = [
+                (team, _duration_text(results), _duration_text(prompts))
+                for team, results, prompts in own
+            ]
             write_table([["team", "results kept", "prompts kept"], *map(list, kept)])
         return 0
 
@@ -110,7 +109,7 @@ def _list(_options: argparse.Namespace) -> int:
     return _with_database(open_both)
 
 
-def _told(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return "forever" if seconds == 0 else f"{seconds:.0f}s"
@@ -148,7 +147,7 @@ def _unset(options: argparse.Namespace) -> int:
     async def work(limits: "TeamLimits") -> int:
         if await limits.remove(options.team, options.model):
             return 0
-        sys.stderr.write(f"nothing is set for team {options.team}, model {options.model}\n")
+        sys.stderr.write(f"no limits are set for team {options.team}, model {options.model}\n")
         return 1
 
     return _with_limits(work)

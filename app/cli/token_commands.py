@@ -1,7 +1,6 @@
-"""What `python -m app token` does: API keys in the database; JWTs by secret or issuer's keys alone.
+"""Commands of `python -m app token`: API keys in the database; JWTs by secret or issuer's keys only.
 
-What is asked for goes to standard output, so that it can be piped; what is said about it to
-standard error.
+Results go to standard output, so that they can be piped; remarks go to standard error.
 """
 
 import argparse
@@ -48,7 +47,7 @@ def _create(options: argparse.Namespace) -> int:
             max_priority=options.max_priority,
         )
         sys.stdout.write(f"{key.text}\n")
-        _say(f"Keep it: it is shown this once. `token revoke {key.prefix}` ends it.")
+        _report(f"Store it: it is shown only once. `token revoke {key.prefix}` ends it.")
 
     return _with_store(work)
 
@@ -58,16 +57,16 @@ def _list(options: argparse.Namespace) -> int:
         head = ["ID", "PREFIX", "TEAM", "NAME", "SCOPES", "MAX PRIORITY", "CREATED", "EXPIRES",
                 "LAST USED", "REVOKED"]  # fmt: skip
         rows = [
-            [str(row["id"]), row["prefix"], row["team_id"], row["name"], ",".join(row["scopes"]),
-             str(row["max_priority"]), _time(row["created_at"]), _time(row["expires_at"]),
-             _time(row["last_used_at"]), _time(row["revoked_at"])]
-            for row in await store.list(options.team)
+            [str(key.id), key.prefix, key.team_id, key.name, ",".join(key.scopes),
+             str(key.max_priority), _time(key.created_at), _time(key.expires_at),
+             _time(key.last_used_at), _time(key.revoked_at)]
+            for key in await store.list(options.team)
         ]  # fmt: skip
         write_table([head, *rows])
         revoked = await store.list_revoked(options.team)
         if revoked:
             sys.stdout.write("\n")
-            ended = [[row["team_id"], row["token_id"], _time(row["revoked_at"])] for row in revoked]
+            ended = [[one.team_id, one.token_id, _time(one.revoked_at)] for one in revoked]
             write_table([["TEAM", "TOKEN ID", "REVOKED"], *ended])
 
     return _with_store(work)
@@ -80,13 +79,13 @@ def _revoke(options: argparse.Namespace) -> int:
     async def work(store: TokenStore) -> None:
         if options.token_id is not None:
             await store.revoke_token(options.team, options.token_id)
-            _say(f"The JWTs {options.token_id} of team {options.team} are revoked.")
+            _report(f"The JWTs {options.token_id} of team {options.team} are revoked.")
             return
         is_id = isinstance(options.key, UUID)
-        row = await store.revoke(
+        key = await store.revoke(
             options.key if is_id else None, prefix=None if is_id else options.key
         )
-        _say(f"The key {row['prefix']} of team {row['team_id']} is revoked.")
+        _report(f"The key {key.prefix} of team {key.team_id} is revoked.")
 
     return _with_store(work)
 
@@ -106,7 +105,7 @@ def _encode(options: argparse.Namespace) -> int:
         to_principal(claims)
         token = encode_with_secret(claims, secret)
     except (InvalidTokenError, jwt.PyJWTError, TypeError) as error:
-        return _fail(f"The service would not take this token: {error}")
+        return _fail(f"The service would refuse this token: {error}")
     sys.stdout.write(f"{token}\n")
     return 0
 
@@ -115,7 +114,7 @@ def _decode(options: argparse.Namespace) -> int:
     try:
         found = jwt.decode_complete(options.token, options={"verify_signature": False})
     except jwt.PyJWTError as error:
-        return _fail(f"This is no JWT: {error}")
+        return _fail(f"This is not a JWT: {error}")
     sys.stdout.write(json.dumps(found["payload"], indent=2, ensure_ascii=False) + "\n")
     is_issued = found["header"].get("alg") in KEY_ALGORITHMS
     secret = None if is_issued else _secret(options)
@@ -127,13 +126,13 @@ def _decode(options: argparse.Namespace) -> int:
         else:
             to_principal(decode_with_secret(options.token, secret))
     except (ServiceError, jwt.PyJWTError) as error:
-        return _fail(f"The service would not take this token: {error}")
-    _say("The signature verifies, and the claims are good. (Revocations are not looked up.)")
+        return _fail(f"The service would refuse this token: {error}")
+    _report("The signature verifies, and the claims are valid. (Revocations are not checked.)")
     return 0
 
 
 async def _verify_issued(token: str) -> None:
-    """As the service does it, by the issuer's keys (LLM_JWKS). No database is asked."""
+    """Verify as the service does, by the issuer's keys (LLM_JWKS), without the database."""
     unused = ("database_host", "database_user", "database_password", "database_name")
     await JwtVerifier(Settings.model_validate(dict.fromkeys(unused, "unused"))).verify(token)
 
@@ -145,23 +144,23 @@ def _secret(options: argparse.Namespace) -> SecretStr | None:
         return None
     weakness = secret_weakness(text)
     if weakness:
-        _say(f"Warning: the secret {weakness}; the service takes it on loopback only.")
+        _report(f"Warning: the secret {weakness}; the service accepts it on loopback only.")
     return SecretStr(text)
 
 
-# --- what is shown ----------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------
 
 
 def _time(moment: datetime | None) -> str:
     return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
 def _fail(text: str) -> int:
-    _say(text)
+    _report(text)
     return 1
 
 

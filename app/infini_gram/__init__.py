@@ -1,5 +1,5 @@
-"""infini-gram indexes: n-gram queries over a corpus, and text attributed to its documents.
+"""infini-gram indexes: n-gram queries over a corpus, and attribution of text to its documents.
 
-The engine and the indexer are the package `infini-gram` (https://infini-gram.io/pkg_doc); it is
-imported in `engine` alone.
+The engine and the indexer are the package `infini-gram` (https://infini-gram.io/pkg_doc); only
+`engine` imports it.
 """

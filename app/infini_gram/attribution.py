@@ -1,10 +1,10 @@
-"""Which parts of a text the corpus of an index has, and in which of its documents.
+"""Attribution of a text to the documents of an index.
 
-As infini-gram API does it (https://github.com/allenai/infinigram-api, attribution_worker/): the
-engine finds the longest parts that occur, no more than `maximumFrequency` times; the best of them are
-kept, each with documents, and each document with three windows around the part.
+The steps are infini-gram API's (https://github.com/allenai/infinigram-api, attribution_worker/): the
+engine finds the longest spans that occur at most `maximumFrequency` times; the best ones are kept,
+each with documents, and each document with three windows around the span.
 
-All of it blocks, and may take long: `check` is called between the steps, and stops it by raising.
+Calls block, possibly for long. `check` is called between the steps and stops them by raising.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,25 +16,26 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 from app.core.errors import invalid_field
-from app.infini_gram.engine import Document, Engine, Span
+from app.infini_gram.engine import Engine
+from app.infini_gram.engine_types import Document, Span
 
-# The original has no upper bounds. These keep one request from taking a machine; each is far above
-# what its clients ask for.
+# The original has no upper bounds. These keep one request from exhausting a machine; each is far
+# above the requests of its clients.
 MAX_CHARACTERS = 100_000
-# The engine starts a thread for each span, all at once: twice as many, and Linux gives no more.
+# The engine starts a thread for each span, all at once; Linux refuses twice as many.
 MAX_TOKENS = 16_384
 MAX_FREQUENCY = 1_000_000
 MAX_DOCUMENTS_PER_SPAN = 1000
 MAX_CONTEXT = 10_000
 MAX_DELIMITERS = 100
 MAX_DELIMITER_CHARACTERS = 100
-# Places that the engine may have to write down for all spans together: about 50 bytes each, and for
-# the span whose documents are chosen just then 250.
+# Occurrences that the engine may materialize for all spans together: about 50 bytes each, and 250
+# for the span whose documents are being chosen.
 MAX_PLACES = 5_000_000
-# Tokens of all documents of an answer: about ten bytes of JSON each.
+# Tokens of all documents of a response: about ten bytes of JSON each.
 MAX_DOCUMENT_TOKENS = 5_000_000
 
-_SAMPLE_SEED = 42  # the original's: the same request has the same documents
+_SAMPLE_SEED = 42  # the original's: the same request returns the same documents
 
 _EXAMPLE = "def main():\n    return None\n"
 
@@ -43,9 +44,9 @@ _Context = Annotated[int, Field(gt=0, le=MAX_CONTEXT)]
 
 
 class AttributionParameters(BaseModel):
-    """How a text is attributed. Members may come in camelCase or snake_case.
+    """Options of an attribution, in camelCase or snake_case.
 
-    Unknown ones are ignored, and so are those that the original once had: `prompt`,
+    Unknown members are ignored, and so are those that the original once had: `prompt`,
     `includeDocuments`, `filterMethod` and others.
     """
 
@@ -79,7 +80,7 @@ class AttributionParameters(BaseModel):
         "length", description="Which spans are kept: the longest, or those of the rarest tokens."
     )
     maximum_documents_per_span: int = Field(
-        10, gt=0, le=MAX_DOCUMENTS_PER_SPAN, description="Of more, a sample: always the same."
+        10, gt=0, le=MAX_DOCUMENTS_PER_SPAN, description="If there are more, a fixed sample."
     )
     maximum_context_length: _Context = Field(
         250, description="Most tokens of `text` on each side of the span."
@@ -89,8 +90,6 @@ class AttributionParameters(BaseModel):
 
 
 class AttributionRequest(AttributionParameters):
-    """A text and how it is attributed."""
-
     response: str = Field(max_length=MAX_CHARACTERS, examples=[_EXAMPLE])
 
 
@@ -100,9 +99,9 @@ def attribute(
     response: str,
     check: Check = lambda: None,
 ) -> dict[str, Any]:
-    """The whole answer of infini-gram API's attribution, ready for JSON.
+    """Return the response of infini-gram API's attribution, ready for JSON.
 
-    Raises InvalidRequestError for what goes beyond a bound, EngineError, and what `check` raises.
+    Raises InvalidRequestError for values beyond a bound, EngineError, and any exception of `check`.
     """
     _check_length(len(response), MAX_CHARACTERS, "characters")
     ids = engine.tokenizer.encode(response)
@@ -127,7 +126,7 @@ def attribute(
 
 
 def delimiter_ids(engine: Engine, delimiters: Sequence[str]) -> list[int]:
-    """The ids that end a span: those the index declares for a text, else those of its tokens."""
+    """Token ids that end a span: those that the index declares for a text, or else its encoding."""
     declared = engine.declaration.delimiters
     ids: dict[int, None] = {}
     for delimiter in delimiters:
@@ -141,7 +140,7 @@ def delimiter_ids(engine: Engine, delimiters: Sequence[str]) -> list[int]:
 def rank_and_cap(
     spans: Sequence[Span], parameters: AttributionParameters, tokens: int
 ) -> list[Span]:
-    """The best spans, as many as the density allows, in the order of the text."""
+    """The best spans, as many as the density allows, in text order."""
     density = parameters.maximum_span_density
     most = tokens if density >= 1 else ceil(tokens * density)
     if parameters.span_ranking_method == "length":
@@ -152,7 +151,7 @@ def rank_and_cap(
 
 
 class _Windows:
-    """Fetches documents, and counts their tokens against the bound of an answer."""
+    """Fetches documents, and counts their tokens against the bound of a response."""
 
     def __init__(self, engine: Engine, parameters: AttributionParameters, check: Check) -> None:
         self._engine = engine
@@ -161,7 +160,6 @@ class _Windows:
         self._tokens = 0
 
     def span_to_wire(self, span: Span, ids: Sequence[int]) -> dict[str, Any]:
-        """A span with its documents."""
         token_ids = list(ids[span.left : span.right])
         return {
             "left": span.left,
@@ -215,7 +213,7 @@ class _Windows:
             "displayLengthLong": len(long),
             "needleOffsetLong": long_offset,
             "textLong": decode(long),
-            # A length, whatever its name says: the original's word.
+            # A length, despite the original's name.
             "displayOffsetSnippet": len(snippet),
             "needleOffsetSnippet": snippet_offset,
             "textSnippet": decode(snippet),
@@ -223,7 +221,7 @@ class _Windows:
 
 
 def cut(document: Document, length: int, context: int) -> tuple[list[int], int]:
-    """At most `context` tokens on each side of the needle, and where it begins among them."""
+    """At most `context` tokens on each side of the needle, and the needle's offset in them."""
     start = max(0, document.needle_offset - context)
     end = document.needle_offset + length + context
     return document.token_ids[start:end], document.needle_offset - start
@@ -241,9 +239,9 @@ def _check_frequency(
     parameters: AttributionParameters,
     check: Check,
 ) -> None:
-    """Refuse what could make the engine write down too many places.
+    """Refuse a text whose attribution could materialize too many occurrences.
 
-    Only for a large `maximumFrequency` need any be counted.
+    Only a large `maximumFrequency` requires counting.
     """
     if len(ids) * min(parameters.maximum_frequency, engine.total_tokens) <= MAX_PLACES:
         return
@@ -256,7 +254,7 @@ def _check_frequency(
             continue
         most, right, is_whole = _measure(engine, ids, left, frozenset(delimiters), is_end, enough)
         if is_whole and right <= reached:
-            continue  # it is within an earlier one, and falls away
+            continue  # contained in an earlier span, and dropped
         reached = max(reached, right)
         places += min(parameters.maximum_frequency, most)
     if places > MAX_PLACES:
@@ -269,7 +267,7 @@ def _check_frequency(
 def _word_bounds(
     engine: Engine, ids: Sequence[int], parameters: AttributionParameters
 ) -> tuple[Sequence[bool], Sequence[bool]]:
-    """Whether a span may begin with each token; whether one may end before it, or with the text."""
+    """Flags per token: a span may begin with it; a span may end before it (or with the text)."""
     if parameters.allow_spans_with_partial_words:
         return [True] * len(ids), [True] * (len(ids) + 1)
     starts = engine.tokenizer.word_start_ids()
@@ -285,10 +283,10 @@ def _measure(
     is_end: Sequence[bool],
     enough: int,
 ) -> tuple[int, int, bool]:
-    """A bound of the occurrences of the span that begins here: those of a beginning of it.
+    """An upper bound of the occurrences of the span that begins here: those of one of its prefixes.
 
-    Also where that beginning ends, and whether it is the whole span. The search for a longer one
-    ends when few enough places are left.
+    Also returns the end of that prefix, and whether it is the whole span. The search for a longer
+    prefix ends when few enough occurrences are left.
     """
     most, end = 0, left
     for right in range(left + 1, len(ids) + 1):

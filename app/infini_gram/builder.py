@@ -1,85 +1,38 @@
-"""Builds an index of a corpus: whole, or not at all.
+"""Builds an index of a corpus, completely or not at all.
 
-The tokens are written here, with the tokenizer of the index; the package's own indexer then
-finds them written and makes the suffix array over them (`infini_gram/indexing.py`). All of it
-happens in a hidden directory beside the index, which gets its name at the end.
+`token_files` writes the tokens, with the tokenizer of the index; the package's own indexer then makes
+the suffix array over them (`suffix_array`). The build uses a hidden directory beside
+the index, which is renamed at the end.
 
 The files of a shard, as the engine reads them (little-endian):
-`tokenized` the tokens, each document after a separator of 0xff bytes; `offset` where each
-document begins in it, 8 bytes each; `metadata` a JSON line for each document; `metaoff` where each
-begins; `unigram` how often each token occurs; `table` the suffix array.
+`tokenized` the tokens, each document after a separator of 0xff bytes; `offset` the position of each
+document in it, 8 bytes each; `metadata` a JSON line for each document; `metaoff` the position of
+each line; `unigram` the count of each token; `table` the suffix array.
 """
 
 import contextlib
-import math
 import os
-import re
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
-
-import orjson
 
 from app.core.errors import EngineError
-from app.infini_gram.corpus import Corpus, CorpusDocument, Split
+from app.infini_gram.build_options import BuildError, BuildOptions, Report
+from app.infini_gram.build_space import check_estimate, check_space
+from app.infini_gram.corpus import Corpus
 from app.infini_gram.declarations import BYTES, Declaration
 from app.infini_gram.engine import MISSING_PACKAGE, Engine
-from app.infini_gram.manifest import FORMAT, KINDS, WIDTH, Manifest, entry_of
+from app.infini_gram.manifest import FORMAT, KINDS, Manifest, entry_of
+from app.infini_gram.suffix_array import make_suffix_array
+from app.infini_gram.token_files import WrittenTokens, write_tokens
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 
-GIB = 1 << 30
-# Encoded together, on all processors.
-_BATCH_CHARACTERS = 1_000_000
-_BATCH_DOCUMENTS = 1_000
-# Bytes of memory for each byte of tokens: the indexer's own figures, by which it makes parts.
-_MEMORY_FACTOR = {"u8": 12, "u16": 8}
-_MEMORY_BESIDE = 300_000_000  # Python, numpy, a batch of texts
-_DISK_BESIDE = 20_000_000
-_BYTES_A_TOKEN = 3  # of text, at the least, by any tokenizer one would take
-_SMALL = 2_000_000  # bytes of tokens that one processor indexes in a moment
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
-# Called now and then with the step, its share that is done (0 to 1) and a detail.
-Tell = Callable[[str, float, str], None]
-
-
-class BuildError(Exception):
-    """The index was not built, and nothing is left of it; the message is one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """What to build: an index in `directory`, which must not exist yet unless it is to `replace` it.
-
-    `tokenizer` is a path or "bytes"; `end_id` its end-of-text token, where it does not tell.
-    `memory` bounds the indexer, in bytes; `open_files` its open files.
-    """
-
-    corpus: Path
-    directory: Path
-    tokenizer: str = BYTES
-    end_id: int | None = None
-    split: Split = "file"
-    memory: int = GIB
-    cpus: int = 2
-    open_files: int | None = None
-    replace: bool = False
-
-
-def build(options: BuildOptions, tell: Tell = lambda *_: None) -> Manifest:
-    """Build it. Raises BuildError, CorpusError, TokenizerError or OSError, and leaves nothing."""
+def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
+    """Build an index. Raises BuildError, CorpusError, TokenizerError or OSError, and leaves no files."""
     if find_spec("infini_gram") is None:
         raise BuildError(MISSING_PACKAGE)
     tokenizer = open_tokenizer(options.tokenizer, options.end_id)
@@ -91,20 +44,20 @@ def build(options: BuildOptions, tell: Tell = lambda *_: None) -> Manifest:
     with _hidden_directory(options.directory) as hidden:
         new = hidden / "new"
         new.mkdir()
-        _check_before(options, corpus, tokenizer)
-        written = _write_tokens(new, corpus, tokenizer, tell)
-        _check_room(options, new, tokenizer, written.tokens)
-        _make_suffix_array(options, new, tokenizer, written.tokens, tell)
-        manifest = _seal(options, new, tokenizer, written, tell)
-        _try_out(new, written)
-        _put(new, options.directory, hidden / "replaced")
+        check_estimate(options, corpus, tokenizer)
+        written = write_tokens(new, corpus, tokenizer, report)
+        check_space(options, new, tokenizer, written.tokens)
+        make_suffix_array(options, new, tokenizer, written.tokens, report)
+        manifest = _write_manifest(options, new, tokenizer, written, report)
+        _verify(new, written)
+        _replace(new, options.directory, hidden / "replaced")
     return manifest
 
 
-def _put(new: Path, directory: Path, aside: Path) -> None:
-    """Give the index its name; one that has it goes aside, and back where that fails.
+def _replace(new: Path, directory: Path, aside: Path) -> None:
+    """Rename the new index; an existing one moves aside, and back if the rename fails.
 
-    Processes that have the old one open keep it.
+    Processes that have the old index open keep it.
     """
     if not directory.exists():
         new.rename(directory)
@@ -119,9 +72,9 @@ def _put(new: Path, directory: Path, aside: Path) -> None:
 
 @contextlib.contextmanager
 def _hidden_directory(directory: Path) -> Iterator[Path]:
-    """A directory beside the index's, removed at the end if it is still there.
+    """A directory beside the index's, removed at the end if it still exists.
 
-    Also removes those that killed builds of the same index left.
+    Also removes the directories of builds of the same index that were killed.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     for left in directory.parent.glob(f".{directory.name}.building-*"):
@@ -146,259 +99,18 @@ def _is_running(process_id: int) -> bool:
     return True
 
 
-# --- Room --------------------------------------------------------------------------------------------
-
-
-def _check_before(options: BuildOptions, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    """By an estimate: better refused now than after an hour."""
-    text = corpus.likely_text_bytes
-    tokens = text if tokenizer.dtype == "u8" else text // _BYTES_A_TOKEN
-    _check_room(options, options.directory.parent, tokenizer, tokens, is_estimate=True)
-
-
-def _check_room(
+def _write_manifest(
     options: BuildOptions,
     directory: Path,
     tokenizer: Tokenizer,
-    tokens: int,
-    *,
-    is_estimate: bool = False,
-) -> None:
-    """Memory and disk for the suffix array of so many tokens (and for the tokens themselves)."""
-    size = tokens * WIDTH[tokenizer.dtype]
-    # At its peak the array is there twice: in parts and merged, or merged and whole.
-    disk = 2 * tokens * _pointer_width(size) + (size if is_estimate else 0) + _DISK_BESIDE
-    memory = min(options.memory, size * _MEMORY_FACTOR[tokenizer.dtype]) + _MEMORY_BESIDE
-    about = "about " if is_estimate else ""
-    free = shutil.disk_usage(directory).free
-    if free < disk:
-        raise BuildError(
-            f"Too little space in {directory}: {about}{_megabytes(disk)} needed for {tokens:,} "
-            f"tokens, {_megabytes(free)} free"
-        )
-    available = _available_memory()
-    if available < memory:
-        raise BuildError(
-            f"Too little memory: {about}{_megabytes(memory)} needed, {_megabytes(available)} "
-            "available: close something, or give the indexer less (--memory)"
-        )
-
-
-def _pointer_width(size: int) -> int:
-    """Bytes of an entry of the suffix array over so many bytes of tokens, as the indexer has it."""
-    return max(1, math.ceil(math.log2(max(2, size)) / 8))
-
-
-def _available_memory() -> int:
-    """Bytes that can be used now: what the machine has, or what our control group leaves."""
-    told = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(told["MemAvailable"].split()[0]) * 1024
-    for limit_file in map(Path, _CGROUP_LIMITS):
-        with contextlib.suppress(OSError):
-            if (limit := limit_file.read_text().strip()).isdigit():
-                available = min(available, int(limit))
-    return available
-
-
-def _megabytes(size: int) -> str:
-    return f"{max(1, round(size / 1e6)):,} MB"
-
-
-# --- Tokens ------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Written:
-    """What was written, and the first tokens of its first and last document to try it out with."""
-
-    documents: int = 0
-    tokens: int = 0
-    first: bytes = b""
-    last: bytes = b""
-
-
-class _Files:
-    """The files of the one shard, as they are written."""
-
-    def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
-        self._directory = directory
-        self._width = WIDTH[tokenizer.dtype]
-        self._code = "B" if self._width == 1 else "H"
-        self._separator = b"\xff" * self._width
-        self._counts: Counter[int] = Counter()
-        self._size = self._metadata_size = 0
-        self.written = _Written()
-
-    def __enter__(self) -> "_Files":
-        self._tokenized, self._offset = self._new("tokenized"), self._new("offset")
-        self._metadata, self._metaoff = self._new("metadata"), self._new("metaoff")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in (self._tokenized, self._offset, self._metadata, self._metaoff):
-            file.close()
-
-    def _new(self, kind: str) -> BinaryIO:
-        return (self._directory / f"{kind}.0").open("wb")
-
-    def add(self, documents: list[CorpusDocument], encoded: list[bytes]) -> None:
-        """Write documents with their tokens; those without any are left out."""
-        offsets, metaoffs = array("Q"), array("Q")
-        for document, tokens in zip(documents, encoded, strict=True):
-            if not tokens:
-                continue
-            row = {"path": document.path, "linenum": document.line, "metadata": document.metadata}
-            line = orjson.dumps(row) + b"\n"
-            content = self._separator + tokens
-            self._tokenized.write(content)
-            self._metadata.write(line)
-            offsets.append(self._size)
-            metaoffs.append(self._metadata_size)
-            self._size += len(content)
-            self._metadata_size += len(line)
-            self._counts.update(array(self._code, content))
-            self.written.first = self.written.first or tokens[: 8 * self._width]
-            self.written.last = tokens[: 8 * self._width]
-        self._offset.write(offsets.tobytes())
-        self._metaoff.write(metaoffs.tobytes())
-        self.written.documents += len(offsets)
-        self.written.tokens = self._size // self._width
-
-    def write_unigrams(self) -> None:
-        """Lines `id count`. Of bytes a count alone: the engine reads an id there as a character."""
-        if self._width == 1:
-            lines = [f"{self._counts[one]}\n" for one in range(256)]
-        else:
-            lines = [f"{one} {count}\n" for one, count in sorted(self._counts.items())]
-        (self._directory / "unigram.0").write_text("".join(lines))
-
-
-def _write_tokens(directory: Path, corpus: Corpus, tokenizer: Tokenizer, tell: Tell) -> _Written:
-    with _Files(directory, tokenizer) as files:
-        for batch in _batches(corpus):
-            files.add(batch, tokenizer.encode_for_disk([document.text for document in batch]))
-            written = files.written
-            tell(
-                "tokens",
-                corpus.read_bytes / max(1, corpus.size),
-                f"{written.documents:,} documents, {written.tokens:,} tokens",
-            )
-        files.write_unigrams()
-    if not files.written.documents:
-        raise BuildError("The corpus is empty: no document has a text")
-    return files.written
-
-
-def _batches(corpus: Corpus) -> Iterator[list[CorpusDocument]]:
-    batch: list[CorpusDocument] = []
-    size = 0
-    for document in corpus:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-# --- The suffix array --------------------------------------------------------------------------------
-
-# What the indexer says when a step begins, and where its output grows.
-_STEPS = (("make-part", "parts-0"), ("merge", "merged-0"), ("concat", "table.0"))
-
-
-def _make_suffix_array(
-    options: BuildOptions, directory: Path, tokenizer: Tokenizer, tokens: int, tell: Tell
-) -> None:
-    """Run the package's indexer over the tokens that are written."""
-    size = tokens * WIDTH[tokenizer.dtype]
-    log_file = directory / "build.log"
-    # It runs shell commands with this path in them, and replaces words in it: give it a plain one.
-    with tempfile.TemporaryDirectory(prefix="infini-gram-", dir=_plain_directory()) as plain:
-        link = Path(plain) / "build"
-        link.symlink_to(directory.absolute(), target_is_directory=True)
-        command = [sys.executable, "-I", "-u", "-m", "infini_gram.indexing"]
-        command += ["--data_dir", str(link), "--save_dir", str(link), "--temp_dir", str(link)]
-        command += ["--token_dtype", tokenizer.dtype]
-        command += ["--cpus", str(1 if size < _SMALL else options.cpus)]
-        command += ["--mem", str(max(1, options.memory // GIB))]
-        command += ["--ulimit", str(options.open_files or _most_open_files())]
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 # our own arguments
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=directory,
-                start_new_session=True,
-            )
-        try:
-            while process.poll() is None:
-                _tell_step(directory, log_file, tokens * _pointer_width(size), tell)
-                time.sleep(0.05)
-        finally:
-            _end(process)
-    if process.returncode != 0 or not (directory / "table.0").is_file():
-        lines = [line.strip() for line in _log_text(log_file).splitlines() if line.strip()]
-        raise BuildError(
-            f"The indexer failed (status {process.returncode}): {' | '.join(lines[-3:])}"
-        )
-    log_file.unlink()
-
-
-def _tell_step(directory: Path, log_file: Path, expected: int, tell: Tell) -> None:
-    text = _log_text(log_file)
-    begun = [(name, output) for name, output in _STEPS if f"({name})" in text]
-    if begun:
-        name, output = begun[-1]
-        tell(f"suffix array, {name}", min(1.0, _size(directory / output) / expected), "")
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of the files of a directory, which may be removed meanwhile."""
-    with contextlib.suppress(OSError):
-        if path.is_dir():
-            return sum(file.stat().st_size for file in path.iterdir())
-        return path.stat().st_size
-    return 0
-
-
-def _log_text(log_file: Path) -> str:
-    return log_file.read_bytes()[-20_000:].decode(errors="replace")
-
-
-def _plain_directory() -> str:
-    """Where a temporary path holds nothing that a shell would read as anything else."""
-    chosen = tempfile.gettempdir()
-    return chosen if re.fullmatch(r"[A-Za-z0-9/._-]+", chosen) else "/tmp"  # noqa: S108
-
-
-def _most_open_files() -> int:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it and what it started, if it has not ended."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-# --- The end -----------------------------------------------------------------------------------------
-
-
-def _seal(
-    options: BuildOptions, directory: Path, tokenizer: Tokenizer, written: _Written, tell: Tell
+    written: WrittenTokens,
+    report: Report,
 ) -> Manifest:
-    """Put the tokenizer and the manifest to the files."""
     if options.tokenizer != BYTES:
         shutil.copyfile(options.tokenizer, directory / "tokenizer.json")
     files = {}
     for number, kind in enumerate(KINDS):
-        tell("checksums", number / len(KINDS), "")
+        report("checksums", number / len(KINDS), "")
         files[f"{kind}.0"] = entry_of(directory / f"{kind}.0")
     try:
         manifest = Manifest(
@@ -419,8 +131,8 @@ def _seal(
     return manifest
 
 
-def _try_out(directory: Path, written: _Written) -> None:
-    """Open the index and find what must be in it: the indexer has failed silently before."""
+def _verify(directory: Path, written: WrittenTokens) -> None:
+    """Open the index and find its first and last tokens: the indexer has failed silently before."""
     inside = directory / "tokenizer.json"
     tokenizer = str(inside) if inside.exists() else BYTES
     engine = Engine(Declaration(directory.name, directory, tokenizer))

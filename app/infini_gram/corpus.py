@@ -1,7 +1,7 @@
 """The documents of a corpus: .txt and .jsonl files, plain or compressed, alone or in a directory.
 
-A line of JSON is a document: its `text`, and all its other members as metadata. A text file is
-one document, or each of its blocks between blank lines, or each of its lines.
+A line of JSON is a document: its `text`, and all other members as metadata. A text file is one
+document, or each of its blocks between blank lines, or each of its lines.
 """
 
 import bz2
@@ -19,10 +19,10 @@ import orjson
 Split = Literal["file", "blocks", "lines"]
 
 # A document is encoded in one piece, which takes some twenty times its size.
-MOST_DOCUMENT_BYTES = 100_000_000
+MAX_DOCUMENT_BYTES = 100_000_000
 _LINES = (".jsonl", ".ndjson")
 _TEXTS = (".txt",)
-# Each with how many times larger its text is likely to be.
+# Each with the likely ratio of its text's size to the file's.
 _OPENERS: dict[str, tuple[Callable[[IO[bytes]], IO[bytes]], int]] = {
     "": (lambda raw: raw, 1),
     ".gz": (lambda raw: cast("IO[bytes]", gzip.GzipFile(fileobj=raw)), 4),
@@ -30,16 +30,16 @@ _OPENERS: dict[str, tuple[Callable[[IO[bytes]], IO[bytes]], int]] = {
     ".xz": (lambda raw: cast("IO[bytes]", lzma.LZMAFile(raw)), 6),  # noqa: SIM115 # the reader closes it
 }
 _ELSEWHERE = {".zst": "zstd -d", ".lz4": "lz4 -d", ".zip": "unzip", ".7z": "7z x"}
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, before a file's first line; not a part of the text
+_MARK = b"\xef\xbb\xbf"  # UTF-8's byte order mark; not a part of the text
 
 
 class CorpusError(Exception):
-    """The corpus cannot be read; the message is one line that says which file and line."""
+    """The corpus cannot be read; the message is one line that names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusDocument:
-    """A text, and where it stood: the file, relative to the corpus, and the line, from 0."""
+    """A text and its origin: the file, relative to the corpus, and the line, from 0."""
 
     text: str
     path: str
@@ -48,10 +48,10 @@ class CorpusDocument:
 
 
 class Corpus:
-    """The files of a corpus; iterated, its documents. `read_bytes` of `size` are behind it."""
+    """The files of a corpus; iterating yields documents. `read_bytes` of `size` have been read."""
 
     def __init__(self, source: Path, split: Split = "file") -> None:
-        """Find the files. Raises CorpusError where there are none."""
+        """Find the files. Raises CorpusError if there are none."""
         self._split = split
         try:
             if source.is_dir():
@@ -72,17 +72,17 @@ class Corpus:
 
     @property
     def likely_text_bytes(self) -> int:
-        """About how much text it is: what is compressed has to be guessed."""
+        """Estimated size of the text: the size of compressed text is a guess."""
         return sum(
             file.stat().st_size * _OPENERS[compression][1]
             for file, (_, compression) in zip(self._files, self._kinds, strict=True)
         )
 
     def __iter__(self) -> Iterator[CorpusDocument]:
-        """Each document that has a text. Raises CorpusError at the first that is none."""
+        """Each document that has a text. Raises CorpusError at the first invalid one."""
         before = 0
         for file, (kind, compression) in zip(self._files, self._kinds, strict=True):
-            # Some file systems allow names that no UTF-8 can tell.
+            # Some file systems allow names that are not valid UTF-8.
             path = os.fsencode(file.relative_to(self._root)).decode("utf-8", "replace")
             try:
                 with file.open("rb") as raw, _OPENERS[compression][0](raw) as stream:
@@ -94,7 +94,7 @@ class Corpus:
             except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
                 raise CorpusError(f"{file} is damaged: {error}") from error
             except OSError as error:
-                # bz2 tells damage so, without a number.
+                # bz2 reports damage this way, without an errno
                 problem = error.strerror or f"it is damaged: {error}"
                 raise CorpusError(f"{file}: {problem}") from error
             before += file.stat().st_size
@@ -110,9 +110,9 @@ class Corpus:
             except orjson.JSONDecodeError as error:
                 if not _is_utf8(line):
                     raise CorpusError(f"{place}: it is not UTF-8") from None
-                raise CorpusError(f"{place}: no JSON: {error}") from None
+                raise CorpusError(f"{place}: invalid JSON: {error}") from None
             if not isinstance(row, dict):
-                raise CorpusError(f"{place}: no JSON object")
+                raise CorpusError(f"{place}: not a JSON object")
             text = row.pop("text", None)
             if not isinstance(text, str):
                 raise CorpusError(f"{place}: it has no text: the member `text` must be a string")
@@ -130,9 +130,9 @@ class Corpus:
                     continue
             block.append(line)
             size += len(line)
-            if size > MOST_DOCUMENT_BYTES:
+            if size > MAX_DOCUMENT_BYTES:
                 raise CorpusError(
-                    f"{file} is one document of more than {MOST_DOCUMENT_BYTES} bytes: take its "
+                    f"{file} is one document of more than {MAX_DOCUMENT_BYTES} bytes: take its "
                     "blocks between blank lines, or its lines (--split blocks, --split lines)"
                 )
         yield _text(file, path, begun, block, is_part=self._split != "file")
@@ -154,9 +154,9 @@ def _text(
 
 def _bounded_lines(file: Path, stream: IO[bytes]) -> Iterator[bytes]:
     is_first = True
-    while line := stream.readline(MOST_DOCUMENT_BYTES + 1):
-        if len(line) > MOST_DOCUMENT_BYTES:
-            raise CorpusError(f"{file} has a line of more than {MOST_DOCUMENT_BYTES} bytes")
+    while line := stream.readline(MAX_DOCUMENT_BYTES + 1):
+        if len(line) > MAX_DOCUMENT_BYTES:
+            raise CorpusError(f"{file} has a line of more than {MAX_DOCUMENT_BYTES} bytes")
         yield line.removeprefix(_MARK) if is_first else line
         is_first = False
 
@@ -170,7 +170,7 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """Those of a directory and what is below it that are meant: nothing hidden, no other kinds."""
+    """The text files of a directory tree, without hidden ones and other types."""
     for file in directory.rglob("*"):
         hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)
         if hidden or not file.is_file():
@@ -181,11 +181,11 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _kind(file: Path) -> tuple[str, str]:
-    """What is in a file, and how it is compressed. Raises CorpusError for other files."""
+    """The format of a file and its compression. Raises CorpusError for other files."""
     if not file.exists():
         raise CorpusError(f"{file} does not exist")
     if not file.is_file():
-        raise CorpusError(f"{file} is no file")
+        raise CorpusError(f"{file} is not a file")
     suffix = file.suffix.lower()
     if command := _ELSEWHERE.get(suffix):
         raise CorpusError(f"{file}: {suffix} cannot be read here: decompress it ({command})")

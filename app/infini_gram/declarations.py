@@ -22,8 +22,8 @@ from typing import Any, Literal
 BYTES = "bytes"  # the tokenizer that makes a token of each byte
 TokenDtype = Literal["u8", "u16"]
 
-# First segments of our own paths, and of some that a proxy or a browser asks for: no index may
-# hide behind them. A test holds it against the routes that there are.
+# First segments of the service's own paths, and of some that a proxy or a browser requests: no index
+# may hide behind them. A test compares the set with the actual routes.
 RESERVED_NAMES = frozenset(
     {
         *(
@@ -70,15 +70,15 @@ _KEYS = {"path", "tokenizer", "description", "delimiters"}
 
 
 class DeclarationError(Exception):
-    """The file or one of its declarations is wrong; the message is one line that says where."""
+    """The file or one of its declarations is wrong; the message is one line that names the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One index: where it is and what reads its tokens. Its manifest tells the rest.
+    """One index: its path and the source of its tokenizer. Its manifest has the rest.
 
     `tokenizer` is the path of a tokenizer.json, or "bytes". `delimiters` are token ids of texts
-    that the tokenizer would encode to something else where they stand alone.
+    that the tokenizer would encode differently when they stand alone.
     """
 
     name: str
@@ -89,15 +89,14 @@ class Declaration:
 
     @property
     def token_dtype(self) -> TokenDtype:
-        """How wide a token is on disk."""
         return "u8" if self.tokenizer == BYTES else "u16"
 
 
 def check_name(name: str) -> str:
-    """The name, if it may be an index's. Raises DeclarationError."""
+    """Return the name, if an index may have it. Raises DeclarationError."""
     if not _NAME.fullmatch(name):
         raise DeclarationError(
-            f"{name!r} is no plain name: letters, digits, '.', '_' and '-', at most 128, and a "
+            f"{name!r} is not a plain name: letters, digits, '.', '_' and '-', at most 128, and a "
             "letter or digit first"
         )
     if name.lower() in RESERVED_NAMES:
@@ -119,11 +118,10 @@ def read_declarations(file: Path | None) -> list[Declaration]:
 
 
 def parse_declarations(text: str, file: Path) -> list[Declaration]:
-    """The indexes of a file's text. Raises DeclarationError."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # Its message ends with the line and column; a name used twice is found here, too.
+        # The message ends with line and column; this also finds a name that is used twice.
         raise DeclarationError(f"{file}: {error}") from error
     if unknown := sorted(set(document) - {"indexes"}):
         raise DeclarationError(f'{file}: {unknown[0]!r} is unknown: write [indexes."NAME"]')
@@ -142,9 +140,9 @@ def parse_declarations(text: str, file: Path) -> list[Declaration]:
 
 
 def add_declaration(file: Path, declaration: Declaration) -> None:
-    """Write the declaration at the file's end; what is there stays as it is.
+    """Append the declaration to the file, whose content stays unchanged.
 
-    Raises DeclarationError where that cannot be, and OSError.
+    Raises DeclarationError if that is impossible, and OSError.
     """
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     if text and not text.endswith("\n"):
@@ -162,7 +160,7 @@ def add_declaration(file: Path, declaration: Declaration) -> None:
 
 
 def to_toml(declaration: Declaration, directory: Path | None = None) -> str:
-    """The lines that declare it, in a file of this directory: what is below it can move with it."""
+    """The lines of the declaration; paths below `directory` are relative, so that both can move together."""
 
     def place(path: Path) -> str:
         is_below = directory is not None and path.is_relative_to(directory)
@@ -178,7 +176,7 @@ def to_toml(declaration: Declaration, directory: Path | None = None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: JSON's escapes are among its own, but for one character."""
+    """A TOML string: JSON's escapes are valid in it, except one."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -208,7 +206,7 @@ def _declaration(name: str, table: object, file: Path) -> Declaration:
 
 
 def _tokenizer(text: str, path: Path, file: Path) -> str:
-    """Absent: the tokenizer that the builder left in the index, if any."""
+    """The tokenizer's path; if absent, the one that the builder left in the index, if any."""
     if text == BYTES:
         return BYTES
     if text:

@@ -1,20 +1,18 @@
 """infini-gram's engine, typed and guarded: the only importer of the package `infini_gram`.
 
 The package maps an index's files into memory and answers in C++ (https://infini-gram.io/pkg_doc).
-Its Python part tells some bad input by a dictionary `{"error": ...}` that its caller must look
-for; other bad input crashes the process, or is answered wrongly. Here every value is checked first.
+Its Python part reports some bad input by a dictionary `{"error": ...}`; other bad input crashes the
+process, or gives wrong results. Here every value is checked first.
 
-Methods block, and release the interpreter's lock: call them through `Indexes.run`. They may be
-called by several threads at the same time.
+Methods block, and release the interpreter's lock: call them through `Indexes.run`. Several threads
+may call them at the same time.
 """
 
 import hashlib
 import os
 import tempfile
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -22,125 +20,39 @@ import orjson
 from app.core.errors import EngineError, EngineInputError
 from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
+from app.infini_gram.engine_types import (
+    Cnf,
+    Count,
+    Distribution,
+    Document,
+    Found,
+    FoundCnf,
+    Ids,
+    InfgramDistribution,
+    InfgramProb,
+    Prob,
+    Span,
+)
 from app.infini_gram.manifest import WIDTH, Manifest
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 
-Ids = Sequence[int]
-Cnf = Sequence[Sequence[Ids]]  # all of: any of: these tokens in a row
-
-# Bounds that keep the engine's 64-bit sums from overflowing, and an answer in memory. A dialect
+# Bounds that keep the engine's 64-bit sums from overflowing, and a response in memory. A dialect
 # has its own, far below.
-_MOST_TOKENS = 10_000_000
+MAX_TOKENS = 10_000_000
 # Threads that one attribution starts in the engine at a time.
 _ATTRIBUTION_BLOCK = 64
-_VERSION = 4  # of the index's layout: suffix arrays over the tokens in reading order
+_LAYOUT_VERSION = 4  # of the index's layout: suffix arrays over the tokens in reading order
 
 MISSING_PACKAGE = (
     "the package infini-gram is not installed; it is supported on Linux on x86-64 alone"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Where a sequence stands: a range [start, end) of ranks in each shard's suffix array."""
-
-    count: int
-    segment_by_shard: list[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCnf:
-    """Pointers (byte offsets into a shard's tokens) of places that satisfy all clauses.
-
-    `approx`: there were more than could be looked at, and `count` is an estimate. Without any
-    place the engine may leave out the shards, too.
-    """
-
-    count: int
-    approx: bool
-    ptrs_by_shard: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    count: int
-    approx: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Prob:
-    """How often the prompt occurs, and how often the continuation follows it.
-
-    `prob` is -1 where the prompt does not occur: then there is no probability.
-    """
-
-    prompt_count: int
-    continuation_count: int
-    prob: float
-
-
-@dataclass(frozen=True, slots=True)
-class InfgramProb(Prob):
-    """Of the longest suffix of the prompt that occurs, `suffix_length` tokens long."""
-
-    suffix_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """What follows the prompt: each token's count and probability."""
-
-    prompt_count: int
-    by_token: dict[int, tuple[int, float]]
-    approx: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InfgramDistribution(Distribution):
-    """Of the longest suffix of the prompt that occurs, `suffix_length` tokens long."""
-
-    suffix_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A part of a document: `display_length` tokens of its `length`.
-
-    The needle begins at token `needle_offset` of the part. `metadata` is what the corpus had
-    beside the text, in `metadata`, and where the text was: `path` and `linenum`.
-    """
-
-    index: int
-    length: int
-    display_length: int
-    needle_offset: int
-    metadata: dict[str, Any]
-    token_ids: list[int]
-    blocked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens [left, right) of a text that occur `count` times."""
-
-    left: int
-    right: int
-    length: int
-    count: int
-    unigram_logprob_sum: float
-    _found: Any  # what the package tells of it
-
-    @property
-    def pointers(self) -> list[tuple[int, int]]:
-        """Where it occurs: (shard, pointer). Made when it is asked for: it may be of millions."""
-        return [(place.s, place.ptr) for place in self._found.docs]
-
-
 class Engine:
-    """One opened index. Its files are the caller's to verify: `Indexes` does.
+    """One opened index. The caller verifies its files first, as `Indexes` does.
 
-    Every method raises EngineInputError for values out of their range, and EngineError for
-    what the engine itself reports. `vocab_size` bounds token ids; `shard_count` shards.
+    Every method raises EngineInputError for values out of their range, and EngineError for errors that
+    the engine reports. `vocab_size` bounds token ids; `shard_count` shards.
     """
 
     def __init__(self, declaration: Declaration) -> None:
@@ -175,12 +87,12 @@ class Engine:
             word_starts.write("".join(f"{one}\n" for one in ids))
             word_starts.flush()
             engine = InfiniGramEngine(
-                # It takes a file for a suffix array if "table" is anywhere in its path, and so
-                # on: this path has none of its words, whatever the directory is called.
+                # The engine takes a file for a suffix array if "table" is anywhere in its path, and so
+                # on: this path has none of its words.
                 index_dir=f"/proc/self/fd/{self._directory}",
                 eos_token_id=self.end_id,
                 vocab_size=self.vocab_size,
-                version=_VERSION,
+                version=_LAYOUT_VERSION,
                 token_dtype=self.manifest.token_dtype,
                 bow_ids_path=word_starts.name,
                 attribution_block_size=_ATTRIBUTION_BLOCK,
@@ -197,55 +109,56 @@ class Engine:
 
     @property
     def version(self) -> int:
-        """Tells apart indexes that had the same name: of the checksums of the files, 28 bits."""
+        """Distinguishes indexes that had the same name: 28 bits of a hash of the files' checksums."""
         sums = "".join(self.manifest.files[name].sha256 for name in sorted(self.manifest.files))
         return int(hashlib.sha256(sums.encode()).hexdigest()[:7], 16)
 
     # --- Counting ---------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Found:
-        """Where the tokens stand in a row; nothing finds every token."""
-        answer = _good(self._package.find(self._ids(ids)))
+        answer = _checked(self._package.find(self._ids(ids)))
         return Found(answer["cnt"], [tuple(one) for one in answer["segment_by_shard"]])
 
     def find_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> FoundCnf:
-        """Where one of each clause's sequences stands, no further apart than `max_diff_tokens`."""
-        answer = _good(self._package.find_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens)))
+        """Places with one sequence of each clause, at most `max_diff_tokens` apart."""
+        answer = _checked(
+            self._package.find_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens))
+        )
         return FoundCnf(answer["cnt"], answer["approx"], answer["ptrs_by_shard"])
 
     def count(self, ids: Ids) -> Count:
-        """How often the tokens stand in a row."""
-        answer = _good(self._package.count(self._ids(ids)))
+        answer = _checked(self._package.count(self._ids(ids)))
         return Count(answer["count"], answer["approx"])
 
     def count_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> Count:
-        """How often `find_cnf` finds something."""
-        answer = _good(self._package.count_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens)))
+        answer = _checked(
+            self._package.count_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens))
+        )
         return Count(answer["count"], answer["approx"])
 
-    # --- What follows -----------------------------------------------------------------------------
+    # --- Next tokens ------------------------------------------------------------------------------
 
     def prob(self, ids: Ids) -> Prob:
-        """How probable the last token is after those before it."""
-        answer = _good(self._package.prob(*self._continued(ids)))
+        """Probability of the last token after those before it."""
+        answer = _checked(self._package.prob(*self._continued(ids)))
         return Prob(answer["prompt_cnt"], answer["cont_cnt"], answer["prob"])
 
     def ntd(self, ids: Ids, max_support: int) -> Distribution:
-        """What follows the tokens, of at most about `max_support` places (`approx` if of more)."""
+        """Next tokens, from a sample of about `max_support` places (`approx` if there are more)."""
         bound = _bounded("max_support", max_support, 1)
-        answer = _good(self._package.ntd(self._ids(ids), max_support=bound))
+        answer = _checked(self._package.ntd(self._ids(ids), max_support=bound))
         return Distribution(answer["prompt_cnt"], _by_token(answer), answer["approx"])
 
     def infgram_prob(self, ids: Ids) -> InfgramProb:
-        """How probable the last token is after the longest suffix of the others that occurs."""
-        answer = _good(self._package.infgram_prob(*self._continued(ids)))
+        """Probability of the last token after the longest suffix of the others that occurs."""
+        answer = _checked(self._package.infgram_prob(*self._continued(ids)))
         counts = (answer["prompt_cnt"], answer["cont_cnt"])
         return InfgramProb(*counts, answer["prob"], answer["suffix_len"])
 
     def infgram_ntd(self, ids: Ids, max_support: int) -> InfgramDistribution:
-        """What follows the longest suffix of the tokens that occurs."""
+        """Next tokens after the longest suffix of the tokens that occurs."""
         bound = _bounded("max_support", max_support, 1)
-        answer = _good(self._package.infgram_ntd(self._ids(ids), max_support=bound))
+        answer = _checked(self._package.infgram_ntd(self._ids(ids), max_support=bound))
         return InfgramDistribution(
             answer["prompt_cnt"], _by_token(answer), answer["approx"], answer["suffix_len"]
         )
@@ -255,9 +168,9 @@ class Engine:
     def document_by_rank(
         self, shard: int, rank: int, needle_length: int, max_context: int
     ) -> Document:
-        """The document around a rank of a shard's suffix array, as `find` tells them.
+        """The document around a rank of a shard's suffix array, as `find` returns it.
 
-        It shows `max_context` tokens on each side of a needle of `needle_length` tokens.
+        The part has `max_context` tokens on each side of a needle of `needle_length` tokens.
         """
         _bounded("shard", shard, 0, self.shard_count - 1)
         _bounded("rank", rank, 0, self._shards[shard].tokens - 1)
@@ -267,14 +180,14 @@ class Engine:
     def document_by_pointer(
         self, shard: int, pointer: int, needle_length: int, max_context: int
     ) -> Document:
-        """The document around a pointer, as `find_cnf` and `attribute` tell them."""
+        """The document around a pointer, as `find_cnf` and `attribute` return it."""
         _bounded("shard", shard, 0, self.shard_count - 1)
         _bounded("pointer", pointer, 0, self._shards[shard].size - 1)
         if pointer % self._width:
             raise EngineInputError(f"pointer must be a multiple of {self._width}.")
         if self._shards[shard].token(pointer) == self._separator:
-            raise EngineInputError("A document begins there: the place is no token of any.")
-        # Not the package's Python method: it refuses odd pointers also where a token is a byte.
+            raise EngineInputError("A document begins there: the place has no token.")
+        # Not the package's Python method: it refuses odd pointers even if a token is a byte.
         return _document(
             self._package.engine.get_doc_by_ptr_2(
                 s=shard,
@@ -285,7 +198,6 @@ class Engine:
         )
 
     def document_by_index(self, index: int, max_context: int) -> Document:
-        """The first `max_context` tokens of a document."""
         _bounded("document_index", index, 0, self.total_documents - 1)
         bound = _bounded("max_context", max_context, 0)
         return _document(self._package.engine.get_doc_by_ix_2(doc_ix=index, max_ctx_len=bound))
@@ -300,7 +212,7 @@ class Engine:
         maximum_frequency: int,
         allow_partial_words: bool,
     ) -> list[Span]:
-        """The longest parts of a text that occur, and where; in the order of the text."""
+        """The longest parts of a text that occur, in text order."""
         # Not the package's Python method: it makes an object of each place of each span.
         answer = self._package.engine.attribute(
             input_ids=self._ids(ids),
@@ -317,13 +229,12 @@ class Engine:
     # --- Checks -----------------------------------------------------------------------------------
 
     def _ids(self, ids: Ids) -> list[int]:
-        """The ids as the package wants them: plain integers, each a token of this index."""
-        if len(ids) > _MOST_TOKENS:
-            raise EngineInputError(f"A query has at most {_MOST_TOKENS} tokens.")
+        if len(ids) > MAX_TOKENS:
+            raise EngineInputError(f"A query has at most {MAX_TOKENS} tokens.")
         for one in ids:
             if type(one) is not int or not 0 <= one < self.vocab_size:
                 raise EngineInputError(
-                    f"{one!r} is no token id of this index: they are 0 to {self.vocab_size - 1}."
+                    f"{one!r} is not a token id of this index: they are 0 to {self.vocab_size - 1}."
                 )
         return list(ids)
 
@@ -345,7 +256,7 @@ class Engine:
 
 
 class _Shard:
-    """What pointers of one shard may be, read from its files."""
+    """Size and entries of one shard, read from its files."""
 
     def __init__(self, manifest: Manifest, number: int) -> None:
         self.size = manifest.files[f"tokenized.{number}"].size
@@ -356,13 +267,12 @@ class _Shard:
         self._tokenized = self._table = -1
 
     def open(self, directory: int) -> tuple[int, int]:
-        """The descriptors, which are the caller's to close."""
+        """Return the descriptors, which the caller closes."""
         self._tokenized = os.open(f"tokenized.{self._number}", os.O_RDONLY, dir_fd=directory)
         self._table = os.open(f"table.{self._number}", os.O_RDONLY, dir_fd=directory)
         return self._tokenized, self._table
 
     def pointer(self, rank: int) -> int:
-        """Where the suffix of this rank begins."""
         entry = os.pread(self._table, self._pointer_width, rank * self._pointer_width)
         return int.from_bytes(entry, "little")
 
@@ -370,14 +280,14 @@ class _Shard:
         return os.pread(self._tokenized, self._width, pointer)
 
 
-def _good(answer: Any) -> Any:
-    """An answer of the package that is no error."""
+def _checked(answer: Any) -> Any:
+    """Raise EngineError if the package returned an error."""
     if isinstance(answer, dict) and "error" in answer:
         raise EngineError(f"infini-gram: {answer['error']}")
     return answer
 
 
-def _bounded(name: str, value: int, low: int, high: int = _MOST_TOKENS) -> int:
+def _bounded(name: str, value: int, low: int, high: int = MAX_TOKENS) -> int:
     if type(value) is not int or not low <= value <= high:
         raise EngineInputError(f"{name} must be an integer from {low} to {high}, not {value!r}.")
     return value
@@ -391,7 +301,7 @@ def _by_token(answer: Any) -> dict[int, tuple[int, float]]:
 
 def _document(answer: Any) -> Document:
     metadata: Any = {}
-    with suppress(orjson.JSONDecodeError):  # indexes that others built may have none
+    with suppress(orjson.JSONDecodeError):  # indexes of other indexers may have none
         metadata = orjson.loads(answer.metadata)
     return Document(
         index=answer.doc_ix,

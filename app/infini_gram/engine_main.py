@@ -1,12 +1,12 @@
-"""An index's engine in a process of its own: `python -m app.infini_gram.engine_main FILE NAME PARENT`.
+"""An index's engine in its own process: `python -m app.infini_gram.engine_main FILE NAME PARENT`.
 
-Attributions run here. A call of the engine cannot be interrupted, and hostile input may crash it: the
-process is killed, or dies, alone. It reads requests from stdin and answers on stdout, one at a time;
+Attributions run here. A call of the engine cannot be interrupted, and hostile input may crash it: only
+this process is killed, or dies. It reads requests from stdin and answers on stdout, one at a time;
 `process` is the other end.
 
-A request is a line of JSON, {"text", "parameters"}. An answer is a line of JSON, {"kind", "size",
-"tokens", "version"}, and `size` bytes behind it: the attribution as JSON ("ok"), or a message
-("invalid", "engine", "bug"). The first answer tells that the index is open.
+A request is a line of JSON, {"text", "parameters"}. A response is a line of JSON, {"kind", "size",
+"tokens", "version"}, followed by `size` bytes: the attribution as JSON ("ok"), or a message
+("invalid", "engine", "bug"). The first response reports that the index is open.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ _NICENESS = 19
 
 def main(file: Path, name: str, parent: int) -> None:
     """Serve the index of this name that the file declares, until stdin ends."""
-    _die_with(parent)
+    _end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # sent to all of a group: the worker ends its work
-    _give_way()
+        signal.signal(number, signal.SIG_IGN)  # sent to the group: the worker finishes its work
+    _lower_priority()
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the engine prints must not end up among the answers
+    os.dup2(2, 1)  # output of the engine must not mix with the responses
     try:
         indexes = _open(file, name)
     except (DeclarationError, ServiceError) as error:
@@ -50,7 +50,7 @@ def main(file: Path, name: str, parent: int) -> None:
 
 
 def _open(file: Path, name: str) -> Indexes:
-    """The index, if its files are what they were. Raises DeclarationError, IndexUnavailableError."""
+    """Open the index, if its files are unchanged. Raises DeclarationError, IndexUnavailableError."""
     declared = read_declarations(file)
     if name not in (one.name for one in declared):
         known = ", ".join(one.name for one in declared) or "none"
@@ -65,7 +65,7 @@ def _attribute(indexes: Indexes, name: str, line: bytes) -> tuple[str, bytes, in
     try:
         request = orjson.loads(line)
         parameters = AttributionParameters.model_validate(request["parameters"])
-        # Asked for each time: a big index is taken away if its checksums turn out to be wrong.
+        # Looked up each time: a big index is closed if its checksums turn out to be wrong.
         engine = indexes.engine(name)
         found = attribute(engine, parameters, request["text"])
     except (InvalidRequestError, EngineInputError) as error:
@@ -85,13 +85,13 @@ def _answer(answers: IO[bytes], kind: str, body: bytes, tokens: int = 0, version
     answers.flush()
 
 
-def _give_way() -> None:
-    """Leave one processor of several to others, and of the rest what they want.
+def _lower_priority() -> None:
+    """Leave one processor of several to other processes, and take low priority on the rest.
 
-    Who shares the host answers somebody who waits. Niceness counts within a session only, and Linux
-    weighs sessions against each other (autogroups, `sched(7)`), so the engine has one of its own,
-    with a niceness of its own. Without all this eight engines on two processors made a poll's p99
-    13 times what it is without any (docs/benchmarks.md, NGRAM).
+    The other processes of the host serve waiting clients. Niceness counts within a session only, and
+    Linux weighs sessions against each other (autogroups, `sched(7)`), so the engine has its own session
+    with its own niceness. Eight engines on two processors at normal priority made a poll's p99 13 times
+    what it is without engines (docs/benchmarks.md, NGRAM).
     """
     processors = sorted(os.sched_getaffinity(0))
     if len(processors) > 1:
@@ -101,8 +101,8 @@ def _give_way() -> None:
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
 
 
-def _die_with(parent: int) -> None:
-    """Be killed when the worker dies: it would go on with work that another does again."""
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the worker dies: another worker repeats its work."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before that
         sys.exit(1)

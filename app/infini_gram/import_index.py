@@ -1,4 +1,4 @@
-"""Takes an index that the package's own indexer built: looks at it, and gives it a manifest."""
+"""Imports an index that the package's own indexer built: checks it, and writes its manifest."""
 
 import os
 import random
@@ -23,18 +23,18 @@ from app.infini_gram.manifest import (
 )
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 
-# How much of each shard is looked at: enough to notice another width of a token or another order.
+# Sampled entries of each shard: enough to notice another token width or another order.
 _SAMPLED_RANKS = 1_000
 _SAMPLED_BYTES = 64_000_000
 _COMPARED_BYTES = 64
 
 _FILE = re.compile(rf"({'|'.join(KINDS)})\.\d+")
 
-Tell = Callable[[str, float, str], None]
+Report = Callable[[str, float, str], None]
 
 
-def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
-    """Write the manifest of the declared index. Raises ManifestError or TokenizerError, OSError."""
+def adopt(declaration: Declaration, end_id: int | None, report: Report) -> Manifest:
+    """Write the manifest of the declared index. Raises ManifestError, TokenizerError or OSError."""
     directory = declaration.path
     if (directory / MANIFEST).exists():
         raise ManifestError(f"{directory / MANIFEST} is there: the index needs no adoption")
@@ -43,7 +43,7 @@ def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
     shards = sum(name.startswith("tokenized.") for name in files)
     entries: dict[str, FileEntry] = {}
     for number, name in enumerate(files):
-        tell("reading", number / len(files), name)
+        report("reading", number / len(files), name)
         entries[name] = entry_of(directory / name)
     width = WIDTH[tokenizer.dtype]
     try:
@@ -67,8 +67,8 @@ def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
             f"{directory} is no index of {tokenizer.dtype} tokens: {problem}"
         ) from None
     for shard in range(shards):
-        tell("looking at", shard / shards, f"shard {shard}")
-        _look_at(directory, manifest, shard, tokenizer)
+        report("looking at", shard / shards, f"shard {shard}")
+        _check_shard(directory, manifest, shard, tokenizer)
     manifest.write(directory)
     try:
         Engine(declaration)
@@ -79,7 +79,7 @@ def adopt(declaration: Declaration, end_id: int | None, tell: Tell) -> Manifest:
 
 
 def _files(directory: Path) -> list[str]:
-    """The names of the index's files. Raises ManifestError where there are none."""
+    """The names of the index's files. Raises ManifestError if there are none."""
     if not directory.is_dir():
         raise ManifestError(f"{directory} is not a directory")
     found = sorted(one.name for one in directory.iterdir() if _FILE.fullmatch(one.name))
@@ -88,7 +88,7 @@ def _files(directory: Path) -> list[str]:
     return found
 
 
-def _look_at(directory: Path, manifest: Manifest, shard: int, tokenizer: Tokenizer) -> None:
+def _check_shard(directory: Path, manifest: Manifest, shard: int, tokenizer: Tokenizer) -> None:
     tokenized, table = directory / f"tokenized.{shard}", directory / f"table.{shard}"
     width = WIDTH[manifest.token_dtype]
     separator = 256**width - 1
@@ -108,7 +108,7 @@ def _look_at(directory: Path, manifest: Manifest, shard: int, tokenizer: Tokeniz
 
 
 def _is_sorted(tokenized: Path, table: Path, manifest: Manifest, shard: int) -> bool:
-    """Whether neighbours in the array are, wherever it is looked at."""
+    """Sampled neighbours in the suffix array are in order."""
     width, pointer_width = WIDTH[manifest.token_dtype], manifest.pointer_width(shard)
     size = manifest.files[tokenized.name].size
     last = size // width - 2
@@ -132,7 +132,7 @@ def _is_sorted(tokenized: Path, table: Path, manifest: Manifest, shard: int) -> 
 
 
 def _check_unigrams(file: Path, manifest: Manifest, shard: int) -> None:
-    """That the counts are of this shard, in a form that the engine reads as it was meant."""
+    """Check that the counts are of this shard, in the form that the engine reads for its tokens."""
     if file.name not in manifest.files:
         return
     rows = [line.split() for line in file.read_text().splitlines()]

@@ -1,8 +1,8 @@
-"""The indexes that a process has open, by name, and the threads their queries run on.
+"""The open indexes of a process, by name, and the threads for their queries.
 
-An index that cannot be trusted is not opened, and the others are: its queries are answered 503
-with the reason. A big index is opened when its sizes are right, and its checksums are computed
-behind it; if one is wrong, it is taken away again.
+An index that fails its checks is not opened, and the others are: its queries get a 503 with the
+reason. A big index opens when its sizes are right, and its checksums are computed in the background;
+if one is wrong, the index is closed again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from app.infini_gram.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)
 
-# Up to this many bytes without a known checksum are read before an index is opened: seconds.
+# Unverified bytes that are read before an index is opened, at most: some seconds.
 CHECK_FIRST_BYTES = 2_000_000_000
 
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ class Indexes:
         self._checker: threading.Thread | None = None
 
     async def open(self) -> None:
-        """Verify and open all of them; failures are logged and kept."""
+        """Verify and open all indexes; failures are logged and kept."""
         await asyncio.to_thread(self.open_blocking)
 
     def open_blocking(self) -> None:
@@ -74,7 +74,7 @@ class Indexes:
         self.close()
 
     def close(self) -> None:
-        """Take no more queries; those under way end by themselves."""
+        """Accept no more queries; running ones finish."""
         self._stopping.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._checker:
@@ -83,16 +83,16 @@ class Indexes:
 
     @property
     def names(self) -> list[str]:
-        """Those that can be queried, in the order of their declaration."""
+        """Indexes that accept queries, in the order of their declaration."""
         return [name for name in self._declarations if name in self._engines]
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why the others cannot; the log tells the places of the files, too."""
+        """The reasons of the others, by name; only the log has the files' paths."""
         return dict(self._failures)
 
     def engine(self, name: str) -> Engine:
-        """An open index. Raises UnknownIndexError or IndexUnavailableError."""
+        """Return an open index's engine. Raises UnknownIndexError or IndexUnavailableError."""
         engine = self._engines.get(name)
         if engine is not None:
             return engine
@@ -105,10 +105,10 @@ class Indexes:
         )
 
     async def run(self, name: str, call: Callable[[Engine], _T]) -> _T:
-        """What a call of the index's engine returns, made on a thread: the event loop goes on.
+        """Run a call of the index's engine on a thread.
 
-        Raises what `engine` raises, IndexBusyError when too many wait, and what the call raises.
-        A cancelled caller leaves a call that has begun to its end; its place is free only then.
+        Raises the errors of `engine` and of the call, and IndexBusyError when too many calls wait. When the
+        caller is cancelled, a call that has begun still runs to its end and keeps its slot until then.
         """
         engine = self.engine(name)
         with self._lock:
@@ -133,7 +133,7 @@ class Indexes:
     # --- Opening ----------------------------------------------------------------------------------
 
     def _open(self, declaration: Declaration) -> bool:
-        """Open one; whether its checksums are still to be computed."""
+        """Open one index; return whether its checksums are still to be computed."""
         begun = time.monotonic()
         try:
             manifest = manifests.verify(declaration.path, checksums=False)
@@ -157,11 +157,11 @@ class Indexes:
         return is_later
 
     def _check(self, declaration: Declaration, manifest: Manifest, names: list[str]) -> None:
-        def tell(_done: int, _total: int) -> None:
+        def report(_done: int, _total: int) -> None:
             if self._stopping.is_set():
                 raise _StoppedError
 
-        manifests.check_contents(declaration.path, manifest, names, tell)
+        manifests.check_contents(declaration.path, manifest, names, report)
         manifests.remember_verified(declaration.path, manifest)
 
     def _check_later(self, declarations: list[Declaration]) -> None:
@@ -177,13 +177,13 @@ class Indexes:
                 self._fail(declaration, error)
 
     def _fail(self, declaration: Declaration, error: Exception) -> None:
-        self._failures[declaration.name] = _without_places(str(error), declaration).rstrip(".")
+        self._failures[declaration.name] = _without_paths(str(error), declaration).rstrip(".")
         logger.error(
             "index %s is not open: %s", declaration.name, error, extra={"action": "index_failed"}
         )
 
 
-def _without_places(reason: str, declaration: Declaration) -> str:
-    """A reason as clients read it: names of files, but not where on this machine they are."""
+def _without_paths(reason: str, declaration: Declaration) -> str:
+    """The reason for clients: with names of files, but without their directories."""
     reason = reason.replace(f"{declaration.path}/", "").replace(str(declaration.path), "its folder")
     return reason.replace(declaration.tokenizer, Path(declaration.tokenizer).name)

@@ -1,7 +1,7 @@
-"""What an index is made of, kept beside its files, and whether they are still so.
+"""Manifest of an index, stored beside its files, and the checks of the files against it.
 
-The engine maps the files and trusts them: it crashes on a cut one and on the wrong width of a
-token, and it answers wrongly on an altered one. So it sees none before this module has.
+The engine maps the files and trusts them: it crashes on a truncated file and on the wrong width of a
+token, and answers wrongly on an altered file. So every file is checked here first.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from app.infini_gram.declarations import BYTES, Declaration, TokenDtype
 
 MANIFEST = "manifest.json"
-# What `verify` found good, so that the next start need not read it all again.
+# Files with verified checksums, so that the next start does not read them all again.
 VERIFIED = "verified.json"
 FORMAT = 1
 WIDTH: dict[TokenDtype, int] = {"u8": 1, "u16": 2}
-# The files of a shard; `.0`, `.1`, ... follow. The engine can do without the second row, which an
-# index that others built may lack.
+# The files of a shard; `.0`, `.1`, ... follow. The engine works without the second row, which an
+# index of another indexer may lack.
 NEEDED = ("tokenized", "table", "offset")
 KINDS = (*NEEDED, "metadata", "metaoff", "unigram")
 _OFFSET_BYTES = 8
 _BLOCK = 1 << 20
 
-# Called with bytes checked so far and bytes in all; what it raises ends the check.
-Tell = Callable[[int, int], None]
+# Called with the checked bytes and the total; any exception that it raises ends the check.
+Report = Callable[[int, int], None]
 
 
 class ManifestError(Exception):
@@ -47,7 +47,7 @@ class FileEntry(BaseModel):
 class Manifest(BaseModel):
     """`manifest.json`. `tokens` counts the separators before the documents, as the engine does.
 
-    `tokenizer_sha256` is null for bytes. `end_id` stands for a document's end in answers.
+    `tokenizer_sha256` is null for bytes. `end_id` is the end of a document in responses.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -78,7 +78,7 @@ class Manifest(BaseModel):
         return self
 
     def _check_sizes(self) -> None:
-        """Sizes that contradict each other: the engine would read past an end."""
+        """Refuse sizes that contradict each other: the engine would read past an end."""
         width, tokens, documents = WIDTH[self.token_dtype], 0, 0
         for shard in range(self.shards):
             size = {kind: self.files[f"{kind}.{shard}"].size for kind in self.kinds}
@@ -100,14 +100,12 @@ class Manifest(BaseModel):
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of files that each shard has."""
         has_metadata = {"metadata.0", "metaoff.0"} & set(self.files)
         kinds = [*NEEDED, *(("metadata", "metaoff") if has_metadata else ())]
         return [*kinds, "unigram"] if "unigram.0" in self.files else kinds
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(entry.size for entry in self.files.values())
 
     def pointer_width(self, shard: int) -> int:
@@ -122,7 +120,6 @@ class Manifest(BaseModel):
 
 
 def read(directory: Path) -> Manifest:
-    """The manifest of an index. Raises ManifestError."""
     file = directory / MANIFEST
     if not directory.is_dir():
         raise ManifestError(f"{directory} is not a directory")
@@ -141,20 +138,20 @@ def read(directory: Path) -> Manifest:
         raise ManifestError(f"{file}: {place + ': ' if place else ''}{first['msg']}") from error
 
 
-def verify(directory: Path, *, checksums: bool = True, tell: Tell | None = None) -> Manifest:
-    """The manifest of an index whose files are as it says. Raises ManifestError.
+def verify(directory: Path, *, checksums: bool = True, report: Report | None = None) -> Manifest:
+    """Read the manifest of an index, and check its files against it. Raises ManifestError.
 
-    Sizes are always looked at. `checksums` reads all files: seconds for each gigabyte.
+    Sizes are always checked. `checksums` reads all files: seconds for each gigabyte.
     """
     manifest = read(directory)
     check_sizes(directory, manifest)
     if checksums:
-        check_contents(directory, manifest, list(manifest.files), tell)
+        check_contents(directory, manifest, list(manifest.files), report)
     return manifest
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:
-    """That every file is there, and as long as it was; and no other that the engine would read."""
+    """Check that every file exists with its size, and that the engine would read no others."""
     for name, entry in manifest.files.items():
         file = directory / name
         try:
@@ -173,9 +170,9 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
 
 
 def check_contents(
-    directory: Path, manifest: Manifest, names: list[str], tell: Tell | None = None
+    directory: Path, manifest: Manifest, names: list[str], report: Report | None = None
 ) -> None:
-    """That these files hold what they held when the index was built."""
+    """Compare the checksums of these files with those of the build."""
     total = sum(manifest.files[name].size for name in names)
     done = 0
     for name in names:
@@ -185,8 +182,8 @@ def check_contents(
             for block in _blocks(file):
                 digest.update(block)
                 done += len(block)
-                if tell:
-                    tell(done, total)
+                if report:
+                    report(done, total)
         except OSError as error:
             raise ManifestError(f"{file} cannot be read: {error.strerror}") from error
         if digest.hexdigest() != manifest.files[name].sha256:
@@ -194,7 +191,7 @@ def check_contents(
 
 
 def check_declaration(declaration: Declaration, manifest: Manifest, sha256: str | None) -> None:
-    """That the index was built with the declared tokenizer, of which this is the checksum."""
+    """Check that the index was built with the declared tokenizer, whose checksum is `sha256`."""
     if manifest.tokenizer_sha256 == sha256 and manifest.token_dtype == declaration.token_dtype:
         return
     if declaration.tokenizer == BYTES:
@@ -207,7 +204,6 @@ def check_declaration(declaration: Declaration, manifest: Manifest, sha256: str 
 
 
 def entry_of(file: Path) -> FileEntry:
-    """A file's size and checksum now."""
     digest, size = hashlib.sha256(), 0
     for block in _blocks(file):
         digest.update(block)
@@ -216,7 +212,7 @@ def entry_of(file: Path) -> FileEntry:
 
 
 def unverified(directory: Path, manifest: Manifest) -> list[str]:
-    """The files that changed since their checksums were last found good, or never were."""
+    """Files that changed since their last verification, or that never had one."""
     try:
         known: Any = orjson.loads((directory / VERIFIED).read_bytes())
     except (OSError, orjson.JSONDecodeError):
@@ -231,7 +227,7 @@ def unverified(directory: Path, manifest: Manifest) -> list[str]:
 
 
 def remember_verified(directory: Path, manifest: Manifest) -> None:
-    """Note that all checksums are good; without effect where the directory is read-only."""
+    """Store that all checksums are right; no effect in a read-only directory."""
     stamps = {name: _stamp(directory / name, entry) for name, entry in manifest.files.items()}
     new = directory / f"{VERIFIED}.{os.getpid()}.new"
     try:
@@ -242,7 +238,7 @@ def remember_verified(directory: Path, manifest: Manifest) -> None:
 
 
 def _stamp(file: Path, entry: FileEntry) -> list[Any]:
-    """What changes when the file is written to, or replaced."""
+    """Values that change when the file is written or replaced."""
     status = file.stat()
     return [entry.sha256, status.st_size, status.st_mtime_ns, status.st_ino]
 

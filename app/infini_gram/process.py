@@ -1,4 +1,4 @@
-"""The worker's end of an engine in a process of its own (`child`)."""
+"""The worker's end of an engine in its own process (`engine_main`)."""
 
 import asyncio
 import contextlib
@@ -14,12 +14,12 @@ import orjson
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = re.compile(r"LLM_|JWT_|PG|DATABASE")
-_OPEN_SECONDS = 600.0  # of an index whose files are cold
+_OPEN_SECONDS = 600.0  # for an index whose files are not cached
 
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
-    """A text's attribution: the answer as JSON, its number of tokens, and the index's version."""
+    """A text's attribution: the response as JSON, its number of tokens, and the index's version."""
 
     answer: str
     tokens: int
@@ -27,15 +27,15 @@ class Attributed:
 
 
 class EngineDiedError(Exception):
-    """The process is gone; the message tells how it ended."""
+    """The process ended; the message describes its exit."""
 
 
 class AttributionRefusedError(Exception):
-    """The request goes beyond a bound, or is none of this index."""
+    """The request goes beyond a bound, or is invalid for this index."""
 
 
 class AttributionFailedError(Exception):
-    """The engine reported an error, in its own words; or a bug of ours."""
+    """The engine reported an error, which is the message; or the service has a bug."""
 
     def __init__(self, message: str, *, is_bug: bool = False) -> None:
         super().__init__(message)
@@ -60,15 +60,15 @@ class EngineProcess:
             str(declarations), name, str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # Nothing of ours: what crashes on hostile input had better know no password.
+            # No variables of the service: a process that hostile input crashes must have no password.
             env={key: value for key, value in os.environ.items() if not _OURS.match(key)},
             cwd=_ROOT,
-            start_new_session=True,  # as `child._give_way` needs
+            start_new_session=True,  # as `engine_main._lower_priority` needs
         )  # fmt: skip
         engine = cls(process)
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
-                await engine._hear()
+                await engine._read_response()
         except BaseException:
             await engine.end()
             raise
@@ -76,14 +76,14 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be given work: one that is killed takes its time to end."""
+        """False also for a killed process that has not ended yet."""
         return self._process.returncode is None and not self._is_killed
 
     async def attribute(self, text: str, parameters: Mapping[str, Any]) -> Attributed:
         """The attribution of a text.
 
         Raises AttributionRefusedError, AttributionFailedError, EngineDiedError. A caller that is
-        cancelled must end the process: it goes on.
+        cancelled must end the process, which continues otherwise.
         """
         assert self._process.stdin is not None
         request = orjson.dumps({"text": text, "parameters": parameters})
@@ -92,9 +92,9 @@ class EngineProcess:
             await self._process.stdin.drain()
         except ConnectionError:
             raise await self._death() from None
-        return await self._hear()
+        return await self._read_response()
 
-    async def _hear(self) -> Attributed:
+    async def _read_response(self) -> Attributed:
         assert self._process.stdout is not None
         try:
             head = orjson.loads(await self._process.stdout.readline() or b"null")
@@ -115,7 +115,6 @@ class EngineProcess:
         return EngineDiedError(f"the engine's process {how}")
 
     def kill(self) -> None:
-        """End what it does, at once."""
         self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -123,12 +122,11 @@ class EngineProcess:
     async def wait(self) -> None:
         """Return when the process has ended.
 
-        On uvloop, as workers run: asyncio's own loop waits for the end of an answer, too, which nobody
-        reads once its reader was cancelled.
+        Workers run on uvloop. asyncio's own loop would also wait for the end of the output, which has no
+        reader after a cancellation.
         """
         await self._process.wait()
 
     async def end(self) -> None:
-        """Kill it, and wait for it."""
         self.kill()
         await self._process.wait()

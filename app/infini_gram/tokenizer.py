@@ -1,8 +1,8 @@
 """Text to the token ids of an index, and back: a tokenizer.json, or bytes.
 
-Which tokens begin a word is infini-gram API's rule (scripts/dump_dolma2_bow_ids.py and
+The tokens that begin a word follow infini-gram API's rule (scripts/dump_dolma2_bow_ids.py and
 scripts/attribution/dump_bow_ids.py of its repositories): those whose first character is a space
-or a line's end as the vocabulary spells it.
+or a line's end in the vocabulary's spelling.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from app.core.errors import InvalidRequestError
 from app.infini_gram.declarations import BYTES, TokenDtype
 
 # 65535 separates documents in an index of two bytes a token.
-MOST_IDS = 65_535
-# Of the bytes, 0xff separates documents; UTF-8 uses neither it nor the one before.
+MAX_IDS = 65_535
+# The byte 0xff separates documents; UTF-8 uses neither it nor 0xfe.
 _BYTE_IDS = 255
 _BYTE_END = 254
 
@@ -34,10 +34,10 @@ class TokenizerError(Exception):
 
 
 class Tokenizer(ABC):
-    """Encodes as an index's corpus was encoded: no tokens are put before or after a text.
+    """Encodes like an index's corpus: no tokens are added before or after a text.
 
-    `vocab_size` bounds the ids: each is below it. `end_id` stands for a document's end in the
-    engine's answers. `sha256` tells the tokenizer apart from others; bytes have none.
+    `vocab_size` bounds the ids: each is below it. `end_id` is the end of a document in the engine's
+    results. `sha256` identifies the tokenizer; bytes have none.
     """
 
     vocab_size: int
@@ -47,40 +47,38 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids, and where each stands in the text, in code points: [start, end).
+        """The ids, and the position of each in the text, in code points: [start, end).
 
-        Raises InvalidRequestError for text that is none: lone surrogates.
+        Raises InvalidRequestError for invalid text: lone surrogates.
         """
 
     @abstractmethod
     def encode_for_disk(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of many texts, as an index holds them; raises UnicodeEncodeError."""
+        """The ids of many texts, in an index's format. Raises UnicodeEncodeError."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; special tokens are shown."""
+        """The text of the ids, with special tokens."""
 
     @abstractmethod
     def token(self, token_id: int) -> str:
-        """The token as the vocabulary spells it; empty where it has none of this id."""
+        """The token in the vocabulary's spelling; empty for an unknown id."""
 
     @abstractmethod
-    def word_start_ids(self) -> frozenset[int]:
-        """The ids of tokens that begin a word."""
+    def word_start_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. Raises InvalidRequestError for text that is none."""
+        """The ids of a text. Raises InvalidRequestError for invalid text."""
         return self.encode_with_offsets(text)[0]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Each id's token, as `token` tells it."""
         return [self.token(one) for one in ids]
 
     def pieces(self, text: str) -> list[str]:
-        """The text cut where its tokens begin and end.
+        """The text, cut at the boundaries of its tokens.
 
-        Tokens that share a character (a space of its own before a first digit, as Llama 2 has it)
-        are told apart as infini-gram API does: the first ends where the second begins.
+        Tokens may share a character: Llama 2 has a space of its own before a first digit. As in infini-gram
+        API, the first then ends where the second begins.
         """
         offsets = self.encode_with_offsets(text)[1]
         if len(offsets) > 1 and offsets[0][1] > offsets[1][0]:
@@ -89,12 +87,9 @@ class Tokenizer(ABC):
 
 
 class FileTokenizer(Tokenizer):
-    """A tokenizer.json of Hugging Face's `tokenizers`."""
-
     dtype: TokenDtype = "u16"
 
     def __init__(self, file: Path, end_id: int | None = None) -> None:
-        """Read it. Raises TokenizerError where it cannot be an index's."""
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -110,10 +105,10 @@ class FileTokenizer(Tokenizer):
         if not vocabulary:
             raise TokenizerError(f"{file} has an empty vocabulary")
         self.vocab_size = max(vocabulary.values()) + 1
-        if self.vocab_size > MOST_IDS:
+        if self.vocab_size > MAX_IDS:
             raise TokenizerError(
                 f"{file} has token ids up to {self.vocab_size - 1}: an index holds ids up to "
-                f"{MOST_IDS - 1} (two bytes a token); take a tokenizer with fewer tokens, or bytes"
+                f"{MAX_IDS - 1} (two bytes a token); take a tokenizer with fewer tokens, or bytes"
             )
         self.end_id = _end_id(file, vocabulary) if end_id is None else end_id
         if not 0 <= self.end_id < self.vocab_size:
@@ -155,8 +150,6 @@ class FileTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """Each byte of the text's UTF-8 is a token."""
-
     vocab_size = _BYTE_IDS
     end_id = _BYTE_END
     dtype: TokenDtype = "u8"
@@ -185,9 +178,9 @@ class ByteTokenizer(Tokenizer):
 
 
 def open_tokenizer(source: str | Path, end_id: int | None = None) -> Tokenizer:
-    """The tokenizer of a declaration: "bytes", or the path of a tokenizer.json.
+    """Open the tokenizer of a declaration: "bytes", or the path of a tokenizer.json.
 
-    Raises TokenizerError. `end_id` is for one that does not tell its end-of-text token.
+    Raises TokenizerError. `end_id` is for files that do not name their end-of-text token.
     """
     return ByteTokenizer() if source == BYTES else FileTokenizer(Path(source), end_id)
 
@@ -215,5 +208,5 @@ def _end_id(file: Path, vocabulary: dict[str, int]) -> int:
         if token in vocabulary:
             return vocabulary[token]
     raise TokenizerError(
-        f"{file} does not tell its end-of-text token: name the token's id (--eos-id)"
+        f"{file} does not name its end-of-text token: give the token's id (--eos-id)"
     )

@@ -1,1 +1,1 @@
-"""Launches: Triton servers that this service starts, follows and stops, by Slurm or on this machine."""
+"""Launches: Triton servers that this service starts, supervises and stops, by Slurm or on this machine."""

@@ -4,10 +4,10 @@
     revision = "a09a35458c702b33eeacc393d103063234e8bc28"
     description = "General chat, 7B"
     size_gb = 15.2
-    profile = "della"                     # where it is launched unless a request says otherwise
-    path = "/scratch/models/qwen2.5-7b"   # weights that are there already, under a model root
+    profile = "della"                     # the default for requests without a profile
+    path = "/scratch/models/qwen2.5-7b"   # weights on the host, under a model root
 
-The file may lie on a path that several services share; each request reads it anew.
+The file may lie on a path that several services share; each request reads it again.
 """
 
 from pathlib import Path

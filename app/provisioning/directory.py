@@ -1,7 +1,7 @@
-"""A launch's directory on its profile's host: made before the job, read while it runs, removed after.
+"""A launch's directory on its profile's host: created before the job, read meanwhile, removed after it.
 
-`log`, `address` and `exit` are the job's (`job_script`): read with a bound, and believed only as far
-as they have the right shape.
+The job writes `log`, `address` and `exit` (`job_script`): they are read with a bound, and their
+format is checked.
 """
 
 import re
@@ -16,21 +16,21 @@ from app.provisioning.profiles import Profile
 from app.provisioning.spec import LaunchSpec, is_below_a_root
 
 LOG_BYTES = 32_768
-_SMALL = 4096
+_MAX_FILE_BYTES = 4096
 _ADDRESS = re.compile(r"(\S{1,253}) (\d{1,5}) (\d{1,5}) (\d{1,5})\n")
 _EXIT = re.compile(r"(\d{1,3}) (\d{1,12})\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """Where the job's server listens: gRPC, HTTP and metrics, on a node."""
+class PublishedAddress:
+    """Address of the job's server: gRPC, HTTP and metrics ports on a node."""
 
     node: str
     ports: tuple[int, ...]
 
 
 class Directory:
-    """One launch's. All of it may be done again, by anybody."""
+    """One launch's directory. Every method may be repeated, by any worker."""
 
     def __init__(self, hosts: Hosts, profile: Profile, launch: UUID) -> None:
         self._hosts = hosts
@@ -39,12 +39,12 @@ class Directory:
         self.path = directory_of(profile, launch)
 
     async def make(self, spec: LaunchSpec) -> None:
-        """Write its first files. Raises HostError, and RefusedError where the model cannot be served."""
+        """Write its first files. Raises HostError, and RefusedError if the model cannot be served."""
         place = await self._find_model(spec)
         script = render_script(self._launch, spec, self._profile, place)
         made = await self._run("mkdir", "-p", "-m", "700", "--", self.path)
         if made.status != 0:
-            raise RefusedError(f"The directory could not be made: {made.complaint}")
+            raise RefusedError(f"The directory could not be made: {made.error_line}")
         content = pack_directory(script, spec, place)
         packed = await self._hosts.run(
             self._profile,
@@ -52,21 +52,21 @@ class Directory:
             content=content,
         )
         if packed.status != 0:
-            raise RefusedError(f"The directory could not be filled: {packed.complaint}")
+            raise RefusedError(f"The directory could not be filled: {packed.error_line}")
 
-    async def published(self) -> Published | None:
-        """Where the server listens, once the job has told. Raises RefusedError for what is no address."""
+    async def published(self) -> PublishedAddress | None:
+        """The server's address, once the job has written it. Raises RefusedError for an invalid one."""
         text = await self._read("address")
         if text is None:
             return None
         found = _ADDRESS.fullmatch(text)
         ports = tuple(int(port) for port in found.groups()[1:]) if found else ()
         if not found or not patterns.fits(patterns.HOST, found[1]) or max(ports) > 65_535:
-            raise RefusedError("The job's file `address` holds no address.")
-        return Published(found[1], ports)
+            raise RefusedError("The job's file `address` has no valid address.")
+        return PublishedAddress(found[1], ports)
 
     async def exit_status(self) -> tuple[int, int] | None:
-        """The job's exit status and how many seconds it ran, once it has ended by itself."""
+        """The job's exit status and its run time in seconds, once it has ended by itself."""
         found = _EXIT.fullmatch(await self._read("exit") or "")
         return (int(found[1]), int(found[2])) if found else None
 
@@ -76,10 +76,10 @@ class Directory:
         return answer.output if answer.status == 0 else None
 
     async def remove(self) -> None:
-        """Remove it: a job that would begin after this ends at once. Raises HostError."""
+        """Remove it: a job that begins after this ends at once. Raises HostError."""
         answer = await self._run("rm", "-rf", "--", self.path)
         if answer.status != 0:
-            raise HostError(f"The launch's directory cannot be removed: {answer.complaint}")
+            raise HostError(f"The launch's directory cannot be removed: {answer.error_line}")
 
     async def _find_model(self, spec: LaunchSpec) -> ModelPlace:
         if not spec.model.startswith("/"):
@@ -88,7 +88,7 @@ class Directory:
         answer = await self._run("realpath", "-m", "--", spec.model, *roots)
         path, *resolved = answer.output.splitlines() or [""]
         if answer.status != 0 or len(resolved) != len(roots):
-            raise RefusedError(f"The model's path cannot be resolved: {answer.complaint}")
+            raise RefusedError(f"The model's path cannot be resolved: {answer.error_line}")
         if not patterns.is_plain_path(path) or not is_below_a_root(path, tuple(resolved)):
             raise RefusedError(
                 "The model's path leads out of the profile's model roots: its symbolic links must "
@@ -104,12 +104,12 @@ class Directory:
             return ModelPlace(path, is_entry=True)
         if (await self._run("test", "-f", f"{path}/config.json")).status != 0:
             raise RefusedError(
-                f"{spec.model} holds neither a config.json nor a config.pbtxt: it is no model."
+                f"{spec.model} has neither a config.json nor a config.pbtxt: it is not a model."
             )
         return ModelPlace(path)
 
     async def _read(self, name: str) -> str | None:
-        answer = await self._run("head", "-c", str(_SMALL), "--", f"{self.path}/{name}")
+        answer = await self._run("head", "-c", str(_MAX_FILE_BYTES), "--", f"{self.path}/{name}")
         return answer.output if answer.status == 0 else None
 
     async def _run(self, *words: str) -> CommandOutput:

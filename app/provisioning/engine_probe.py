@@ -1,7 +1,7 @@
 """Health of a launched server whose job has no supervisor: one generated token after each use.
 
-Triton keeps a model ready whose engine died. A probe counts as a request, so that a model without
-use since its last look is not probed: an idle server is to be stopped.
+Triton reports a model as ready after its engine died. A probe counts as a request, so a model without
+use since its last check is not probed: an idle server is to be stopped.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import GenerationError, RefusedError
 
-_LONGEST_REASON = 200  # characters
+_MAX_REASON_CHARACTERS = 200  # characters
 _DEAD_SINCE = re.compile(r"engine dead since (\S+): ")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """State of a model: the requests it has had, None if it is not ready, and its error, if any."""
+    """State of a model: its count of requests, None if it is not ready, and its error, if any."""
 
     requests: int | None = None
     is_used: bool = False
     error: str = ""
 
 
-async def look(address: str, model: str, known: int, probe_seconds: float | None) -> Finding:
+async def check(address: str, model: str, known: int, probe_seconds: float | None) -> Finding:
     """Find out whether a model is ready and, after use, whether it generates a token.
 
-    `known`: the count of requests that the last look returned. Without `probe_seconds` it is not
-    probed.
+    `known`: the count of requests that the last check returned. None for `probe_seconds` disables the
+    probe.
     """
     async with TritonClient(address) as client:
         try:
@@ -42,16 +42,16 @@ async def look(address: str, model: str, known: int, probe_seconds: float | None
             if probe_seconds is None or not is_used:
                 return Finding(requests, is_used)
             error = await _probe(client, model, probe_seconds)
-            # The probe is no use.
+            # The probe is not a use.
             return Finding(await client.request_count(model), is_used, error)
         except (TritonError, TritonUnavailableError, NotFoundError):
             return Finding()
 
 
 async def reload(address: str, model: str, seconds: float) -> None:
-    """Ask the server to unload and load a model, waiting so long for each.
+    """Ask the server to unload and load a model, with this time-out for each.
 
-    Triton goes on with what was asked; later looks find the model ready again, or not.
+    Triton continues after a time-out; later checks find the model ready again, or not.
     """
     async with TritonClient(address) as client:
         for call in (client.unload, client.load):
@@ -65,7 +65,9 @@ async def reload(address: str, model: str, seconds: float) -> None:
 def dead_reason(error: str, now: datetime, previous: str) -> str:
     """Reason of a launch whose engine is dead; keeps the time that a previous reason named."""
     since = dead_since(previous) or now
-    return f"engine dead since {since.isoformat(timespec='seconds')}: {error[:_LONGEST_REASON]}"
+    return (
+        f"engine dead since {since.isoformat(timespec='seconds')}: {error[:_MAX_REASON_CHARACTERS]}"
+    )
 
 
 def dead_since(reason: str) -> datetime | None:
@@ -75,7 +77,7 @@ def dead_since(reason: str) -> datetime | None:
 
 
 async def _probe(client: TritonClient, model: str, seconds: float) -> str:
-    """Generate one token; the model's error. A late answer is none: a full engine is late."""
+    """Generate one token; return the model's error. A late response is none: a full engine is late."""
     try:
         async with asyncio.timeout(seconds):
             async for _ in client.generate(model, "a", {"max_tokens": 1, "temperature": 0}):

@@ -1,8 +1,8 @@
 """Commands on a profile's host: here, or over ssh. Always a list of words, never a line of shell.
 
-ssh hands its command to the other side's shell as one line, so each word is quoted for it; and the
-host and all options come from the profile alone. One connection is kept for all commands of a
-profile (ControlMaster, https://man.openbsd.org/ssh_config), and ends a minute after the last.
+ssh hands its command to the remote shell as one line, so each word is quoted for it; the host and
+all options come from the profile only. All commands of a profile share one connection
+(ControlMaster, https://man.openbsd.org/ssh_config), which ends a minute after the last.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ _INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|KRB5\w+|"
     r"SLURM_\w+|OMP_NUM_THREADS"
 )
-_AT_ONCE = 8  # commands that run at the same time
+_MAX_CONCURRENT_COMMANDS = 8  # commands that run at the same time
 _MAX_OUTPUT = 1 << 20
-_SSH_FAILED = 255  # what ssh itself answers when it did not reach the other side
+_SSH_FAILED = 255  # ssh's own exit status when it did not reach the other side
 
 
 class HostError(Exception):
-    """The host could not be asked; `message` is for people. Another try may succeed."""
+    """The host was not reached; `message` is for people. Another try may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """What a command left."""
+    """Exit status and output of a command."""
 
     status: int
     output: str
     error: str
 
     @property
-    def complaint(self) -> str:
-        """Its last words on standard error, in one line."""
+    def error_line(self) -> str:
+        """The end of standard error, in one line."""
         return " ".join(self.error.split())[-400:]
 
 
@@ -54,9 +54,9 @@ class Hosts:
 
     def __init__(self) -> None:
         self._sockets: Path | None = None
-        # Not the event loop's own way to start processes: uvloop's breaks on one that ends before
-        # it has read, and lets a process in the background have its pipes.
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="launches")
+        # Not the event loop's own way to start processes: uvloop's fails on a process that ends before it
+        # has read its input, and leaks the pipes to background processes.
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_COMMANDS, thread_name_prefix="launches")
 
     async def __aenter__(self) -> "Hosts":
         return self
@@ -80,7 +80,7 @@ class Hosts:
     ) -> CommandOutput:
         """Run a command with this standard input. Raises HostError.
 
-        `environment` is added to, where the host is this machine.
+        `environment` is added, if the host is this machine.
         """
         if profile.host is None:
             return await self._run(words, content, environment)
@@ -88,7 +88,7 @@ class Hosts:
         command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
         answer = await self._run([*command, "--", profile.host, shlex.join(words)], content)
         if answer.status == _SSH_FAILED:
-            raise HostError(f"{profile.host} cannot be reached by ssh: {answer.complaint}")
+            raise HostError(f"{profile.host} cannot be reached by ssh: {answer.error_line}")
         return answer
 
     async def _run(
@@ -101,7 +101,7 @@ class Hosts:
         return await loop.run_in_executor(self._threads, _call, words, content, environment)
 
     def ssh(self, profile: Profile) -> list[str]:
-        """ssh with the profile's options, but for the host."""
+        """ssh with the profile's options, without the host."""
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
                    "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=2"]  # fmt: skip
         if profile.known_hosts is not None:
@@ -122,14 +122,14 @@ class Hosts:
 
 
 def inherited() -> dict[str, str]:
-    """What a command, and a job after it, gets of our environment: no secret of the service."""
+    """Environment of commands and jobs: none of the service's secrets."""
     return {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
 
 
 def _call(
     words: Sequence[str], content: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> CommandOutput:
-    """Run one here, as long as it may take. Raises HostError."""
+    """Run a command here, without a time-out. Raises HostError."""
     try:
         done = subprocess.run(  # noqa: S603 - a list of words, each of them checked
             words,
@@ -151,5 +151,5 @@ def _call(
 
 
 def _text(output: bytes) -> str:
-    """The end of it, as PostgreSQL can hold it."""
+    """The end of an output, without characters that PostgreSQL refuses."""
     return output[-_MAX_OUTPUT:].decode(errors="replace").replace("\x00", "\ufffd")

@@ -1,16 +1,16 @@
 """The script of a job, and the files of its directory: the same for Slurm and for this machine.
 
-The directory is the launch's fence. Whoever ends a launch removes it, and a job that finds none
-ends at once: no job lives on that nobody follows. The script writes there:
+The directory is the launch's fence. The worker that ends a launch removes it, and a job without its
+directory ends at once: no job outlives its launch. The script writes there:
 
-    log        what the job says
+    log        the job's output
     address    the node and its three ports, once they are chosen
     running    a folder: a second job of the launch ends at once
-    exit       its exit status and how many seconds it ran, when it ends
+    exit       its exit status and its run time in seconds, when it ends
 
-Beside it lies health/, the supervisor that runs Triton (triton/health), where the profile has one.
+If the profile is supervised, health/ is the supervisor that runs Triton (triton/health).
 
-Every value fits a pattern (`patterns`), and is quoted all the same.
+Every value matches a pattern (`patterns`), and is also quoted.
 """
 
 import io
@@ -46,7 +46,7 @@ finish() {{
 trap finish EXIT
 trap 'exit 143' TERM INT
 
-# Any port that nobody has on the node's loopback.
+# Any free port on the node's loopback.
 free_port() {{
     local port
     while :; do
@@ -75,7 +75,7 @@ wait "$server"
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """What a launch serves, once its path has been looked at.
+    """The model that a launch serves, after its path was looked up.
 
     `path` is None for a Hugging Face id; `is_entry`: it is an entry of a Triton model repository.
     """
@@ -85,19 +85,16 @@ class ModelPlace:
 
 
 def job_name(launch: UUID) -> str:
-    """The job's name, by which it is found again."""
     return f"llm-{launch}"
 
 
 def directory_of(profile: Profile, launch: UUID) -> str:
-    """The launch's own directory, on the profile's host."""
     return f"{profile.home}/launches/{launch}"
 
 
 def render_script(
     launch: UUID, spec: LaunchSpec, profile: Profile, place: ModelPlace | None = None
 ) -> str:
-    """The whole script; without a place, of a model whose path was not looked at."""
     place = place or ModelPlace(spec.model if spec.model.startswith("/") else None)
     directory = directory_of(profile, launch)
     body = _SCRIPT.format(
@@ -119,7 +116,7 @@ def render_script(
 
 
 def _sbatch_options(launch: UUID, spec: LaunchSpec, directory: str) -> list[str]:
-    """No value of them holds a blank: see `patterns`."""
+    """No value has a blank: see `patterns`."""
     options: dict[str, object] = {
         "job-name": job_name(launch),
         "comment": spec.name,
@@ -137,7 +134,7 @@ def _sbatch_options(launch: UUID, spec: LaunchSpec, directory: str) -> list[str]
         "constraint": spec.constraint,
         "nice": -spec.priority or None,
     }
-    # A job that Slurm starts anew would find its own old files: it is failed instead.
+    # A job that Slurm requeues would find its own old files: let it fail instead.
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
     return [*given, "--no-requeue"]
 
@@ -164,7 +161,7 @@ def _prepare(spec: LaunchSpec, profile: Profile, directory: str) -> str:
 
 
 def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPlace) -> list[str]:
-    """What Triton's own options are added to; its working directory is the launch's."""
+    """The command that Triton's own options are appended to; the launch's directory is its working one."""
     if profile.runtime == "embedded":
         assert profile.venv is not None
         serve = ["sh", f"{profile.triton}/serve.sh", profile.venv, directory]
@@ -185,7 +182,7 @@ def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPla
 
 
 def _supervisor(profile: Profile, directory: str, python: str) -> list[str]:
-    """What runs Triton and restarts it when it is ill; a server that never started ends the job.
+    """The supervisor, which restarts an ill server; a server that never started ends the job.
 
     It probes a model only after its use: a probe is a request, and an idle server is to be stopped.
     """
@@ -195,7 +192,6 @@ def _supervisor(profile: Profile, directory: str, python: str) -> list[str]:
 
 
 def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
-    """The content of model.json: vLLM's engine arguments."""
     settings: dict[str, Any] = {"model": place.path or spec.model}
     if spec.revision is not None:
         settings |= {"revision": spec.revision, "tokenizer_revision": spec.revision}
@@ -230,7 +226,7 @@ def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace) -> bytes:
         if place.is_entry:
             assert place.path is not None
             add(entry, link=place.path, kind=tarfile.SYMTYPE)
-            # Whatever it is served as, the paths in its model.json ("models/demo/1") lead to it.
+            # Under any served name, the paths in its model.json ("models/demo/1") lead to it.
             add("models", kind=tarfile.DIRTYPE)
             for name in sorted({PurePosixPath(path).name for path in (spec.model, place.path)}):
                 add(f"models/{name}", link=place.path, kind=tarfile.SYMTYPE)

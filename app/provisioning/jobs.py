@@ -1,4 +1,4 @@
-"""What a job is to its follower, whoever runs it: Slurm or this machine."""
+"""The interface between the reconciler and the providers of jobs: Slurm and this machine."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from app.provisioning.profiles import Profile
 
 
 class Phase(StrEnum):
-    """Where a job is. ABSENT: whoever would run it knows nothing of it (any more)."""
+    """Phase of a job. ABSENT: the provider does not list it, or no longer."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -18,8 +18,6 @@ class Phase(StrEnum):
 
 
 class End(StrEnum):
-    """How a job ended."""
-
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
@@ -28,7 +26,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it was seen. `reason` is for people: why it waits, or why it ended."""
+    """A job's last observed state. `reason` is for people: why it waits, or why it ended."""
 
     phase: Phase
     id: str | None = None
@@ -39,17 +37,17 @@ class Job:
 
 
 class RefusedError(Exception):
-    """The job is not taken, and would not be the next time: `message` says why."""
+    """The provider refuses the job permanently; `message` is the reason."""
 
 
 class Provider(Protocol):
-    """Starts, finds and ends jobs. All of it may be called again, by anybody, at any time."""
+    """Starts, finds and ends jobs. Every method may be repeated, by any worker at any time."""
 
     async def submit(self, profile: Profile, launch: UUID, directory: str, /) -> str:
-        """Start the job whose script is in the directory; its id. Raises HostError, RefusedError."""
+        """Start the job whose script is in the directory; return its id. Raises HostError, RefusedError."""
 
-    async def look(self, profile: Profile, launch: UUID, /) -> Job:
+    async def find(self, profile: Profile, launch: UUID, /) -> Job:
         """The launch's job, found by the launch's id alone. Raises HostError."""
 
     async def cancel(self, profile: Profile, launch: UUID, /) -> None:
-        """Have it end, if it is there. Raises HostError."""
+        """End the job, if it exists. Raises HostError."""

@@ -1,8 +1,8 @@
 """This machine as a provider of jobs: processes that outlive the worker that started them.
 
-A launch's processes are those with its id in their environment, and all else in their sessions:
-found again by any worker of this machine, whoever started them, and never mistaken for others that
-came to have their process ids. https://man7.org/linux/man-pages/man5/proc.5.html
+A launch's processes are those with its id in their environment, and all others in their sessions:
+any worker of this machine finds them, and never mistakes others with reused process ids for
+them. https://man7.org/linux/man-pages/man5/proc.5.html
 """
 
 import asyncio
@@ -28,20 +28,20 @@ class Local:
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
-        self._ending: dict[UUID, _Ending] = {}
+        self._ending: dict[UUID, _Termination] = {}
 
     async def submit(self, profile: Profile, launch: UUID, directory: str, /) -> str:
-        # Forked away: it is nobody's child, and its worker's end is not its own.
+        # Daemonized: it survives the end of its worker.
         answer = await self._hosts.run(
             profile,
             ["setsid", "--fork", "bash", f"{directory}/job.sh"],
             environment={LAUNCH_VARIABLE: str(launch)},
         )
         if answer.status != 0:
-            raise RefusedError(f"The job could not be started: {answer.complaint}")
+            raise RefusedError(f"The job could not be started: {answer.error_line}")
         return str(min(await asyncio.to_thread(processes_of, launch), default=""))
 
-    async def look(self, _profile: Profile, launch: UUID, /) -> Job:
+    async def find(self, _profile: Profile, launch: UUID, /) -> Job:
         family = await asyncio.to_thread(processes_of, launch)
         if not family:
             self._ending.pop(launch, None)
@@ -50,11 +50,11 @@ class Local:
 
     async def cancel(self, _profile: Profile, launch: UUID, /) -> None:
         family = await asyncio.to_thread(processes_of, launch)
-        ending = self._ending.setdefault(launch, _Ending(time.monotonic()))
+        ending = self._ending.setdefault(launch, _Termination(time.monotonic()))
         if time.monotonic() > ending.since + GRACE_SECONDS:
             _signal(set(family), signal.SIGKILL)
             return
-        # The script hands it on to the server, and waits; without the script each gets it, once.
+        # The script forwards the signal to the server, and waits; without the script each process gets it, once.
         leaders = {pid for pid, session in family.items() if pid == session}
         asked = (leaders or set(family)) - ending.asked
         _signal(asked, signal.SIGTERM)
@@ -62,8 +62,8 @@ class Local:
 
 
 @dataclass(slots=True)
-class _Ending:
-    """Since when a launch is to end, by the monotonic clock, and which processes were told."""
+class _Termination:
+    """Start of a launch's termination, by the monotonic clock, and the signalled processes."""
 
     since: float
     asked: set[int] = field(default_factory=set)

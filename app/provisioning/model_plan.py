@@ -1,4 +1,4 @@
-"""On which GPUs a model would fit, asked over HTTP: its files are read where a launch would."""
+"""GPUs on which a model would fit, for the HTTP API: reads the files that a launch would read."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -27,7 +27,7 @@ _OPTIONS = ("context", "concurrency", "dtype", "quantization")
 
 
 class PlanCreate(BaseModel):
-    """A model, by name or by its config.json, and what it is to do."""
+    """A model, by name or by its config.json, and its intended use."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -36,7 +36,7 @@ class PlanCreate(BaseModel):
     )
     revision: Revision | None = None
     provider: Provider | None = None
-    profile: Name | None = Field(None, description="Where it would be launched.")
+    profile: Name | None = Field(None, description="Profile of the launch.")
     config: dict[str, Any] | None = Field(
         None, description="The document of its config.json, in place of `model`."
     )
@@ -55,14 +55,12 @@ class PlanCreate(BaseModel):
         None, description="Type that the model runs in; default: its own."
     )
     quantization: Annotated[str, Field(max_length=40)] | None = Field(
-        None, description="How weights are to be compressed, where the model is not."
+        None, description="Compression of weights, if the model has none."
     )
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     max_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(8, description="Most of a node.")
-    minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES)] = Field(
-        60, description="How long it is to serve."
-    )
+    minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES)] = Field(60, description="Serving time.")
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

@@ -1,7 +1,7 @@
-"""What may stand in a launch and in a profile: one pattern for each kind of value.
+"""Valid values in launches and profiles: one pattern for each kind of value.
 
-Every value of a job's script or of a command fits one of them, so that no value can be an option, a
-second word, a path upwards, or a piece of shell; and each is quoted all the same.
+Every value of a job's script or of a command matches one of them, so that no value can be an option, a
+second word, a path upwards, or shell code. Each is also quoted.
 """
 
 import re
@@ -13,7 +13,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 HUGGING_FACE_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 PATH = r"^/[A-Za-z0-9._+@/-]{1,1023}$"
-# Of profiles alone, which an operator writes.
+# Only in profiles, which an operator writes.
 HOST = r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}$"
 USER = r"^[a-z_][a-z0-9_-]{0,31}$"
 MODULE = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,62}){0,3}$"
@@ -22,20 +22,18 @@ ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,252}$"
 
 
 def fits(pattern: str, text: str) -> bool:
-    """Whether all of the text has this pattern."""
     return re.fullmatch(pattern, text) is not None
 
 
 def is_plain_path(text: str) -> bool:
-    """Whether it is an absolute path as it would be written without detours."""
+    """True for an absolute path without detours."""
     return fits(PATH, text) and str(PurePosixPath(text)) == text and ".." not in text.split("/")
 
 
 def is_model_id(text: str) -> bool:
-    """Whether it may be a Hugging Face id."""
     return fits(HUGGING_FACE_ID, text) and "--" not in text and ".." not in text
 
 
 def is_revision(text: str) -> bool:
-    """Whether it may name a revision: a branch, a tag or a commit."""
+    """True for a possible name of a branch, a tag or a commit."""
     return fits(REVISION, text) and ".." not in text and "//" not in text

@@ -18,7 +18,7 @@
     cpus = 6
     memory_gb = 48
 
-docs/launches.md tells all members.
+docs/launches.md lists all members.
 """
 
 import tomllib
@@ -42,7 +42,7 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 class ProfileError(Exception):
-    """The file of profiles, or of the catalogue, is wrong; the message is one line that says where."""
+    """The file of profiles, or of the catalogue, is wrong; the message is one line that names the place."""
 
 
 def _plain(text: str) -> str:
@@ -58,7 +58,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Tier(BaseModel):
-    """Resources of one size. Without `max_model_size_gb` (10^9 bytes) it takes any model."""
+    """Resources of one size. If `max_model_size_gb` (10^9 bytes) is absent, it takes any model."""
 
     model_config = _STRICT
 
@@ -74,24 +74,24 @@ class Tier(BaseModel):
 
 
 class Profile(BaseModel):
-    """One place to launch servers at. `host` absent: commands run where the worker does."""
+    """One place to launch servers at. If `host` is absent, commands run on the worker's machine."""
 
     model_config = _STRICT
 
     name: Name
     provider: Provider
     default: bool = False
-    # --- how the place is reached
+    # --- access to the place
     host: Annotated[str, StringConstraints(pattern=patterns.HOST)] | None = None
     ssh_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     user: Annotated[str, StringConstraints(pattern=patterns.USER)] | None = None
     identity_file: PlainPath | None = None
     known_hosts: PlainPath | None = None
-    # --- where its files are
+    # --- its files
     home: PlainPath
     cache: PlainPath | None = None
     model_roots: tuple[PlainPath, ...] = ()
-    # --- what Slurm is told, unless a request says otherwise
+    # --- Slurm's options, unless a request has others
     partition: Name | None = None
     account: Name | None = None
     constraint: Name | None = None
@@ -99,14 +99,14 @@ class Profile(BaseModel):
     default_minutes: Annotated[int, Field(ge=1)] = 60
     max_minutes: Annotated[int, Field(ge=1, le=525_600)] = 1440
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1)] = (Tier(name="default"),)
-    # --- what runs Triton
+    # --- Triton's runtime
     runtime: Literal["apptainer", "plain", "embedded"]
     image: PlainPath | None = None  # apptainer
     command: tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...] = ("tritonserver",)
     venv: PlainPath | None = None  # embedded
     triton: PlainPath | None = None  # embedded: this repository's folder of that name
     supervise: bool | None = None  # restart a dead server in its job; see is_supervised
-    # --- what may run
+    # --- models
     trust_remote_code: bool = False
     triton_entries: bool = False
     offline: bool = True
@@ -119,7 +119,7 @@ class Profile(BaseModel):
 
     @property
     def is_supervised(self) -> bool:
-        """Whether jobs run Triton under triton/health, which needs Python 3.9 where Triton runs."""
+        """Jobs run Triton under triton/health, which needs Python 3.9 in Triton's environment."""
         return self.runtime != "plain" if self.supervise is None else self.supervise
 
     @model_validator(mode="after")
@@ -143,7 +143,6 @@ class Profile(BaseModel):
         return self
 
     def tier(self, name: str) -> Tier | None:
-        """The tier of that name."""
         return next((tier for tier in self.tiers if tier.name == name), None)
 
 
@@ -177,7 +176,7 @@ def find_profile(
 
 
 def read_tables(file: Path, name: str) -> dict[str, Any]:
-    """The tables below one name, which is all that the file holds. Raises ProfileError."""
+    """The tables below one name, which must be all of the file. Raises ProfileError."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -193,11 +192,11 @@ def read_tables(file: Path, name: str) -> dict[str, Any]:
 
 
 def validate_table(kind: type[_T], file: Path, place: str, table: dict[str, Any], name: str) -> _T:
-    """One table as its type. Raises ProfileError that names the first member that is wrong."""
+    """One table as its type. Raises ProfileError that names the first wrong member."""
     if "name" in table:
         raise ProfileError(f"{file}: {place}.name: unknown; the table's name is it")
     try:
-        # Arrays of TOML are lists; all else is what the type says.
+        # TOML's arrays are lists; the type defines all others.
         return kind.model_validate(_frozen(table) | {"name": name})
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,63 +1,59 @@
 """Follows launches from their row to their end: the part of a worker process that starts servers.
 
-A launch is looked at every LLM_LAUNCH_POLL_SECONDS, by whichever worker takes it, and each look
-makes one step: what is to be done is told by the row and by the job, never by a process's memory. A
-worker that dies is replaced when its lease is over, and finds the job by the launch's id.
+A worker claims each launch every LLM_LAUNCH_POLL_SECONDS, and each check makes one step, which
+depends on the row and on the job, never on a process's memory. When a worker dies, another one claims
+its launches after their leases, and finds the jobs by the launches' ids.
 
     submitted   the directory is made, and the job submitted
-    pending     the job waits; `reason` says for what
-    starting    it runs, and its server is not ready yet
+    pending     the job waits; `reason` is the provider's
+    starting    the job runs, and its server is not ready yet
     healthy     the server answers, and is registered: results are routed to it
     unhealthy   the job runs, and its server does not answer, or its engine is dead
-    stopping    the server is drained, the job ended, and what it left removed
+    stopping    the server is drained, the job ended, and its files removed
     stopped, timeout, failed
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import islice, takewhile
 from uuid import UUID, uuid4
 
 from app.core.database import Database, is_transient
-from app.core.errors import ConflictError, DatabaseUnavailableError, NotFoundError
+from app.core.errors import ConflictError, DatabaseUnavailableError
 from app.core.listener import LAUNCHES, Listener
 from app.core.settings import Settings
 from app.core.waiting import is_set_within
-from app.inference.server_store import ServerAddress, ServerStore
+from app.inference.server_store import ServerStore
 from app.provisioning import engine_probe
-from app.provisioning.directory import Directory, Published
+from app.provisioning.directory import Directory, PublishedAddress
 from app.provisioning.hosts import HostError, Hosts
+from app.provisioning.job_end import job_from_exit_file, last_words
 from app.provisioning.jobs import End, Job, Phase, Provider, RefusedError
+from app.provisioning.launched_servers import LaunchedServers
 from app.provisioning.local import Local
 from app.provisioning.profiles import Profile
 from app.provisioning.slurm import Slurm
-from app.provisioning.store import EndState, Launch, LaunchStore, Step
+from app.provisioning.store import ClaimedLaunch, EndState, LaunchStore, Step
 from app.provisioning.tunnels import TunnelError, Tunnels
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 8  # launches that one process looks at
-_SHORT = 1.0  # seconds, at least, between looks at what is about to change
-_SOON = 0.2  # seconds to a look that has something to do
-_DATABASE_PAUSE = 1.0
-_SHORTEST_PAUSE = 0.05
-# A follower with a tunnel is replaced when it is so many looks late.
-_LATE_LOOKS = 4
+_MAX_CONCURRENT_CHECKS = 8  # launches that one process checks at the same time
+_MIN_CHECK_SECONDS = 1.0  # seconds, at least, between checks of a launch that is about to change
+_RECHECK_SECONDS = 0.2  # seconds to a check that has work to do
+_DATABASE_RETRY_SECONDS = 1.0
+_MIN_PAUSE_SECONDS = 0.05
+# The follower of a tunnel is replaced when it is so many checks late.
+_TAKEOVER_CHECKS = 4
 _END_STATES: dict[End, EndState] = {
     End.COMPLETED: "stopped",
     End.CANCELLED: "stopped",
     End.TIMEOUT: "timeout",
     End.FAILED: "failed",
 }
-_NO_COUNT = -1  # of requests: differs from each
-_TERMINATED = 128 + 15  # as a shell tells SIGTERM
-_LAST_LINES, _LAST_CHARACTERS = 4, 600
-_ERROR, _TRACE, _LONGEST_TRACE = "error: ", "At:", 100
-_PROTOCOLS = ("grpc", "http", "metrics")
+_UNKNOWN_COUNT = -1  # of requests: differs from each
 
 
 class Reconciler:
@@ -71,42 +67,39 @@ class Reconciler:
         profiles: dict[str, Profile],
     ) -> None:
         self._store = LaunchStore(database)
-        self._servers = ServerStore(database)
         self._profiles = profiles
         self._poll = settings.launch_poll_seconds
         self._lease = settings.launch_lease_seconds
-        self._drain_limit = timedelta(seconds=settings.launch_drain_seconds)
-        # What runs on a server is told with the workers' heartbeats, five a lease.
-        self._settling = timedelta(seconds=settings.lease_seconds * 0.4)
         self._id = uuid4()
         self._machine = socket.gethostname()
         self._hosts = Hosts()
         self._tunnels = Tunnels(self._hosts)
+        self._servers = LaunchedServers(ServerStore(database), self._tunnels, settings)
         self._providers: dict[str, Provider] = {
             "slurm": Slurm(self._hosts),
             "local": Local(self._hosts),
         }
         self._wake = asyncio.Event()
-        self._looks: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[None]] = set()
         listener.subscribe(LAUNCHES, lambda _: self._wake.set())
 
     async def run(self) -> None:
-        """Follow until cancelled. What is under way then is cut, and resumed by whoever follows."""
+        """Follow until cancelled. The steps under way are cancelled; another worker resumes them."""
         async with self._hosts, self._tunnels:
             try:
                 while True:
                     self._wake.clear()
                     await is_set_within(self._wake, await self._start_due())
             finally:
-                for look in self._looks:
-                    look.cancel()
-                await asyncio.gather(*self._looks, return_exceptions=True)
+                for check in self._checks:
+                    check.cancel()
+                await asyncio.gather(*self._checks, return_exceptions=True)
 
     async def _start_due(self) -> float:
-        """Look at what is due, as far as there are free places; seconds until a further look."""
-        names, late = list(self._profiles), self._poll * _LATE_LOOKS
+        """Check the due launches, as far as slots are free; return the seconds until the next check."""
+        names, late = list(self._profiles), self._poll * _TAKEOVER_CHECKS
         try:
-            free = _AT_ONCE - len(self._looks)
+            free = _MAX_CONCURRENT_CHECKS - len(self._checks)
             if not free:
                 return self._poll
             claimed = await self._store.claim(
@@ -114,43 +107,43 @@ class Reconciler:
                 takeover_seconds=late, count=free, lease_seconds=self._lease,
             )  # fmt: skip
             for launch in claimed:
-                task = asyncio.create_task(self._look(launch), name=f"launch {launch.id}")
-                self._looks.add(task)
+                task = asyncio.create_task(self._check(launch), name=f"launch {launch.id}")
+                self._checks.add(task)
                 task.add_done_callback(self._on_end)
             seconds = await self._store.seconds_until_due(names, self._machine, self._id, late)
         except Exception as error:
             if not is_transient(error) and not isinstance(error, DatabaseUnavailableError):
                 raise
             logger.info("launches wait: %s", error, extra={"action": "launches_wait"})
-            return _DATABASE_PAUSE
-        return self._poll if seconds is None else min(max(seconds, _SHORTEST_PAUSE), self._poll)
+            return _DATABASE_RETRY_SECONDS
+        return self._poll if seconds is None else min(max(seconds, _MIN_PAUSE_SECONDS), self._poll)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        self._looks.discard(task)
+        self._checks.discard(task)
         self._wake.set()
 
-    async def _look(self, launch: Launch) -> None:
+    async def _check(self, launch: ClaimedLaunch) -> None:
         """Make one step, within two thirds of the lease."""
         extra = {"action": "launch", "launch_id": str(launch.id)}
-        # What fails here leaves the lease: the launch is due again when that is over.
+        # After an error the lease stays: the launch is due again at its end.
         try:
-            step = await self._step_or_note(launch)
+            step = await self._step_or_retry(launch)
             await self._store.advance(launch, step)
         except TimeoutError:
-            # A command may still be under way, and be a submission.
-            logger.warning("launch %s: a look took too long", launch.name, extra=extra)
+            # A command may still be running, and be a submission.
+            logger.warning("launch %s: a check took too long", launch.name, extra=extra)
             return
         except DatabaseUnavailableError as error:
             logger.info("launch %s waits: %s", launch.name, error, extra=extra)
             return
         except Exception:
-            logger.exception("launch %s broke", launch.name, extra=extra)
+            logger.exception("launch %s: unexpected error", launch.name, extra=extra)
             return
         if step.state != launch.state:
             logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
 
-    async def _step_or_note(self, launch: Launch) -> Step:
-        """The step, or its repetition later, with what was in its way."""
+    async def _step_or_retry(self, launch: ClaimedLaunch) -> Step:
+        """Make the step; after an error, repeat it later with a note for the user."""
         try:
             async with asyncio.timeout(self._lease * 2 / 3):
                 return await self._step(launch)
@@ -159,13 +152,13 @@ class Reconciler:
         except (HostError, TunnelError) as error:
             note = str(error)
         except Exception:
-            logger.exception("launch %s broke", launch.name)
+            logger.exception("launch %s: unexpected error", launch.name)
             note = "a bug in the service; its worker's log has the details"
         logger.warning("launch %s: %s", launch.name, note)
-        # A stopping one keeps the reason of its stop.
+        # A stopping launch keeps the reason of its stop.
         return Step(launch.state, self._poll, note, follower_id=self._follower_of(launch))
 
-    async def _step(self, launch: Launch) -> Step:
+    async def _step(self, launch: ClaimedLaunch) -> Step:
         profile = self._profiles[launch.profile]
         directory = Directory(self._hosts, profile, launch.id)
         job = await self._job(launch, profile, directory)
@@ -179,21 +172,21 @@ class Reconciler:
             reason = f"Slurm: {job.reason}" if job.reason else ""
             return Step("pending", self._pause(launch, launch.submitted_at), reason, job_id=job.id)
         try:
-            return await self._follow(launch, profile, directory, job)
+            return await self._check_server(launch, profile, directory, job)
         except RefusedError as error:
-            return Step("stopping", _SOON, str(error), "failed", job_id=job.id)
+            return Step("stopping", _RECHECK_SECONDS, str(error), "failed", job_id=job.id)
 
-    async def _job(self, launch: Launch, profile: Profile, directory: Directory) -> Job:
-        """The job, also when whoever ran it has forgotten it and only its last file tells."""
-        job = await self._providers[launch.provider].look(profile, launch.id)
+    async def _job(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Job:
+        """The job; if its provider has forgotten it, its state by its last file."""
+        job = await self._providers[launch.provider].find(profile, launch.id)
         if job.phase is not Phase.ABSENT:
             return job
         status = await directory.exit_status()
-        return job if status is None else job_by_its_file(launch, *status)
+        return job if status is None else job_from_exit_file(launch, *status)
 
-    async def _submit(self, launch: Launch, profile: Profile, directory: Directory) -> Step:
+    async def _submit(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Step:
         if launch.provider == "local" and launch.machine is None:
-            # Before anything runs here: nobody else may look for it elsewhere.
+            # Stored before anything runs here: no other machine may look for it.
             return Step("submitted", 0, machine=self._machine)
         try:
             await directory.make(launch.spec)
@@ -202,30 +195,33 @@ class Reconciler:
             )
         except RefusedError as error:
             return Step("stopping", 0, str(error), "failed")
-        return Step("pending", _SOON, job_id=job_id)
+        return Step("pending", _RECHECK_SECONDS, job_id=job_id)
 
-    async def _end(self, launch: Launch, directory: Directory, job: Job) -> Step:
-        """The job is over: what became of it is stored before its traces are removed."""
+    async def _end(self, launch: ClaimedLaunch, directory: Directory, job: Job) -> Step:
+        """Store the job's end before its traces are removed."""
         log = await directory.log() or ""
         state, reason = _END_STATES[job.end or End.FAILED], job.reason
         if job.phase is Phase.ABSENT:
-            who = "Slurm knows nothing of it" if launch.provider == "slurm" else "It is gone"
+            who = (
+                "Slurm does not list the job"
+                if launch.provider == "slurm"
+                else "The job is missing"
+            )
             reason = f"{who}, and it left no exit status: it was killed, or its node failed"
         if state == "stopped" and launch.state != "submitted":
             by_itself = "the server ended by itself"
             cancelled = "the job was cancelled outside of the service"
             reason = f"{cancelled if job.end is End.CANCELLED else by_itself} ({reason})"
-        if state == "failed" and (last := _last_words(log)):
+        if state == "failed" and (last := last_words(log)):
             reason = f"{reason}. Its last words: {last}"
         return Step(
             "stopping", 0, reason, state, job_id=job.id, node=job.node, log=log,
             exit_code=job.exit_code,
         )  # fmt: skip
 
-    async def _follow(
-        self, launch: Launch, profile: Profile, directory: Directory, job: Job
+    async def _check_server(
+        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
     ) -> Step:
-        """The job runs: look after its server."""
         found = Step(
             "starting", self._pause(launch, launch.started_at), job_id=job.id, node=job.node, log=await directory.log(),
             follower_id=self._follower_of(launch),
@@ -237,30 +233,30 @@ class Reconciler:
         published = await self._published(launch, directory)
         if published is None:
             return self._not_ready(launch, found, "")
-        address = await self._reach(launch, profile, published)
+        address = await self._servers.address(launch, profile, published)
         found = replace(found, node=published.node, ports=published.ports, address=address)
         if address != launch.address:
-            # Stored before it is registered: whoever ends the launch knows what to remove.
+            # Stored before it is registered, so that the worker that ends the launch finds the entry.
             state = "starting" if launch.healthy_at is None else launch.state
             return replace(found, state=state, pause=0)
-        return await self._judge(launch, profile, found)
+        return await self._check_model(launch, profile, found)
 
-    async def _judge(self, launch: Launch, profile: Profile, found: Step) -> Step:
-        """The server can be reached: look at its model, and reload one whose engine is dead."""
+    async def _check_model(self, launch: ClaimedLaunch, profile: Profile, found: Step) -> Step:
+        """Check the model of a reachable server, and reload one whose engine is dead."""
         assert found.address is not None
         grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
         is_doubtful = (
             launch.healthy_at is None or engine_probe.dead_since(launch.reason) is not None
         )
-        finding = await engine_probe.look(
-            grpc, model, _NO_COUNT if is_doubtful else launch.requests,
+        finding = await engine_probe.check(
+            grpc, model, _UNKNOWN_COUNT if is_doubtful else launch.requests,
             None if profile.is_supervised and not is_doubtful else seconds,
         )  # fmt: skip
         if finding.requests is None:
             return self._not_ready(launch, found, "the server does not answer")
         found = replace(found, requests=finding.requests)
         if not finding.error:
-            return await self._healthy(launch, profile, found, is_used=finding.is_used)
+            return await self._serve(launch, profile, found, is_used=finding.is_used)
         reason = engine_probe.dead_reason(finding.error, launch.now, launch.reason)
         step = self._dead(launch, found, reason)
         if step.state == "unhealthy" and not profile.is_supervised:
@@ -268,8 +264,8 @@ class Reconciler:
             await engine_probe.reload(grpc, model, seconds)
         return step
 
-    def _dead(self, launch: Launch, found: Step, reason: str) -> Step:
-        """A dead engine is reloaded or restarted; its job is ended if that does not help."""
+    def _dead(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
+        """Reload or restart a dead engine; end the job if that does not help."""
         minutes = launch.spec.start_minutes
         if not _has_passed(launch.now, engine_probe.dead_since(reason), minutes):
             return replace(found, state="unhealthy", pause=self._poll, reason=reason)
@@ -280,7 +276,7 @@ class Reconciler:
         reason = f"{reason}. It did not recover within {minutes:g} minutes: launch it again{advice}"
         return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
-    def _not_ready(self, launch: Launch, found: Step, reason: str) -> Step:
+    def _not_ready(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
         if engine_probe.dead_since(launch.reason) is not None:
             return self._dead(launch, found, launch.reason)
         if launch.healthy_at is not None:
@@ -289,137 +285,65 @@ class Reconciler:
         if not _has_passed(launch.now, launch.started_at, minutes):
             return found
         reason = f"the model was not ready {minutes:g} minutes after the job's start"
-        if last := _last_words(found.log or ""):
+        if last := last_words(found.log or ""):
             reason = f"{reason}. The job's last words: {last}"
         return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
 
-    async def _healthy(
-        self, launch: Launch, profile: Profile, found: Step, *, is_used: bool
+    async def _serve(
+        self, launch: ClaimedLaunch, profile: Profile, found: Step, *, is_used: bool
     ) -> Step:
-        """The model is ready: its server is registered, and stopped when nobody has used it."""
+        """Register the server of a ready model, and stop it after a time without use."""
         assert found.address is not None
         try:
-            await self._register(launch, profile, found.address)
+            await self._servers.register(launch, profile, found.address)
         except ConflictError as error:
             return replace(
                 found, state="stopping", pause=0, reason=error.detail, end_state="failed"
             )
-        is_used = (
-            launch.healthy_at is None
-            or is_used
-            or (await self._servers.running()).get(launch.name, 0) > 0
-        )
+        is_used = launch.healthy_at is None or is_used or await self._servers.has_running(launch)
         idle = launch.spec.idle_minutes
         if not is_used and idle and _has_passed(launch.now, launch.last_used_at, idle):
             reason = f"idle for {idle:g} minutes"
             return replace(found, state="stopping", pause=0, reason=reason, end_state="stopped")
         return replace(found, state="healthy", pause=self._poll, used=is_used)
 
-    async def _stop(self, launch: Launch, profile: Profile, directory: Directory, job: Job) -> Step:
-        """Drain the server, end the job, remove what it left: then it has ended."""
+    async def _stop(
+        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
+    ) -> Step:
+        """Drain the server, end the job, remove its files: then the launch has ended."""
         again = Step("stopping", min(self._poll, 1.0), follower_id=self._follower_of(launch))
         if job.phase in (Phase.WAITING, Phase.RUNNING):
-            if not await self._is_drained(launch):
+            if not await self._servers.is_drained(launch):
                 return again
             await self._providers[launch.provider].cancel(profile, launch.id)
-            return replace(again, pause=min(self._poll, _SOON), log=await directory.log())
+            return replace(
+                again, pause=min(self._poll, _RECHECK_SECONDS), log=await directory.log()
+            )
         log = await directory.log()
         if launch.address is not None:
-            await self._unregister(launch)
+            await self._servers.unregister(launch)
         await self._tunnels.close(launch.id)
         await directory.remove()
         return Step(
             launch.end_state or "stopped", 0, launch.reason, log=log, exit_code=job.exit_code
         )
 
-    async def _is_drained(self, launch: Launch) -> bool:
-        """Whether nothing runs on the server any more, or has had its time to end."""
-        assert launch.stopping_at is not None
-        if launch.healthy_at is None:
-            return True
-        try:
-            await self._servers.drain(launch.name, is_draining=True)
-        except NotFoundError:
-            return True
-        since = launch.now - launch.stopping_at
-        if since >= self._drain_limit:
-            return True
-        return since >= self._settling and not (await self._servers.running()).get(launch.name)
-
-    async def _published(self, launch: Launch, directory: Directory) -> Published | None:
+    async def _published(
+        self, launch: ClaimedLaunch, directory: Directory
+    ) -> PublishedAddress | None:
         if launch.node is not None and launch.ports is not None:
-            return Published(launch.node, launch.ports)
+            return PublishedAddress(launch.node, launch.ports)
         return await directory.published()
 
-    async def _reach(self, launch: Launch, profile: Profile, server: Published) -> dict[str, str]:
-        """Addresses of the server as the workers reach it, through a tunnel where one is needed."""
-        host, ports = server.node, server.ports
-        if profile.host is not None:
-            wanted = _ports_of(launch.address) if launch.address else None
-            ports = await self._tunnels.ensure(profile, launch.id, host, ports, wanted)
-            host = profile.tunnel_listen
-        return {name: f"{host}:{port}" for name, port in zip(_PROTOCOLS, ports, strict=True)}
-
-    async def _register(self, launch: Launch, profile: Profile, address: dict[str, str]) -> None:
-        """Have results routed to it. Raises ConflictError if its name is another server's."""
-        server = ServerAddress(
-            launch.name, address["grpc"], address["http"], address["metrics"], profile.slots
-        )
-        try:
-            await self._servers.add(server)
-        except ConflictError:
-            if launch.healthy_at is None:
-                raise
-            # It is there under its tunnel's ports before.
-            await self._unregister(launch)
-            await self._servers.add(server)
-
-    async def _unregister(self, launch: Launch) -> None:
-        """Remove its server, and none that an operator gave the same name before it was ready."""
-        assert launch.address is not None
-        for server in await self._servers.all():
-            is_own = launch.healthy_at is not None or server.grpc == launch.address["grpc"]
-            if server.name == launch.name and is_own:
-                with contextlib.suppress(NotFoundError):
-                    await self._servers.remove(launch.name)
-
-    def _pause(self, launch: Launch, since: datetime | None) -> float:
-        """Seconds to the next look at what is about to change: the longer it took, the more."""
+    def _pause(self, launch: ClaimedLaunch, since: datetime | None) -> float:
+        """Seconds to the next check of a launch about to change, growing with the time it takes."""
         elapsed = (launch.now - since).total_seconds() if since else 0.0
-        return min(self._poll, max(_SHORT, elapsed / 5))
+        return min(self._poll, max(_MIN_CHECK_SECONDS, elapsed / 5))
 
-    def _follower_of(self, launch: Launch) -> UUID | None:
-        """Us, where the launch needs a tunnel, which is a process's own."""
+    def _follower_of(self, launch: ClaimedLaunch) -> UUID | None:
+        """This process, if the launch needs a tunnel: a tunnel belongs to a process."""
         return None if self._profiles[launch.profile].host is None else self._id
-
-
-def job_by_its_file(launch: Launch, status: int, seconds: int) -> Job:
-    """How a job ended, by what it wrote itself."""
-    limit = launch.spec.time_limit_minutes * 60
-    if status == 0:
-        end, words = End.COMPLETED, "the job ended with status 0"
-    elif launch.provider == "slurm" and seconds >= limit - 1:
-        end, words = End.TIMEOUT, "the job's time limit was reached"
-    elif status == _TERMINATED:
-        end, words = End.CANCELLED, "the job was told to end (SIGTERM)"
-    else:
-        end, words = End.FAILED, f"the job ended with status {status}"
-    return Job(Phase.ENDED, launch.job_id, launch.node, words, end, status)
-
-
-def _last_words(log: str) -> str:
-    """Triton's last error, without the trace that it ends with; else the last lines."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
-    if errors and len(lines) - errors[-1] <= _LONGEST_TRACE:
-        told = takewhile(lambda line: line != _TRACE, lines[errors[-1] :])
-        return " | ".join(islice(told, _LAST_LINES))[:_LAST_CHARACTERS]
-    return " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 
 def _has_passed(now: datetime, since: datetime | None, minutes: float) -> bool:
     return since is not None and now - since >= timedelta(minutes=minutes)
-
-
-def _ports_of(address: dict[str, str]) -> tuple[int, ...]:
-    return tuple(int(address[name].rpartition(":")[2]) for name in _PROTOCOLS)

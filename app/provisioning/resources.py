@@ -1,4 +1,4 @@
-"""What a launch asks for, where its request does not say: the smallest tier that is large enough."""
+"""Default resources of a launch: the smallest tier that is large enough for its model."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one server, on one node. `memory_gb`: host memory, Slurm's G."""
+    """Resources of one server, on one node. `memory_gb`: host memory, Slurm's G."""
 
     gpus: int
     cpus: int
@@ -27,7 +27,7 @@ class Resources:
 
 
 def facts_of(model: str, revision: str | None, profile: Profile) -> ModelFacts | None:
-    """What a model's own files say, if they are of this machine and the launch would read them.
+    """Read the facts of a model from its files, if they are on this machine and the launch would read them.
 
     A path counts below the profile's model roots, a Hugging Face id in its cache; neither it, nor
     its config.json, may lead out of them by a link. None if there are no such files. Blocks. Raises
@@ -53,7 +53,7 @@ def facts_of(model: str, revision: str | None, profile: Profile) -> ModelFacts |
     try:
         return read_config(directory)
     except PlanError as error:
-        # Users learn no path but the one that they named.
+        # Users see only the path that they named.
         raise PlanError(str(error).replace(f"{directory}/", "")) from None
 
 
@@ -67,7 +67,7 @@ def size_of(model: str, revision: str | None, profile: Profile) -> float | None:
 
 
 def _cached(cache: Path, model: str, revision: str | None) -> Path:
-    """Where the cache keeps a model's revision; HF_HOME is `cache`.
+    """Directory of a model's revision in the cache; HF_HOME is `cache`.
 
     https://huggingface.co/docs/huggingface_hub/guides/manage-cache: `refs` name commits.
     """
@@ -91,7 +91,7 @@ def suggest_resources(
 ) -> Resources | None:
     """The named tier, else the smallest that takes the model; None if there is none.
 
-    `size_gb` is the size of the weights (`size_of`), where it is known; else it is the profile's
+    `size_gb` is the size of the weights (`size_of`); if it is None, the result is the profile's
     first tier.
     """
     if tier is not None:

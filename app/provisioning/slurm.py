@@ -1,8 +1,8 @@
 """Slurm as a provider of jobs: sbatch, squeue, scontrol, scancel.
 
-A job is found by its name, which holds the launch's id: a submission whose answer was lost is found
+A job is found by its name, which has the launch's id: a submission whose response was lost is found
 as well, and never repeated. Slurm keeps ended jobs for some minutes (MinJobAge, 300 s); after that
-the file `exit` in the launch's directory tells how the job ended. https://slurm.schedmd.com/squeue.html
+the file `exit` in the launch's directory has the job's end. https://slurm.schedmd.com/squeue.html
 """
 
 import re
@@ -14,7 +14,7 @@ from app.provisioning.jobs import End, Job, Phase, RefusedError
 from app.provisioning.profiles import Profile
 
 _FIELDS = "%i|%T|%N|%r"
-# The controller was not reached, or was too busy to answer: the job may be taken later, or is.
+# The controller was not reached, or was too busy to answer: it may accept the job later, or has.
 _PASSING = re.compile(
     r"contact slurm controller|timed? ?out|connect(ion)? (failure|refused)|zero bytes|temporarily|"
     r"cluster configuration|munge|try again|backup mode|resource temporarily",
@@ -31,9 +31,9 @@ _ENDS = {
 }
 _WORDS = {
     "NODE_FAIL": "its node failed",
-    "OUT_OF_MEMORY": "it used more memory than it had asked for",
+    "OUT_OF_MEMORY": "it used more memory than it requested",
     "BOOT_FAIL": "its node did not boot",
-    "PREEMPTED": "a job that goes first took its place",
+    "PREEMPTED": "a job of higher priority took its place",
     "TIMEOUT": "its time limit was reached",
     "DEADLINE": "its deadline was reached",
     "CANCELLED": "it was cancelled",
@@ -51,22 +51,22 @@ class Slurm:
             profile, ["sbatch", "--parsable", "--", f"{directory}/job.sh"]
         )
         if answer.status != 0:
-            _raise_if_passing(answer, "sbatch")
-            raise RefusedError(f"Slurm refused the job: {answer.complaint}")
+            _raise_if_transient(answer, "sbatch")
+            raise RefusedError(f"Slurm refused the job: {answer.error_line}")
         return answer.output.strip().split(";")[0]
 
-    async def look(self, profile: Profile, launch: UUID, /) -> Job:
+    async def find(self, profile: Profile, launch: UUID, /) -> Job:
         answer = await self._hosts.run(
             profile,
             ["squeue", "--noheader", "--states=all", f"--name={job_name(launch)}",
              f"--format={_FIELDS}"],
         )  # fmt: skip
         if answer.status != 0:
-            raise HostError(f"squeue: {answer.complaint}")
+            raise HostError(f"squeue: {answer.error_line}")
         jobs = [line.split("|", 3) for line in answer.output.splitlines() if line.count("|") >= 3]
         if not jobs:
             return Job(Phase.ABSENT)
-        # One there should be. Of several, what lives counts; the script ends a second one at once.
+        # There should be one. Among several, a living one counts; the script ends a second one at once.
         identifier, state, node, reason = max(jobs, key=lambda job: _rank(job[1]))
         reason = "" if reason == "None" else reason
         if state in _WAITING:
@@ -78,7 +78,7 @@ class Slurm:
     async def cancel(self, profile: Profile, launch: UUID, /) -> None:
         answer = await self._hosts.run(profile, ["scancel", f"--name={job_name(launch)}"])
         if answer.status != 0:
-            raise HostError(f"scancel: {answer.complaint}")
+            raise HostError(f"scancel: {answer.error_line}")
 
     async def _ended(
         self, profile: Profile, identifier: str, state: str, node: str, reason: str
@@ -110,7 +110,6 @@ class Slurm:
         return (int(found[1]), int(found[2])) if found else (None, None)
 
     async def _node_reason(self, profile: Profile, node: str) -> str:
-        """What an administrator wrote about the node."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", node):
             return ""
         answer = await self._hosts.run(profile, ["scontrol", "show", "node", "-o", node])
@@ -119,12 +118,12 @@ class Slurm:
 
 
 def _rank(state: str) -> int:
-    """What tells the most of several jobs."""
+    """The most informative of several jobs has the lowest rank."""
     if state in _RUNNING:
         return 3
     return 2 if state in _WAITING else int(state != "COMPLETED")
 
 
-def _raise_if_passing(answer: CommandOutput, command: str) -> None:
+def _raise_if_transient(answer: CommandOutput, command: str) -> None:
     if _PASSING.search(answer.error):
-        raise HostError(f"{command}: {answer.complaint}")
+        raise HostError(f"{command}: {answer.error_line}")

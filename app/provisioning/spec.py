@@ -1,4 +1,4 @@
-"""What a launch is asked to be: a request, and the whole of it once profile and tiers have spoken."""
+"""A launch's request, and its completion by the profile, the tier and the catalogue."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 class ResourceRequest(BaseModel):
-    """Resources of one server, on one node; what is left out is the tier's."""
+    """Resources of one server, on one node; absent ones are the tier's."""
 
     model_config = _STRICT
 
@@ -43,7 +43,7 @@ class EngineOptions(BaseModel):
 
 
 class ModelChoice(BaseModel):
-    """A model, and where it is to be launched."""
+    """A model, and the profile to launch it with."""
 
     model_config = _STRICT
 
@@ -57,11 +57,11 @@ class ModelChoice(BaseModel):
 
 
 class LaunchCreate(ModelChoice):
-    """A Triton server to launch; what is left out is the catalogue's, the tier's or the profile's."""
+    """A Triton server to launch; absent members are the catalogue's, the tier's or the profile's."""
 
     name: Name = Field(description="The launch's, and its server's in GET /servers.")
     served_name: Name | None = Field(
-        None, description="What requests call the model; default: its name without the owner."
+        None, description="Name of the model in requests; default: its name without the owner."
     )
     tier: Name | None = Field(None, description="One of the profile's sizes.")
     resources: ResourceRequest = Field(default_factory=ResourceRequest)
@@ -86,7 +86,7 @@ class LaunchCreate(ModelChoice):
 
 
 class LaunchSpec(BaseModel):
-    """A request that is complete: what the table stores and the job's script is made of."""
+    """A complete request: stored in the table, and the source of the job's script."""
 
     model_config = _STRICT
 
@@ -117,7 +117,7 @@ def to_spec(
     profiles: dict[str, Profile],
     catalogue: dict[str, CatalogueEntry],
 ) -> LaunchSpec:
-    """Complete a request; blocks. Raises InvalidRequestError that names what is wrong."""
+    """Complete a request; blocks. Raises InvalidRequestError that names the wrong field."""
     if is_static_name(request.name):
         raise invalid_field("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
     offered = catalogue.get(request.model)
@@ -159,7 +159,7 @@ def resolve(
 ) -> tuple[Profile, str, str | None]:
     """The profile, the model's id or path there, and its revision; `offered`: the catalogue's entry.
 
-    Raises InvalidRequestError that names what is wrong.
+    Raises InvalidRequestError that names the wrong field.
     """
     profile = _profile(choice, profiles, offered)
     model = _model(choice, profile, offered)
@@ -198,7 +198,7 @@ def _model(request: ModelChoice, profile: Profile, offered: CatalogueEntry | Non
 
 
 def is_below_a_root(path: str, roots: tuple[str, ...]) -> bool:
-    """Whether a plain path lies inside one of the roots."""
+    """True for a plain path inside one of the roots."""
     return any(
         path != root and PurePosixPath(path).is_relative_to(PurePosixPath(root)) for root in roots
     )
@@ -211,7 +211,7 @@ def _resources(
     model: str,
     revision: str | None,
 ) -> dict[str, Any]:
-    """The tier's, with what the request says in their place."""
+    """The tier's resources, overridden by the request's."""
     tier = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
     size = offered.size_gb if offered else None
     if size is None and tier is None:
@@ -241,5 +241,5 @@ def _served_name(model: str) -> str:
     except ModelRepositoryError:
         name = ""
     if not patterns.fits(patterns.NAME, name):
-        raise invalid_field("served_name", f"{model!r} makes no plain name: give one")
+        raise invalid_field("served_name", f"{model!r} gives no plain name: name one")
     return name

@@ -1,13 +1,13 @@
 """The table `launches`: every statement about it.
 
-A follower takes launches that are due, each under a lease until which nobody else looks at it, and
-writes what it found by one guarded statement that names that lease. A request to stop only marks a
-launch: who holds the lease goes on, and finds it stopping the next time. So a job that is being
-submitted at that moment is recorded, and then ended.
+A follower claims launches that are due, each under an exclusive lease, and writes its finding by one
+guarded statement that names that lease. A request to stop only marks a launch: the follower with the
+lease continues, and the next check finds the mark. So a job that is being submitted at that moment
+is recorded, and then ended.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -29,10 +29,44 @@ State = Literal[
 EndState = Literal["stopped", "timeout", "failed"]
 STOPPED_ON_REQUEST = "stopped on request"
 
-# All but `log`, which may be long.
-_COLUMNS = """id, team_id, name, provider, profile, model, spec, state, reason, end_state, job_id,
-  node, machine, ports, address, requests, exit_code, submitted_at, started_at, healthy_at,
-  last_used_at, stopping_at, ended_at, lease_expires_at"""
+
+@dataclass(slots=True, frozen=True)
+class Launch:
+    """A row of the table, without `log`, which may be long."""
+
+    id: UUID
+    name: str
+    provider: Provider
+    profile: str
+    model: str
+    spec: LaunchSpec
+    state: State
+    reason: str
+    end_state: EndState | None
+    job_id: str | None
+    node: str | None
+    machine: str | None
+    ports: tuple[int, ...] | None
+    address: dict[str, str] | None
+    requests: int
+    exit_code: int | None
+    submitted_at: datetime | None
+    started_at: datetime | None
+    healthy_at: datetime | None
+    last_used_at: datetime | None
+    stopping_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class ClaimedLaunch(Launch):
+    """A launch that this process has claimed until `lease`; `now`: by the database's clock."""
+
+    lease: datetime
+    now: datetime
+
+
+_COLUMNS = ", ".join(f"launches.{field.name}" for field in fields(Launch))
 
 _CREATE = f"""
 WITH made AS (
@@ -45,7 +79,7 @@ SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
 """
 
 _MINE = "($3::uuid IS NOT NULL AND follower_id = $3)"
-# What holds a tunnel is another's only when that one is late.
+# The follower of a tunnel is replaced only when it is late.
 _DUE_AT = f"""
   greatest(next_check_at, lease_expires_at,
            CASE WHEN follower_id IS NULL OR {_MINE} THEN next_check_at
@@ -62,14 +96,14 @@ WITH due AS (
 )
 UPDATE launches SET lease_expires_at = now() + make_interval(secs => $6)
 FROM due WHERE launches.id = due.id
-RETURNING {", ".join(f"launches.{column.strip()}" for column in _COLUMNS.split(","))}, now() AS now
+RETURNING {_COLUMNS}, launches.lease_expires_at AS lease, now() AS now
 """
 
 _SECONDS_UNTIL_DUE = f"""
 SELECT extract(epoch FROM min({_DUE_AT}) - now())::float8 FROM launches WHERE {_FOLLOWED}
 """
 
-# Once it is stopping, only its end is another state, and the reason stays.
+# A stopping launch changes its state only to an end, and its reason stays.
 _ADVANCE = """
 UPDATE launches SET
   state = CASE WHEN state = 'stopping' AND NOT $4::boolean THEN state ELSE $3::varchar END,
@@ -81,7 +115,7 @@ UPDATE launches SET
   ports = coalesce($10::jsonb, ports),
   address = coalesce($11::jsonb, address),
   requests = coalesce($12::bigint, requests),
-  -- Not written anew where it is the same.
+  -- An unchanged log is not written again.
   log = CASE WHEN log = $13::text THEN log ELSE coalesce($13::text, log) END,
   exit_code = coalesce($14::int, exit_code),
   submitted_at = CASE WHEN $7::varchar IS NULL THEN submitted_at ELSE coalesce(submitted_at, now()) END,
@@ -114,35 +148,8 @@ ORDER BY team_id DESC, id DESC LIMIT $4
 
 
 @dataclass(slots=True, frozen=True)
-class Launch:
-    """A launch that this process may look after, until `lease`; `now`: by the database's clock."""
-
-    id: UUID
-    name: str
-    provider: Provider
-    profile: str
-    spec: LaunchSpec
-    state: State
-    reason: str
-    end_state: EndState | None
-    job_id: str | None
-    node: str | None
-    ports: tuple[int, ...] | None
-    address: dict[str, str] | None
-    requests: int
-    submitted_at: datetime | None
-    started_at: datetime | None
-    healthy_at: datetime | None
-    last_used_at: datetime | None
-    stopping_at: datetime | None
-    now: datetime
-    lease: datetime
-    machine: str | None = None
-
-
-@dataclass(slots=True, frozen=True)
 class Step:
-    """What a look at a launch found; None leaves what is stored. `pause`: seconds to the next."""
+    """Finding of one check; None keeps the stored value. `pause`: seconds to the next check."""
 
     state: State
     pause: float
@@ -165,14 +172,12 @@ class Step:
 
 
 class LaunchStore:
-    """Makes, reads, stops and follows launches."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     # --- for the team ---------------------------------------------------------------------------
 
-    async def create(self, team_id: str, provider: Provider, spec: LaunchSpec) -> asyncpg.Record:
+    async def create(self, team_id: str, provider: Provider, spec: LaunchSpec) -> Launch:
         """Store a launch; a follower does the rest. Raises ConflictError if its name is taken."""
         identifier = new_id()
 
@@ -181,7 +186,7 @@ class LaunchStore:
                 _CREATE, identifier, team_id, spec.name, provider, spec.profile, spec.model,
                 spec.model_dump_json(),
             )  # fmt: skip
-            # Sent again after a lost answer, it finds its own.
+            # When it is repeated after a lost response, the statement finds its own row.
             return found or await connection.fetchrow(
                 f"SELECT {_COLUMNS} FROM launches WHERE id = $1", identifier
             )
@@ -192,38 +197,36 @@ class LaunchStore:
                 f"The name {spec.name!r} is taken by a launch that has not ended, or by a server. "
                 "Choose another one, or stop that one first."
             )
-        return row
+        return Launch(**_members(row))
 
     async def list(
         self, team_id: str, *, state: State | None, after: UUID | None, limit: int
-    ) -> Sequence[asyncpg.Record]:
-        """A team's launches, the newest first."""
-        return await self._database.fetch(
+    ) -> Sequence[Launch]:
+        rows = await self._database.fetch(
             _LIST, team_id, LOWEST_ID, after or HIGHEST_ID, limit, state
         )
+        return [Launch(**_members(row)) for row in rows]
 
-    async def get(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
-        """One launch. Raises NotFoundError."""
+    async def get(self, team_id: str, launch_id: UUID) -> Launch:
         row = await self._database.fetchrow(
             f"SELECT {_COLUMNS} FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
         )
-        return _found(row, launch_id)
+        return Launch(**_members(_found(row, launch_id)))
 
     async def log(self, team_id: str, launch_id: UUID) -> str:
-        """The end of the job's output, as its follower saw it last. Raises NotFoundError."""
+        """The end of the job's output at the last check. Raises NotFoundError."""
         row = await self._database.fetchrow(
             "SELECT log FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
         )
         text: str = _found(row, launch_id)["log"]
         return text
 
-    async def stop(self, team_id: str, launch_id: UUID) -> asyncpg.Record:
-        """Have a launch stopped, if it has not ended; as it is then. Raises NotFoundError."""
+    async def stop(self, team_id: str, launch_id: UUID) -> Launch:
+        """Request a launch's stop, if it has not ended, and return it. Raises NotFoundError."""
         await self._database.fetch(_STOP, launch_id, team_id, STOPPED_ON_REQUEST)
         return await self.get(team_id, launch_id)
 
     async def delete(self, team_id: str, launch_id: UUID) -> None:
-        """Forget a launch that has ended. Raises NotFoundError, ConflictError."""
         row = await self._database.fetchrow(
             "DELETE FROM launches WHERE id = $1 AND team_id = $2 AND ended_at IS NOT NULL "
             "RETURNING id",
@@ -233,7 +236,7 @@ class LaunchStore:
         if row is None:
             launch = await self.get(team_id, launch_id)
             raise ConflictError(
-                f"The launch is {launch['state']}: stop it first (POST /launches/{launch_id}/stop)."
+                f"The launch is {launch.state}: stop it first (POST /launches/{launch_id}/stop)."
             )
 
     # --- for its follower -----------------------------------------------------------------------
@@ -247,13 +250,13 @@ class LaunchStore:
         takeover_seconds: float,
         count: int,
         lease_seconds: float,
-    ) -> Sequence[Launch]:
-        """Take launches that are due; nobody else looks at them before the lease is over."""
+    ) -> Sequence[ClaimedLaunch]:
+        """Claim launches that are due; no other follower claims them before the lease is over."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(
                 _CLAIM, profiles, machine, follower_id, takeover_seconds, count, lease_seconds
             )
-        return [_to_launch(row) for row in rows]
+        return [ClaimedLaunch(**_members(row), lease=row["lease"], now=row["now"]) for row in rows]
 
     async def seconds_until_due(
         self,
@@ -262,7 +265,7 @@ class LaunchStore:
         follower_id: UUID,
         takeover_seconds: float,
     ) -> float | None:
-        """When the next launch is due, negative if it is overdue; None if none is open."""
+        """Seconds until the next launch is due, negative if it is overdue; None if none is open."""
         row = await self._database.fetchrow(
             _SECONDS_UNTIL_DUE, profiles, machine, follower_id, takeover_seconds
         )
@@ -270,8 +273,8 @@ class LaunchStore:
         seconds: float | None = row[0]
         return seconds
 
-    async def advance(self, launch: Launch, step: Step) -> None:
-        """Commit what a look found; without effect once the lease was another's."""
+    async def advance(self, launch: ClaimedLaunch, step: Step) -> None:
+        """Commit a finding; no effect after the lease is lost."""
         await self._database.fetch(
             _ADVANCE,
             launch.id,
@@ -309,27 +312,9 @@ def _json(value: Any) -> str | None:
     return None if value is None else orjson.dumps(value).decode()
 
 
-def _to_launch(row: asyncpg.Record) -> Launch:
-    return Launch(
-        id=row["id"],
-        name=row["name"],
-        provider=row["provider"],
-        profile=row["profile"],
-        spec=LaunchSpec.model_validate_json(row["spec"]),
-        state=row["state"],
-        reason=row["reason"],
-        end_state=row["end_state"],
-        job_id=row["job_id"],
-        node=row["node"],
-        ports=tuple(orjson.loads(row["ports"])) if row["ports"] else None,
-        address=orjson.loads(row["address"]) if row["address"] else None,
-        requests=row["requests"],
-        submitted_at=row["submitted_at"],
-        started_at=row["started_at"],
-        healthy_at=row["healthy_at"],
-        last_used_at=row["last_used_at"],
-        stopping_at=row["stopping_at"],
-        now=row["now"],
-        lease=row["lease_expires_at"],
-        machine=row["machine"],
-    )
+def _members(row: asyncpg.Record) -> dict[str, Any]:
+    return {field.name: row[field.name] for field in fields(Launch)} | {
+        "spec": LaunchSpec.model_validate_json(row["spec"]),
+        "ports": tuple(orjson.loads(row["ports"])) if row["ports"] else None,
+        "address": orjson.loads(row["address"]) if row["address"] else None,
+    }

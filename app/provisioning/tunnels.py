@@ -1,6 +1,6 @@
 """ssh tunnels to servers behind a login host: children of the process that follows the launch.
 
-A tunnel ends with its process, so none is ever left behind; who follows the launch next opens it
+A tunnel ends with its process, so none is left behind; the launch's next follower opens it
 again, on the same ports if they are free.
 """
 
@@ -43,9 +43,9 @@ class Tunnels:
     async def ensure(
         self, profile: Profile, launch: UUID, node: str, ports: Ports, wanted: Ports | None
     ) -> Ports:
-        """The local ports of a tunnel to the node's ports, opened where it is not.
+        """Open a tunnel to the node's ports, if there is none, and return its local ports.
 
-        `wanted` are those that it had before. Raises TunnelError.
+        `wanted` are the ports of a former tunnel. Raises TunnelError.
         """
         known = self._open.get(launch)
         if known is not None and known[0].returncode is None:
@@ -74,7 +74,6 @@ class Tunnels:
         return local
 
     async def close(self, launch: UUID) -> None:
-        """End the launch's tunnel, if this process has one."""
         if known := self._open.pop(launch, None):
             await _end(known[0])
 
@@ -91,7 +90,7 @@ class Tunnels:
 
 
 async def _is_open(process: asyncio.subprocess.Process, address: str, port: int) -> bool:
-    """Wait until the tunnel takes connections; False if ssh ended, or did not get so far."""
+    """Wait until the tunnel accepts connections; False if ssh ends before, or is too slow."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_OPEN_SECONDS):
             while process.returncode is None:
@@ -104,7 +103,7 @@ async def _is_open(process: asyncio.subprocess.Process, address: str, port: int)
 
 
 async def _listen(process: asyncio.subprocess.Process) -> str:
-    """Read what ssh says, lest it wait for a reader; its last words."""
+    """Read ssh's output, so that it never blocks; return its end."""
     assert process.stderr is not None
     last = b""
     while said := await process.stderr.read(4096):

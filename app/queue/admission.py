@@ -1,4 +1,4 @@
-"""Whether a request may enter the queue: the whole queue's bound, and what its team may use.
+"""Admission to the queue: the bound of the whole queue, and the limits of a team.
 
 A request is admitted or refused whole. Rates are exact over all processes. Counts of what waits
 are exact up to what other processes accept within the tenth of a second that a count may be old.
@@ -15,14 +15,14 @@ from app.core.errors import LimitError
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
-from app.queue.job_queue import NewResult
+from app.queue.enqueue import NewResult
 from app.queue.rate_buckets import Cost, RateBuckets
 from app.queue.team_limits import Limits, TeamLimits
 
 _Key = tuple[str, str]  # team, model
 
 _REQUESTS, _TOKENS = "requests_per_minute", "tokens_per_minute"
-_FRESH_SECONDS = 0.1
+_CACHE_TTL_SECONDS = 0.1
 _RECOUNT_SECONDS = 0.01  # who is refused again and again costs no more than this
 _MAX_BATCH = 100
 _RETRY_SECONDS = 5
@@ -41,7 +41,7 @@ ORDER BY i.place
 
 @dataclass(slots=True)
 class _Queued:
-    """How many results of one team wait for one model."""
+    """Count of the results of one team that wait for one model."""
 
     count: int = 0
     counted_at: float = float("-inf")
@@ -50,7 +50,7 @@ class _Queued:
 
 
 class Admission:
-    """Lets requests in, or raises."""
+    """Admits requests, or raises."""
 
     def __init__(
         self, database: Database, depth: QueueDepth, limits: TeamLimits, settings: Settings
@@ -64,7 +64,7 @@ class Admission:
         )
 
     async def limits_of(self, team_id: str, model: str) -> Limits:
-        """What a team may use of a model. Raises DatabaseUnavailableError."""
+        """Return a team's limits for a model. Raises DatabaseUnavailableError."""
         await self._limits.load()
         return self._limits.of(team_id, model)
 
@@ -93,8 +93,8 @@ class Admission:
         now = asyncio.get_running_loop().time()
         age = now - queued.counted_at
         is_over = queued.count + queued.since + results > most
-        # What was accepted may run by now: it is counted again before a request is refused.
-        if age > _FRESH_SECONDS or (is_over and age > _RECOUNT_SECONDS):
+        # Accepted results may run by now: they are counted again before a request is refused.
+        if age > _CACHE_TTL_SECONDS or (is_over and age > _RECOUNT_SECONDS):
             count = await self._counts.submit((*key, most))
             queued.count, queued.since = count, queued.in_flight
             queued.counted_at = asyncio.get_running_loop().time()

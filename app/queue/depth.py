@@ -1,4 +1,4 @@
-"""How much waits and runs, by model: exact enough for people and for the queue's bound."""
+"""Counts of waiting and running results by model: exact enough for people and the queue's bound."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from app.core.errors import QueueFullError
 from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings
 
-_FRESH_SECONDS = 1.0
-_OLDEST_FRESH_SECONDS = 2.0
+_CACHE_TTL_SECONDS = 1.0
+_OLDEST_CACHE_TTL_SECONDS = 2.0
 # A count of a long queue is repeated so rarely that it takes no more than this share of the time.
 _COUNTING_SHARE = 0.005
 
@@ -52,7 +52,7 @@ FROM (SELECT * FROM heads LIMIT 10000) h GROUP BY model_name
 
 @dataclass(slots=True)
 class ModelLoad:
-    """Of one model over all teams and workers."""
+    """Load of one model over all teams and workers."""
 
     queued: int = 0
     running: int = 0
@@ -79,23 +79,23 @@ class QueueDepth:
         self._oldest_expires = 0.0
 
     async def by_model(self) -> dict[str, ModelLoad]:
-        """The load of each model that has any."""
+        """Return the load of each model that has any."""
         await self._refresh()
         return self._snapshot.by_model
 
     async def workers(self) -> dict[str, int]:
-        """How many workers renew their lease, by kind."""
+        """Return the number of live workers by kind."""
         await self._refresh()
         return self._snapshot.workers
 
     async def oldest_seconds(self) -> dict[str, float]:
-        """The age of the oldest result that waits, by model; as of some seconds ago."""
+        """Return the age of the oldest waiting result by model, as of some seconds ago."""
         began = time.monotonic()
         if began >= self._oldest_expires:
-            self._oldest_expires = began + _FRESH_SECONDS  # others go on with the old one
+            self._oldest_expires = began + _CACHE_TTL_SECONDS  # others go on with the old one
             rows = await self._database.fetch(_OLDEST)
             self._oldest = {row["model_name"]: max(0.0, row["seconds"]) for row in rows}
-            self._oldest_expires = _fresh_until(began, _OLDEST_FRESH_SECONDS)
+            self._oldest_expires = _fresh_until(began, _OLDEST_CACHE_TTL_SECONDS)
         return self._oldest
 
     async def admit(self, count: int) -> None:
@@ -117,18 +117,18 @@ class QueueDepth:
         began = time.monotonic()
         if began < self._snapshot.expires:
             return
-        self._snapshot.expires = began + _FRESH_SECONDS  # others go on with the old count
+        self._snapshot.expires = began + _CACHE_TTL_SECONDS  # others go on with the old count
         queued = await self._database.fetch(_QUEUED)
         loads = await self._database.fetch(_LOAD)
-        snapshot = _Snapshot(expires=_fresh_until(began, _FRESH_SECONDS))
+        snapshot = _Snapshot(expires=_fresh_until(began, _CACHE_TTL_SECONDS))
         for row in queued:
             snapshot.by_model[row["model_name"]] = ModelLoad(queued=row["queued"])
             snapshot.queued += row["queued"]
         for row in loads:
-            told = orjson.loads(row["load"])
-            is_of_index = any(name.startswith(INDEX_QUEUES) for name in told)
+            reported = orjson.loads(row["load"])
+            is_of_index = any(name.startswith(INDEX_QUEUES) for name in reported)
             snapshot.workers["attribution" if is_of_index else "generation"] += 1
-            for name, load in told.items():
+            for name, load in reported.items():
                 model = snapshot.by_model.setdefault(name, ModelLoad())
                 model.running += load["running"]
                 model.tokens_per_second += load["tokens_per_second"]

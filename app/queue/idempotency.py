@@ -41,33 +41,27 @@ def hash_request(request: Mapping[str, object]) -> bytes:
     return hashlib.sha256(orjson.dumps(request, option=orjson.OPT_SORT_KEYS)).digest()
 
 
-def take_keys_sql(first_place: int, has_sources: str) -> str:
-    """CTEs that take the keys of new results; `refused` are those whose key is another's.
+def take_keys_sql(has_sources: str) -> str:
+    """CTEs that take the keys of the rows `input`; `refused` are those whose key is another's.
 
-    The insertion of a key decides: it waits for whoever is inserting the same one, so that of all
-    batches of all processes one gets it, and of one batch its first row. In order of team and key,
-    so that no two batches wait for each other. A result without its sources takes no key. Whose a
-    refused key is, only a later statement can see: this one's snapshot is older than the winner.
+    The insertion of a key decides: it waits for a concurrent insertion of the same one, so that of
+    all batches of all processes one gets it, and of one batch its first row. In order of team and
+    key, so that no two batches wait for each other. A result without its sources takes no key. Only
+    a later statement can see the owner of a refused key: this one's snapshot is older.
     """
-    types = ("uuid", "text", "uuid", "bool", "bool", "text", "bytea", "float8", "uuid")
-    places = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(types, first_place))
-    return f"""
-keyed AS (
-  SELECT * FROM unnest({places})
-    AS i(id, team_id, context_id, has_new_context, is_rendered, key, request_hash, seconds,
-         source_id)
-), keys AS (
+    return f"""keys AS (
   INSERT INTO idempotency_keys AS k (team_id, key, request_hash, result_id, expires_at)
   SELECT DISTINCT ON (i.team_id, i.key) i.team_id, i.key, i.request_hash, i.id,
-         now() + make_interval(secs => i.seconds)
-  FROM keyed i WHERE {has_sources}
+         now() + make_interval(secs => i.key_seconds)
+  FROM input i WHERE i.key IS NOT NULL AND {has_sources}
   ORDER BY i.team_id, i.key, i.id
   ON CONFLICT (team_id, key) DO UPDATE SET request_hash = excluded.request_hash,
     result_id = excluded.result_id, expires_at = excluded.expires_at
     WHERE k.expires_at <= now()
   RETURNING result_id
 ), refused AS (
-  SELECT id, context_id FROM keyed WHERE id NOT IN (SELECT result_id FROM keys)
+  SELECT id, context_id FROM input
+  WHERE key IS NOT NULL AND id NOT IN (SELECT result_id FROM keys)
 ),"""
 
 
@@ -105,7 +99,7 @@ class IdempotencyKeys:
         return NewKey(key, request_hash, self._seconds)
 
     async def find(self, team_id: str, key: str) -> TakenKey | None:
-        """Whose a key is; None while nobody's."""
+        """Return the owner of a key, if it has one."""
         return await self._finds.submit((team_id, key))
 
     async def keep(self, team_id: str, key: str, seconds: float) -> None:
@@ -135,7 +129,7 @@ class IdempotencyKeys:
         )
 
     async def remove_expired(self) -> int:
-        """Remove keys whose time is over; how many. They name nobody since then as it is."""
+        """Remove expired keys, which are without effect already; how many."""
         total: int = 0
         while True:
             row = await self._database.fetchrow(_REMOVE_EXPIRED, _MAX_BATCH)
@@ -154,5 +148,5 @@ async def _find(
         for row in rows
     }
     if found:
-        await await_standby(connection)  # their ids are told next
+        await await_standby(connection)  # their ids are returned next
     return [found.get(key) for key in keys]

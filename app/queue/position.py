@@ -1,7 +1,7 @@
-"""Where a queued result stands and how long it may wait: an estimate, at most a second old.
+"""Estimates of a queued result's place and wait, at most a second old.
 
-A process reads the head of a model's queue once a second, and only while somebody asks: all who
-poll meanwhile share one statement.
+A process reads the head of a model's queue once a second, and only while clients
+poll for it: they share one statement.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from app.core.group_commit import Batcher
 
 _HEAD = 1000
 _MAX_BATCH = 1000
-_FRESH_SECONDS = 1.0
+_CACHE_TTL_SECONDS = 1.0
 _RETRY_SECONDS = 1.0  # an estimate is not worth a longer wait
-_LONGEST_HINT = 30
+_MAX_POLL_SECONDS = 30
 
 # The head in the order of claims (job_queue), and what the living workers finish per second. The
 # limit is an argument, as in a claim: planned for a thousand rows, the statement sorts the queues of
@@ -48,9 +48,9 @@ class Estimate:
     def poll_seconds(self) -> int:
         """When to ask again: sooner the nearer it is; a place for a second if nothing is known."""
         if self.position == "1000+":
-            return _LONGEST_HINT
+            return _MAX_POLL_SECONDS
         expected = self.position if self.wait_seconds is None else self.wait_seconds
-        return max(1, min(_LONGEST_HINT, math.ceil(expected or 0)))
+        return max(1, min(_MAX_POLL_SECONDS, math.ceil(expected or 0)))
 
 
 _RUNNING = Estimate(0, 0.0)
@@ -82,7 +82,7 @@ class QueuePositions:
         )
 
     async def estimate(self, result_id: UUID, model: str, *, is_running: bool) -> Estimate:
-        """Where a pending result stands; unknown rather than an error."""
+        """Estimate the place of a pending result; unknown rather than an error."""
         if is_running:
             return _RUNNING
         if not self._is_fresh(model):
@@ -102,7 +102,7 @@ class QueuePositions:
         # Those who came while the last reading was under way find it done.
         stale = sorted({model for model in models if not self._is_fresh(model)})
         if stale:
-            expires = asyncio.get_running_loop().time() + _FRESH_SECONDS
+            expires = asyncio.get_running_loop().time() + _CACHE_TTL_SECONDS
             for row in await connection.fetch(_READ, stale, _HEAD):
                 places = {result_id: place for place, result_id in enumerate(row["head"], 1)}
                 self._heads[row["name"]] = _Head(places, row["rate"] or 0.0, expires)

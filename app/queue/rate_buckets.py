@@ -40,7 +40,7 @@ Bucket = tuple[str, str, str]  # team, model, name
 
 @dataclass(slots=True, frozen=True)
 class Cost:
-    """What a request takes from one bucket, which holds `capacity` a minute."""
+    """The cost of a request in one bucket, which holds `capacity` a minute."""
 
     bucket: Bucket
     capacity: float
@@ -49,7 +49,7 @@ class Cost:
 
 @dataclass(slots=True, frozen=True)
 class Shortage:
-    """What a bucket could not give, and after how many seconds it can."""
+    """A cost that exceeds its bucket, and the seconds until it does not."""
 
     cost: Cost
     seconds: float
@@ -64,10 +64,10 @@ class RateBuckets:
         )
 
     async def take(self, costs: Sequence[Cost]) -> Shortage | None:
-        """Take all of it, or say what is short and take nothing.
+        """Take all of it, or return the first shortage and take nothing.
 
-        Who costs more than a full bucket holds is let through when it is full, and leaves it empty
-        for as long as that takes: else it could never be.
+        A request that costs more than a full bucket passes when it is full, and leaves it empty
+        for as long as that takes; otherwise it would never pass.
         """
         return await self._takes.submit(costs)
 

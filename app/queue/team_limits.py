@@ -1,19 +1,15 @@
-"""What each team may use of each model, as the operator has set it.
+"""Limits of each team for each model, as set by the operator.
 
-Every process holds all of it, and reads it again when told that it changed, and now and then.
+Every process holds all of them. It reads them again when notified of a change, and regularly.
 """
 
-import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from app.core.database import Database, is_transient
+from app.core.database import Database
 from app.core.listener import LIMITS, Listener
+from app.core.polling import PollingLoop
 from app.core.settings import Settings
-from app.core.waiting import is_set_within
-
-logger = logging.getLogger(__name__)
 
 ANY_MODEL = "*"
 _PERIOD_SECONDS = 10.0
@@ -21,7 +17,7 @@ _PERIOD_SECONDS = 10.0
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Of one team and one model; None is no limit.
+    """Limits of one team for one model; None is no limit.
 
     `weight` is the team's share of the model while several teams wait for it, relative to others'.
     """
@@ -35,7 +31,7 @@ class Limits:
 
 @dataclass(slots=True, frozen=True)
 class RunningLimits:
-    """How many results of one model each team may run at once: the default, and exceptions."""
+    """Limits of the running results of one model: the default, and teams with their own."""
 
     default: int | None
     of_teams: Mapping[str, int]
@@ -79,27 +75,17 @@ class TeamLimits:
         ] = {}  # as asked for; bounded by teams and models
         self._is_loaded = False
         self.has_running = settings.team_max_running is not None
-        self._changed = asyncio.Event()
-        self._changed.set()
+        self._loop = PollingLoop("limits", self.refresh, seconds=_PERIOD_SECONDS)
 
     def subscribe(self, listener: Listener) -> None:
-        """Hear of changes; before the listener runs."""
-        listener.subscribe(LIMITS, lambda _: self._changed.set())
+        """Subscribe to changes; before the listener runs."""
+        listener.subscribe(LIMITS, lambda _: self._loop.wake())
 
     async def run(self) -> None:
         """Read the table whenever it changed, until cancelled."""
-        while True:
-            await is_set_within(self._changed, _PERIOD_SECONDS)
-            self._changed.clear()
-            try:
-                await self.refresh()
-            except Exception as error:
-                if not is_transient(error):
-                    raise
-                logger.info("limits are not read: %s", error, extra={"action": "limits_unread"})
+        await self._loop.run()
 
     async def refresh(self) -> None:
-        """Read the table."""
         rows = await self._database.fetch(_READ)
         self._rows = {
             (row["team_id"], row["model_name"]): {
@@ -114,7 +100,7 @@ class TeamLimits:
         )
 
     async def load(self) -> None:
-        """Read the table unless it was read: nobody is let in by limits that are not known yet.
+        """Read the table unless it was read: no request is admitted by unknown limits.
 
         Raises DatabaseUnavailableError.
         """
@@ -122,7 +108,7 @@ class TeamLimits:
             await self.refresh()
 
     def of(self, team_id: str, model: str) -> Limits:
-        """What a team may use of a model: by its row for the model, its row for any, the default."""
+        """Return a team's limits for a model: by its row for the model, its row for any, the default."""
         limits = self._limits.get((team_id, model))
         if limits is None:
             members = (
@@ -134,7 +120,7 @@ class TeamLimits:
         return limits
 
     def running(self, model: str) -> RunningLimits | None:
-        """Who may run how much of a model; None where nobody is limited."""
+        """Return the running limits of a model, if any team has one."""
         of_teams = {}
         for team_id, name in self._rows:
             if name in (ANY_MODEL, model):
@@ -152,7 +138,7 @@ class TeamLimits:
         return [(*key, self._rows[key]) for key in sorted(self._rows)]
 
     async def set(self, team_id: str, model: str, values: Stored) -> None:
-        """Set what a team may use of a model; what `values` leaves out is set to the default."""
+        """Set a team's limits for a model; those that `values` lacks become the default."""
         await self._database.fetch(_SET, team_id, model, *(values.get(name) for name in _NAMES))
 
     async def remove(self, team_id: str, model: str) -> bool:

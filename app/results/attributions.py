@@ -12,8 +12,8 @@ import orjson
 
 from app.core.ids import new_id
 from app.core.queue_names import queue_of
+from app.queue.enqueue import NewContext, NewResult
 from app.queue.idempotency import NewKey, hash_request
-from app.queue.job_queue import NewContext, NewResult
 from app.queue.team_limits import Limits
 from app.results.rows import SubmittedRequest
 

@@ -14,7 +14,8 @@ from app.core.errors import ConflictError, ErasedError, NotFoundError
 from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.queue.job_queue import JobQueue, NewContext
+from app.queue.enqueue import NewContext
+from app.queue.job_queue import JobQueue
 from app.results.requests import ContextCreate, Message
 
 _MAX_BATCH = 1000
@@ -119,7 +120,7 @@ class ContextStore:
                 await connection.execute("DELETE FROM contexts WHERE id = $1", context_id)
             return ids
 
-        await self._queue.tell_stopped(await self._database.run(work))
+        await self._queue.notify_stopped(await self._database.run(work))
 
 
 def to_new_context(team_id: str, create: ContextCreate) -> NewContext:

@@ -10,7 +10,7 @@ import orjson
 from app.core.errors import FieldError, InvalidRequestError
 from app.core.url_guard import url_fault
 from app.inference.model_registry import Model
-from app.queue.job_queue import NewContext, OnDisconnect
+from app.queue.enqueue import NewContext, OnDisconnect
 from app.results.requests import SendOptions
 
 

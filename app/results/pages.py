@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.core.ids import HIGHEST_ID, LOWEST_ID, lowest_id
-from app.queue.sql import READ_COLUMNS
+from app.queue.finish import READ_COLUMNS
 from app.results.rows import State
 
 # Columns of a row on a page: all but a dialect's request, which may be as large as its prompt.

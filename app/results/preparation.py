@@ -17,7 +17,7 @@ from app.inference.model_registry import Model, ModelRegistry
 from app.infini_gram.indexes import Indexes
 from app.queue.admission import Admission
 from app.queue.continuation import can_continue
-from app.queue.job_queue import NewContext, NewResult
+from app.queue.enqueue import NewContext, NewResult
 from app.queue.team_limits import Limits
 from app.results.attributions import AttributionDraft, following, renewed
 from app.results.contexts import ContextStore, erased_context, plain_messages

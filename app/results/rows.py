@@ -11,7 +11,7 @@ import asyncpg
 import orjson
 
 from app.core.ids import unix_seconds
-from app.queue.job_queue import Kind
+from app.queue.enqueue import Kind
 
 State = Literal["pending", "completed", "failed"]
 

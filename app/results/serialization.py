@@ -6,7 +6,7 @@ import orjson
 
 from app.core.ids import created_at
 from app.core.queue_names import index_of
-from app.queue.job_queue import NewResult
+from app.queue.enqueue import NewResult
 from app.results.contexts import Context
 from app.results.rows import AttemptsRow, ResultRow
 

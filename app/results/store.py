@@ -10,8 +10,8 @@ from app.core.database import Connection, Database
 from app.core.errors import ConflictError, NotFoundError
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
+from app.queue.finish import READ_COLUMNS
 from app.queue.job_queue import JobQueue
-from app.queue.sql import READ_COLUMNS
 from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
 from app.results.rows import AttemptsRow, ListedResult, ResultRow, SubmittedRequest
 from app.results.search import ResultSearch
@@ -316,7 +316,7 @@ class ResultStore:
                 return [row["id"] for row in deleted if row["state"] == "pending"]
 
         if stopped := await self._database.run(work):
-            await self._queue.tell_stopped(stopped)
+            await self._queue.notify_stopped(stopped)
 
 
 def result_not_found(result_id: UUID) -> NotFoundError:

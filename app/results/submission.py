@@ -20,8 +20,9 @@ from app.core.errors import (
 )
 from app.core.ids import new_id
 from app.queue.admission import Admission
+from app.queue.enqueue import NewResult
 from app.queue.idempotency import IdempotencyKeys, NewKey, hash_request
-from app.queue.job_queue import JobQueue, NewResult
+from app.queue.job_queue import JobQueue
 from app.results.attributions import AttributionDraft
 from app.results.contexts import ContextStore, erased_context
 from app.results.drafts import GroupRequest, no_chat

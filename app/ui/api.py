@@ -1,4 +1,4 @@
-"""The API as the pages call it: JSON in, JSON out, errors as `ApiError`."""
+"""Client of the API for the pages: JSON in, JSON out, errors as `ApiError`."""
 
 import asyncio
 import hashlib
@@ -13,21 +13,22 @@ import httpx
 from starlette.requests import Request
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-# Of requests whose bodies are files: the API stores each part before it takes the next.
+# For requests whose bodies are files: the API stores each part before it reads the next.
 FILE_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
-# A server answers a load once the model is there: minutes for one of many gigabytes.
+# A server answers a load once the model is loaded: minutes for one of many gigabytes.
 LOAD_TIMEOUT = httpx.Timeout(900.0, connect=5.0)
-# Streams hold a connection each, for as long as their reader stays.
-# An idle connection is left before the API closes it (uvicorn: after 5 s), lest a request meets its end.
+# Each stream holds a connection while its reader stays.
+# An idle connection is closed before the API closes it (uvicorn: after 5 s), so that no request meets
+# its end.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=50, keepalive_expiry=2.0)
-_KNOWN_SECONDS = 5.0
-_MAX_KNOWN = 1000
+_CACHE_TTL_SECONDS = 5.0
+_MAX_CACHED = 1000
 
 Params = Mapping[str, str | int | float | bool | None]
 
 
-class Asked(TypedDict, total=False):
-    """What a request has besides its method and path."""
+class RequestOptions(TypedDict, total=False):
+    """Arguments of a request, in addition to its method and path."""
 
     params: Params | None
     json: Any
@@ -37,9 +38,9 @@ class Asked(TypedDict, total=False):
 
 
 class ApiError(Exception):
-    """An answer that is no success: its status, code and words; `fields` are (name, message).
+    """An error response: its status, code and message; `fields` are (name, message).
 
-    Status 0: there was no answer.
+    Status 0: there was no response.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """Whose token it is, as `GET /me` says."""
+    """Owner of the token, as `GET /me` returns it."""
 
     team_id: str
     scopes: frozenset[str]
     max_priority: int
-    is_authenticated: bool  # whether the API asks for tokens at all
+    is_authenticated: bool  # the API requires tokens
 
     @property
     def is_operator(self) -> bool:
@@ -77,7 +78,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        # A transport of our own: a proxy that the environment names would be handed the tokens.
+        # A transport of our own: a proxy of the environment would receive the tokens.
         transport = httpx.AsyncHTTPTransport(limits=_LIMITS)
         self.http = httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT, transport=transport)
         self._known: dict[tuple[str, bytes], tuple[float, Any]] = {}
@@ -85,22 +86,22 @@ class Client:
     async def close(self) -> None:
         await self.http.aclose()
 
-    def recall(self, key: tuple[str, bytes]) -> Any:
-        """What was remembered within the last seconds."""
+    def find_cached(self, key: tuple[str, bytes]) -> Any:
+        """Return a cached value that is some seconds old at most."""
         found = self._known.get(key)
         return found[1] if found and found[0] > asyncio.get_running_loop().time() else None
 
-    def remember(self, key: tuple[str, bytes], value: Any) -> None:
-        if len(self._known) >= _MAX_KNOWN:
+    def cache(self, key: tuple[str, bytes], value: Any) -> None:
+        if len(self._known) >= _MAX_CACHED:
             self._known.clear()
-        self._known[key] = (asyncio.get_running_loop().time() + _KNOWN_SECONDS, value)
+        self._known[key] = (asyncio.get_running_loop().time() + _CACHE_TTL_SECONDS, value)
 
 
 class Api:
     """The API with the token of one visitor (None: without). All methods raise `ApiError`."""
 
     def __init__(self, client: Client, token: str | None, visitor: str | None = None) -> None:
-        """`visitor` is his address: failed sign-ins are counted by it, not by the page's."""
+        """`visitor` is the visitor's address: failed sign-ins count for it, not for the page's."""
         self._client = client
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         if visitor:
@@ -108,55 +109,53 @@ class Api:
         self._owner = hashlib.sha256((token or "").encode()).digest()
 
     async def me(self) -> Me:
-        """Who the visitor is; asked for every few seconds only."""
-        told = await self.get_known("/me")
+        """The visitor, cached for a few seconds."""
+        problem = await self.get_cached("/me")
         return Me(
-            told["team_id"],
-            frozenset(told["scopes"]),
-            told["max_priority"],
-            told["is_authenticated"],
+            problem["team_id"],
+            frozenset(problem["scopes"]),
+            problem["max_priority"],
+            problem["is_authenticated"],
         )
 
     async def get(self, path: str, params: Params | None = None) -> Any:
-        return self._told(await self.send("GET", path, params=params))
+        return self._json(await self.send("GET", path, params=params))
 
-    async def get_known(self, path: str) -> Any:
-        """As `get`, of what seldom changes: an answer is kept for some seconds."""
+    async def get_cached(self, path: str) -> Any:
+        """`get` for data that seldom changes: cached for some seconds."""
         key = (path, self._owner)
-        value = self._client.recall(key)
+        value = self._client.find_cached(key)
         if value is None:
             value = await self.get(path)
-            self._client.remember(key, value)
+            self._client.cache(key, value)
         return value
 
-    async def get_open(self, path: str) -> Any:
-        """As `get_known`, of what is the same for everybody and needs no token."""
-        return await Api(self._client, None).get_known(path)
+    async def get_public(self, path: str) -> Any:
+        """`get_cached` for data that is the same for all visitors and needs no token."""
+        return await Api(self._client, None).get_cached(path)
 
     async def post(self, path: str, json: Any = None, params: Params | None = None) -> Any:
-        return self._told(await self.send("POST", path, json=json, params=params))
+        return self._json(await self.send("POST", path, json=json, params=params))
 
     async def delete(self, path: str, params: Params | None = None) -> None:
         await self.send("DELETE", path, params=params)
 
-    def _told(self, response: httpx.Response) -> Any:
+    def _json(self, response: httpx.Response) -> Any:
         try:
             return response.json()
         except ValueError as error:
-            message = f"What answers at {self._client.url} is not the API (LLM_UI_API_URL)."
+            message = f"The server at {self._client.url} is not the API (LLM_UI_API_URL)."
             raise ApiError(502, "unknown", message) from error
 
-    async def send(self, method: str, path: str, **asked: Unpack[Asked]) -> httpx.Response:
-        """One request; the answer, read whole."""
+    async def send(self, method: str, path: str, **asked: Unpack[RequestOptions]) -> httpx.Response:
         async with self.stream(method, path, **asked) as response:
             await response.aread()
             return response
 
     @asynccontextmanager
     async def stream(
-        self, method: str, path: str, **asked: Unpack[Asked]
+        self, method: str, path: str, **asked: Unpack[RequestOptions]
     ) -> AsyncIterator[httpx.Response]:
-        """One request; the answer's body is yet to be read."""
         params = asked.get("params") or {}
         given = {name: value for name, value in params.items() if value not in (None, "")}
         try:
@@ -186,25 +185,23 @@ class Api:
 
 
 def api_of(request: Request) -> Api:
-    """The API with the token of this request's visitor."""
     return Api(request.app.state.client, request.state.token, visitor_of(request))
 
 
 def visitor_of(request: Request) -> str | None:
-    """The visitor's address, as far as it is known."""
     return request.client.host if request.client else None
 
 
 def segment(text: str) -> str:
-    """A name as one segment of a path, whatever is in it: `..` is a name too."""
+    """A name as one segment of a path; `..` is a valid name, too."""
     return quote(text, safe="").replace(".", "%2E")
 
 
 def identifier(text: str) -> str:
     """The id of a row as a segment of a path.
 
-    Raises ApiError. What is no id names nothing, and is not asked for: the API has words in the place
-    of ids, such as `/results/export`, whose answer is as large as all there is.
+    Raises ApiError for other texts, which the API never gets: it has words in the place of ids, such as
+    `/results/export`, whose response has all results.
     """
     try:
         return str(UUID(text))
@@ -213,20 +210,20 @@ def identifier(text: str) -> str:
 
 
 def _unsendable() -> ApiError:
-    """Of what no request can have: NaN, half a character, an address without an end."""
+    """Error of values that no request can have: NaN, half a character, an endless address."""
     return ApiError(
         422,
         "invalid_request",
-        "This cannot be sent: a name or a filter is too long, or a number or a text is none that "
-        "JSON has.",
+        "This cannot be sent: a name or a filter is too long, or a number or a text is invalid in "
+        "JSON.",
     )
 
 
 def _unreachable(url: str, error: httpx.HTTPError) -> ApiError:
     if isinstance(error, httpx.ReadTimeout):
         message = (
-            f"The API at {url} has not answered in time. What was asked may be done all the same: "
-            "look before you ask again."
+            f"The API at {url} has not answered in time. It may still complete the request: "
+            "check before you repeat it."
         )
         return ApiError(0, "unreachable", message)
     return ApiError(
@@ -235,27 +232,26 @@ def _unreachable(url: str, error: httpx.HTTPError) -> ApiError:
 
 
 def _plain(message: str) -> str:
-    """What Pydantic says of a value, in this page's words."""
     return message.replace("Input should be", "must be", 1)
 
 
 async def _error(response: httpx.Response) -> ApiError:
-    """A problem (RFC 9457), OpenAI's error, or whatever else came."""
+    """Read a problem (RFC 9457), OpenAI's error, or any other response."""
     retry_after = response.headers.get("retry-after")
     try:
         await response.aread()
-        told = response.json()
-        if isinstance(told.get("error"), dict):  # OpenAI's shape
-            code, message = told["error"].get("code"), told["error"]["message"]
+        problem = response.json()
+        if isinstance(problem.get("error"), dict):  # OpenAI's shape
+            code, message = problem["error"].get("code"), problem["error"]["message"]
             return ApiError(response.status_code, str(code), message, retry_after=retry_after)
-        fields = tuple((e["field"], _plain(e["message"])) for e in told.get("errors", ()))
-        # The API's sentence speaks of the body's members: here people filled in a form.
+        fields = tuple((e["field"], _plain(e["message"])) for e in problem.get("errors", ()))
+        # The API's sentence names the body's members: here people filled in a form.
         words = (
             "Some of what you entered cannot be sent."
-            if "`errors` names" in told["detail"]
-            else told["detail"]
+            if "`errors` names" in problem["detail"]
+            else problem["detail"]
         )
-        return ApiError(response.status_code, told["code"], words, fields, retry_after)
+        return ApiError(response.status_code, problem["code"], words, fields, retry_after)
     except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError):
         message = f"The API answered with status {response.status_code}."
         return ApiError(response.status_code, "unknown", message, (), retry_after)

@@ -1,7 +1,7 @@
-"""An attribution as its page shows it: the text in parts, its spans, and the documents of one of them.
+"""View of an attribution: the text in parts, its spans, and the documents of one of them.
 
-An answer may name thousands of spans, each with a thousand documents; a page shows a bounded part, and
-what it leaves out is counted.
+A response may name thousands of spans, each with a thousand documents; a page shows a bounded part, and
+counts the rest.
 """
 
 import json
@@ -19,10 +19,10 @@ _MAX_METADATA = 2_000
 def to_attribution(
     answer: Mapping[str, Any], text: str | None, chosen: int | None
 ) -> dict[str, Any]:
-    """What the template shows of an answer of `POST /{index}/attribution`.
+    """Template data of a response of `POST /{index}/attribution`.
 
-    `text` is what was attributed; where that is gone, the pieces of the answer stand for it. `chosen`
-    is the place of a span in the list; without one, the longest is. Takes a while for a long text:
+    `text` is the attributed text; if it is deleted, the pieces of the response replace it. `chosen`
+    is the place of a span in the list; None selects the longest. Takes a while for a long text:
     not for the event loop.
     """
     pieces = answer["inputTokens"]
@@ -58,7 +58,7 @@ def _longest(spans: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def _covered(spans: Sequence[Mapping[str, Any]], tokens: int) -> float:
-    """The share of the tokens that are in a span; spans come in the order of the text."""
+    """The share of the tokens that are in a span; spans come in text order."""
     covered = reached = 0
     for span in spans:
         covered += max(0, span["right"] - max(reached, span["left"]))
@@ -87,12 +87,12 @@ def _document(span: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str,
 
 
 def _title(metadata: Mapping[str, Any]) -> str:
-    """Where a document comes from: what corpora usually call it, else the file that it stood in."""
+    """The source of a document: a usual member of corpora, else the name of its file."""
     own = metadata.get("metadata")
-    told = own if isinstance(own, dict) else {}
+    members = own if isinstance(own, dict) else {}
     for name in ("title", "url", "source", "path", "file", "name", "id"):
-        if isinstance(told.get(name), str) and told[name]:
-            return str(told[name])[:200]
+        if isinstance(members.get(name), str) and members[name]:
+            return str(members[name])[:200]
     if isinstance(metadata.get("path"), str):
         line = metadata.get("linenum")
         return f"{metadata['path'][:200]}" + (f", line {line + 1}" if isinstance(line, int) else "")

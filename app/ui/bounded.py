@@ -1,4 +1,4 @@
-"""Answers of the API that may be large: read up to a bound, or handed on without being held."""
+"""Responses of the API that may be large: read up to a bound, or proxied as a stream."""
 
 import asyncio
 import json
@@ -6,29 +6,29 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from app.ui.api import Api, ApiError
-from app.ui.handed_on import ProxiedResponse, parts_of
+from app.ui.proxied_response import ProxiedResponse, parts_of
 from app.ui.render import size
 
-# Of JSON: as objects it takes about ten times that in memory, for a moment.
+# JSON takes about ten times its size in memory as objects, for a moment.
 MAX_BYTES = 16_000_000
-_LARGE = 200_000  # from here on not parsed on the event loop
+_MIN_THREADED_BYTES = 200_000  # JSON of this size and above is not parsed on the event loop
 
 
 async def get_bounded(api: Api, path: str) -> Any:
-    """As `Api.get`; None for what is larger than MAX_BYTES."""
+    """`Api.get`; None for a response larger than MAX_BYTES."""
     async with api.stream("GET", path) as response:
         body = bytearray()
         async for part in response.aiter_bytes():
             body += part
             if len(body) > MAX_BYTES:
                 return None
-    if len(body) < _LARGE:
+    if len(body) < _MIN_THREADED_BYTES:
         return json.loads(body)
     return await asyncio.to_thread(json.loads, body)
 
 
 async def get_result(api: Api, result_id: str) -> Any:
-    """A result that a page needs whole. Raises ApiError, also of one that is larger than MAX_BYTES."""
+    """A result that a page needs whole. Raises ApiError, also if it is larger than MAX_BYTES."""
     result = await get_bounded(api, f"/results/{result_id}")
     if result is None:
         raise LargeResultError(result_id)
@@ -36,7 +36,7 @@ async def get_result(api: Api, result_id: str) -> Any:
 
 
 class LargeResultError(ApiError):
-    """A result is too large to be read whole; `result_id` is whose."""
+    """The result `result_id` is too large to be read whole."""
 
     def __init__(self, result_id: str) -> None:
         message = (
@@ -47,8 +47,7 @@ class LargeResultError(ApiError):
         self.result_id = result_id
 
 
-async def hand_on(api: Api, path: str, file_name: str) -> ProxiedResponse:
-    """An answer as a file to download."""
+async def proxy(api: Api, path: str, file_name: str) -> ProxiedResponse:
     stack = AsyncExitStack()
     try:
         response = await stack.enter_async_context(api.stream("GET", path))

@@ -1,9 +1,9 @@
-"""Plots as SVG, made by the server: no script, no style attribute, all text escaped.
+"""Plots as SVG, rendered by the server: no script, no style attribute, all text escaped.
 
-The drawing is stretched to the place that it has; its labels are HTML around it, so that they are
-as large as other text on any screen. Colours and dashes are `static/charts.css`'s, by the classes
-`series-1` to `series-4`. Each plot has a title and a description for who does not see it, and a line
-chart all its values as a table.
+The drawing is stretched to its place; its labels are HTML around it, so that they are as large as other
+text on any screen. Colours and dashes are `static/charts.css`'s, by the classes `series-1` to
+`series-4`. Each plot has a title and a description for screen readers, and a line chart all its values
+as a table.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT = 1000, 100
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values of one thing, one for each time; None where there is none."""
+    """Values of one quantity, one for each time; None for a gap."""
 
     name: str
     values: Sequence[float | None]
@@ -31,11 +31,10 @@ class Series:
 def line_chart(
     title: str, unit: str, times: Sequence[datetime], series: Sequence[Series]
 ) -> Markup:
-    """Up to four series over time, from 0 up, with gaps where a value is missing.
+    """Up to four series over time, from 0 up, with gaps for missing values.
 
-    `times` ascend, and are evenly spaced. The title is the only one of its page: what a visitor
-    opens is found by it again when the plot is drawn anew. Raises ValueError for more series, or values of another
-    number than there are times.
+    `times` ascend, and are evenly spaced. The title is unique on its page: the plot keeps its open state
+    by it when it is redrawn. Raises ValueError for more series, or for a wrong number of values.
     """
     if not 1 <= len(series) <= MAX_SERIES:
         raise ValueError(f"a chart has 1 to {MAX_SERIES} series, not {len(series)}")
@@ -63,7 +62,7 @@ def line_chart(
 
 
 def sparkline(title: str, values: Sequence[float | None]) -> Markup:
-    """One series, as small as a word; `title` says what it is, and its last value."""
+    """One series, as small as a word; `title` names it and its last value."""
     known = [value for value in values if _is_number(value)]
     top = max(known, default=0) or 1
     return Markup(
@@ -84,12 +83,12 @@ def stacked_bar(title: str, parts: Sequence[tuple[str, float]], unit: str) -> Ma
             place, _short(left), _short(width), _HEIGHT, f"{name}: {format_value(value)} {unit}"
         )
         left += width
-    told = [f"{name}: {format_value(value)} {unit}" for name, value in parts]
+    labels = [f"{name}: {format_value(value)} {unit}" for name, value in parts]
     return Markup(
         '<figure class="chart bar"><figcaption>{} <small>{} {}</small></figcaption><svg role="img" '
         'viewBox="0 0 {} {}" preserveAspectRatio="none"><title>{}</title><desc>{}</desc>{}</svg>{}</figure>'
     ).format(
-        title, format_value(total), unit, _WIDTH, _HEIGHT, title, "; ".join(told), boxes, _legend(told)
+        title, format_value(total), unit, _WIDTH, _HEIGHT, title, "; ".join(labels), boxes, _legend(labels)
     )  # fmt: skip
 
 
@@ -105,7 +104,7 @@ def nice_ticks(top: float, *, is_whole: bool = False) -> list[float]:
 
 
 def format_value(value: float) -> str:
-    """A number as short as it is still telling: three significant digits, or whole."""
+    """A number with three significant digits, or whole."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -136,7 +135,6 @@ def _lines(series: Sequence[Series], top: float) -> Markup:
 
 
 def _path(values: Sequence[float | None], top: float) -> str:
-    """Lines through neighbours."""
     drawn, is_open = [], False
     for value, point in zip(values, _points(values, top), strict=True):
         if _is_number(value):
@@ -195,7 +193,6 @@ def _time(times: Sequence[datetime], place: int) -> str:
 
 
 def _time_labels(times: Sequence[datetime]) -> list[str]:
-    """The first, the last, and what is evenly between them."""
     count = min(len(times), 5)
     places = {round(place * (len(times) - 1) / max(count - 1, 1)) for place in range(count)}
     return [_time(times, place) for place in sorted(places)]
@@ -218,7 +215,7 @@ def _table(title: str, unit: str, times: Sequence[datetime], series: Sequence[Se
 
 
 def _key(title: str) -> str:
-    """An id of it that no character can break."""
+    """An HTML id of the title that no character can break."""
     return f"values-{hashlib.sha256(title.encode()).hexdigest()[:12]}"
 
 

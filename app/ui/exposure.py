@@ -1,7 +1,7 @@
-"""A page that others reach must not open an API that asks for no token.
+"""Protection of an API without tokens: a page that others reach must not open it.
 
 The API itself refuses to bind anything but loopback without authentication; a page in front of it
-would undo that. It is looked at with each request, since the API may be started anew meanwhile.
+would undo that. Each request checks it, since the API may restart meanwhile with other settings.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ class ExposureGuard:
         self._message = (
             f"The API asks for no token, and this page is bound to {settings.host}: set LLM_AUTH=on "
             "for the API, bind the page to 127.0.0.1 (LLM_UI_HOST), or set "
-            "LLM_ALLOW_UNAUTHENTICATED=true where nobody else can reach the port."
+            "LLM_ALLOW_UNAUTHENTICATED=true if no other user can reach the port."
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,11 +44,11 @@ class ExposureGuard:
 
 
 async def _is_open(request: Request) -> bool:
-    """Whether the API lets everybody in."""
+    """True if the API requires no token."""
     try:
         return not (await api_of(request).me()).is_authenticated
     except ApiError:
-        return False  # it asks for a token, or does not answer
+        return False  # it requires a token, or does not answer
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,9 +1,9 @@
-"""What every request of a browser passes first, and what every answer carries.
+"""Checks of every request of a browser, and the headers of every response.
 
-A page is attacked through its visitor's browser: DNS rebinding is stopped by the names of the host,
-cross-site writes by what the browser says of their origin (Fetch Metadata,
-https://www.w3.org/TR/fetch-metadata/; the Origin header where that is missing), scripts in a model's
-output by a policy that runs none but ours, and frames by none being allowed.
+A page is attacked through its visitor's browser. The names of the host stop DNS rebinding; the
+browser's report of the origin stops cross-site writes (Fetch Metadata,
+https://www.w3.org/TR/fetch-metadata/; the Origin header if that is missing); a policy that runs only
+our scripts stops those in a model's output; no frames are allowed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,11 +38,11 @@ HEADERS = {
 
 
 class BodyTooLargeError(Exception):
-    """More bytes came than a form may have; its text is for the page."""
+    """The body is larger than the form's bound; the text is for the page."""
 
 
 class Guard:
-    """ASGI middleware. `bounds` are paths whose forms have a bound of their own, in bytes."""
+    """ASGI middleware. `bounds` are paths whose forms have their own bound, in bytes."""
 
     def __init__(
         self,
@@ -108,6 +108,5 @@ def _with_headers(send: Send) -> Send:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port."""
     host = host.lower()
     return host.split("]", 1)[0] + "]" if host.startswith("[") else host.rsplit(":", 1)[0]

@@ -1,4 +1,4 @@
-"""What the history is narrowed to: as an address has it, as the API takes it, as people read it."""
+"""Filters of the history: in an address, as parameters of the API, and as text for people."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -20,12 +20,12 @@ LABELS: Mapping[str, str] = {
 }
 _TIMES = ("created_after", "created_before")
 _PATH = "/history"
-# Pages that "newer" finds its way back through; beyond them it leads to the newest.
+# Pages that "newer" can go back through; beyond them it leads to the newest.
 _MAX_TRAIL = 20
 
 
 class Chip(NamedTuple):
-    """A filter that is on: what it says, and the address without it."""
+    """An active filter: its text, and the address without it."""
 
     label: str
     value: str
@@ -33,12 +33,11 @@ class Chip(NamedTuple):
 
 
 def read_filters(query: Mapping[str, str]) -> dict[str, str]:
-    """The filters of an address that are on."""
     return {name: text for name in LABELS if (text := query.get(name, "").strip())}
 
 
 def to_params(filters: Mapping[str, str]) -> Params:
-    """As the API's lists take them: times with their zone. Raises FormError."""
+    """Parameters of the API's lists: times with their zone. Raises FormError."""
     params: dict[str, str | int | float | bool | None] = dict(filters)
     wrong = []
     for name in _TIMES:
@@ -54,7 +53,6 @@ def to_params(filters: Mapping[str, str]) -> Params:
 
 
 def to_form(filters: Mapping[str, str]) -> dict[str, str]:
-    """As the form's controls show them; empty texts for those that are off."""
     form = dict.fromkeys(LABELS, "") | dict(filters)
     for name in _TIMES:
         if time := _to_time(form[name]):
@@ -63,7 +61,6 @@ def to_form(filters: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_chips(filters: Mapping[str, str]) -> list[Chip]:
-    """The filters that are on, each with the address that leaves it out."""
     return [
         Chip(
             LABELS[name],
@@ -76,7 +73,6 @@ def to_chips(filters: Mapping[str, str]) -> list[Chip]:
 
 
 def address(filters: Mapping[str, str], path: str = _PATH, **more: str) -> str:
-    """The address of a list with these filters."""
     members = {name: value for name, value in {**filters, **more}.items() if value}
     return f"{path}?{urlencode(members)}" if members else path
 
@@ -84,14 +80,14 @@ def address(filters: Mapping[str, str], path: str = _PATH, **more: str) -> str:
 def older(filters: Mapping[str, str], trail: str, after: str, last: str) -> str:
     """The address of the page behind the one that begins after `after` and ends with `last`.
 
-    `trail` remembers where the pages before began, for the way back.
+    `trail` stores the beginnings of the pages before, for the way back.
     """
     begun = [*_split(trail), after or "-"][-_MAX_TRAIL:]
     return address(filters, after=last, trail=".".join(begun))
 
 
 def newer(filters: Mapping[str, str], trail: str) -> str:
-    """The address of the page before this one, as far as the trail tells; else of the newest."""
+    """The address of the page before this one by the trail; else of the newest."""
     *begun, after = _split(trail) or ["-"]
     if after == "-":
         return address(filters)
@@ -103,7 +99,7 @@ def _split(trail: str) -> list[str]:
 
 
 def _to_time(text: str) -> datetime | None:
-    """A time without a zone is of UTC: the page's server cannot know its visitor's."""
+    """A time without a zone is in UTC: the page's server cannot know its visitor's."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The rows of `/history` and `/system` as plots need them: a value for each step, or none."""
+"""The rows of `/history` and `/system` as series for plots: a value for each step, or none."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,21 +11,20 @@ from app.ui.render import to_time
 Row = Mapping[str, Any]
 
 
-# Steps that a plot has room for, and a reader patience.
-_MOST_STEPS = 120
+# Steps that fit into a plot.
+_MAX_STEPS = 120
 
 
 def steps(now: datetime, minutes: int, rows: Sequence[Row] = ()) -> list[datetime]:
     """The beginnings of the steps of the last minutes, as wide as those of the rows."""
-    told = rows[0]["minutes"] if rows else 1
-    width = 60 * told * -(-minutes // (told * _MOST_STEPS))
+    row_minutes = rows[0]["minutes"] if rows else 1
+    width = 60 * row_minutes * -(-minutes // (row_minutes * _MAX_STEPS))
     last = floor(now, width)
     count = max(60 * minutes // width, 2)
     return [last - timedelta(seconds=place * width) for place in reversed(range(count))]
 
 
 def floor(time: datetime, seconds: float) -> datetime:
-    """The beginning of the step that a time is in."""
     return datetime.fromtimestamp(time.timestamp() // seconds * seconds, UTC)
 
 
@@ -36,7 +35,7 @@ def series(
     value: Callable[[Sequence[Row]], float | None],
     absent: float | None = None,
 ) -> Series:
-    """One value for each step: what `value` makes of its rows; `absent` where there are none."""
+    """One value for each step: `value` of its rows; `absent` for a step without rows."""
     width = (times[1] - times[0]).total_seconds()
     by_step: dict[datetime, list[Row]] = defaultdict(list)
     for row in rows:
@@ -45,10 +44,9 @@ def series(
 
 
 def total(member: str) -> Callable[[Sequence[Row]], float | None]:
-    """The sum of a member."""
     return lambda rows: sum(row[member] or 0 for row in rows)
 
 
 def worst(member: str) -> Callable[[Sequence[Row]], float | None]:
-    """The largest of a member; None where no row has it."""
+    """The largest value of a member; None where no row has it."""
     return lambda rows: max((row[member] for row in rows if row[member] is not None), default=None)

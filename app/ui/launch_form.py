@@ -1,4 +1,4 @@
-"""The form of a launch: its fields with what each is for, and what they make of a request."""
+"""The form of a launch: its fields with their help, and the request of their values."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class Field(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Fields under a heading; `is_advanced`: closed until something stands in one of them."""
+    """Fields under a heading; `is_advanced`: closed while all of them are empty."""
 
     title: str
     fields: tuple[Field, ...]
@@ -29,7 +29,7 @@ MODEL = Field(
     "model",
     "Model",
     "A Hugging Face id (owner/name), or a path below the place's model roots. The list is the "
-    "operator's catalogue; any other is taken, too.",
+    "operator's catalogue; any other is accepted, too.",
 )
 PROFILE = Field(
     "profile",
@@ -39,12 +39,12 @@ PROFILE = Field(
 TIER = Field(
     "tier",
     "Size",
-    "One of the place's sizes; left open, the smallest that takes the model's weights.",
+    "One of the place's sizes. Default: the smallest that takes the model's weights.",
 )
 CONTEXT = Field(
     "engine.max_model_len",
     "Context length",
-    "Tokens of a request, prompt and answer together. Left open: what the model can.",
+    "Tokens of a request, prompt and answer together. Default: the model's maximum.",
     "whole",
 )
 SECTIONS = (
@@ -59,18 +59,18 @@ SECTIONS = (
             Field(
                 "served_name",
                 "Model name in requests",
-                "Left open: the id without its owner, or the directory's name.",
+                "Default: the id without its owner, or the directory's name.",
             ),
             Field(
                 "time_limit_minutes",
                 "Time limit, minutes",
-                "The job ends after this, whatever runs. Left open: the place's default.",
+                "The job ends after this, with all running results. Default: the place's.",
                 "whole",
             ),
             Field(
                 "idle_minutes",
                 "Idle timeout, minutes",
-                "It is stopped after so long without a request; 0: never. Left open: the place's default.",
+                "It is stopped after this time without a request; 0: never. Default: the place's.",
                 "number",
             ),
         ),
@@ -80,19 +80,21 @@ SECTIONS = (
         (
             Field("resources.gpus", "GPUs", "On one node.", "whole"),
             Field("resources.cpus", "CPU cores", "On one node.", "whole"),
-            Field("resources.memory_gb", "Memory, GB", "Of the host, not of the GPU.", "whole"),
+            Field(
+                "resources.memory_gb", "Memory, GB", "The host's memory, not the GPU's.", "whole"
+            ),
             Field(
                 "resources.gres",
                 "Slurm's gres",
-                "Such as gpu:a100:2, where a kind of GPU is asked for. Left open: it follows from GPUs.",
+                "Such as gpu:a100:2, to request a kind of GPU. Default: derived from GPUs.",
             ),
         ),
     ),
     Section(
         "Slurm",
         (
-            Field("partition", "Partition", "Left open: the size's, or the place's."),
-            Field("account", "Account", "Who pays. Left open: the place's."),
+            Field("partition", "Partition", "Default: the size's, or the place's."),
+            Field("account", "Account", "Slurm account that is charged. Default: the place's."),
             Field(
                 "constraint",
                 "Constraint",
@@ -117,7 +119,7 @@ SECTIONS = (
             Field(
                 "engine.dtype",
                 "Number type",
-                "What the model computes in. Left open: its own.",
+                "The type that the model computes in. Default: its own.",
                 "text",
                 ("bfloat16", "float16", "float32"),
             ),
@@ -129,19 +131,19 @@ SECTIONS = (
             Field(
                 "engine.gpu_memory_utilization",
                 "Share of GPU memory",
-                "For weights and cache, above 0 and at most 1. Left open: 0.9.",
+                "For weights and cache, above 0 and at most 1. Default: 0.9.",
                 "number",
             ),
             Field(
                 "start_minutes",
                 "Start timeout, minutes",
-                "Given up if the model is not ready so long after the job's start.",
+                "The launch fails if the model is not ready so long after the job's start.",
                 "number",
             ),
             Field(
                 "provider",
                 "Kind of place",
-                "Left open: the place's. One that is not the place's is refused.",
+                "Default: the place's. Another kind than the place's is refused.",
                 "text",
                 ("slurm", "local"),
             ),
@@ -154,8 +156,7 @@ SECTIONS = (
             Field(
                 "trust_remote_code",
                 "Run the model's own Python code",
-                "Only where the place allows it: code from a model's repository can do anything that "
-                "the job can.",
+                "Only if the place allows it: code from a model's repository has all rights of the job.",
                 "flag",
             ),
         ),
@@ -163,22 +164,21 @@ SECTIONS = (
     ),
 )
 FIELDS = (MODEL, PROFILE, TIER, CONTEXT, *(field for part in SECTIONS for field in part.fields))
-# Of the plan alone.
+# Only for the plan.
 PLAN_NAMES = ("concurrency", "gpu_kinds", "config")
 NAMES = (*(field.name for field in FIELDS), *PLAN_NAMES)
 
 
 class NotJsonError(ValueError):
-    """The pasted config.json is no JSON object."""
+    """The pasted config.json is not a JSON object."""
 
 
 def empty() -> dict[str, str]:
-    """The values of a form that nobody has filled."""
     return dict.fromkeys(NAMES, "")
 
 
 def to_launch(values: Mapping[str, str]) -> dict[str, Any]:
-    """The body of `POST /launches`: what stands in the fields; nothing of those left open."""
+    """The body of `POST /launches`: the filled fields."""
     request: dict[str, Any] = {}
     for field in FIELDS:
         text = values[field.name].strip()
@@ -212,17 +212,17 @@ def to_plan(values: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in request.items() if value is not None}
 
 
-def picked(
+def with_plan_row(
     row: Mapping[str, Any],
     model: Mapping[str, Any],
     values: Mapping[str, str],
     profile: Mapping[str, Any] | None,
 ) -> dict[str, str]:
-    """The form's values with what a row of the plan asks for; a time limit and a size are kept."""
+    """The form's values with the resources of a row of the plan; a time limit and a size are kept."""
     asked = row["resources"]
     minutes = min(asked["minutes"], profile["max_minutes"]) if profile else asked["minutes"]
     sizes = [size for size in (profile["tiers"] if profile else ()) if takes(size, model)]
-    # As the service itself chooses: the smallest that has a limit, else one that takes any.
+    # The service's own rule: the smallest that has a limit, else one that takes any.
     size = min(sizes, key=lambda one: one["max_model_size_gb"] or float("inf"), default=None)
     return {
         **values,
@@ -236,13 +236,12 @@ def picked(
 
 
 def takes(size: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether a size of a profile takes the weights of a model."""
+    """True if a size of a profile takes the weights of a model."""
     most = size["max_model_size_gb"]
     return most is None or model["disk_bytes"] / 1e9 <= most
 
 
-def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The form's values for a launch like that one."""
+def from_spec(spec: Mapping[str, Any]) -> dict[str, str]:
     inner = {"resources": spec, "engine": spec["engine"]}
     values = {}
     for field in FIELDS:
@@ -257,7 +256,7 @@ def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _value(kind: Kind, text: str) -> Any:
-    """A text as its kind of value. What is none is sent as it is: the API says what is wrong."""
+    """A text as its kind of value. An invalid text is sent unchanged: the API reports the error."""
     if kind == "flag":
         return True
     if kind == "words":
@@ -285,5 +284,5 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise NotJsonError("The text is no JSON object: paste the whole config.json.")
+        raise NotJsonError("The text is not a JSON object: paste the whole config.json.")
     return document

@@ -1,4 +1,4 @@
-"""The web page's application: `create_ui` puts together pages, guard, sign-in and static files."""
+"""The web page's application: `create_ui` combines pages, guard, sign-in and static files."""
 
 import contextlib
 import logging
@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from app.ui.api import ApiError, Client
+from app.ui.bulk.uploaded_file import SpaceBudget
 from app.ui.exposure import ExposureGuard
 from app.ui.guard import HEADERS, BodyTooLargeError, Guard
 from app.ui.pages import (
@@ -37,7 +38,7 @@ from app.ui.settings import UiSettings
 logger = logging.getLogger(__name__)
 
 _MAX_FORM_BYTES = 10_000_000
-_AWAY = (502, 503, 504)
+_UNAVAILABLE = (502, 503, 504)
 _PAGES = (
     playground,
     compare,
@@ -54,8 +55,6 @@ _PAGES = (
 
 
 def create_ui(settings: UiSettings) -> Starlette:
-    """Build the web page's application."""
-
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.client = Client(str(settings.api_url))
@@ -93,12 +92,12 @@ def create_ui(settings: UiSettings) -> Starlette:
     )
     app.state.settings = settings
     app.state.sessions = sessions
-    app.state.bulk_room = bulk.Room(settings.max_upload_bytes)
+    app.state.bulk_space = SpaceBudget(settings.max_upload_bytes)
     return app
 
 
 class _Assets(StaticFiles):
-    """Files that browsers keep where their address changes with their content (`render.asset`)."""
+    """Files that browsers cache, as their address changes with their content (`render.asset`)."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -118,17 +117,19 @@ async def _ready(_: Request) -> Response:
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
-    """What no page has dealt with: an error page, or the way to sign in."""
+    """Handle the errors that no page handles: an error page, or the way to sign in."""
     assert isinstance(error, ApiError)
     if error.status == 401:
-        return await sign_in.ask(request)
+        return await sign_in.require_sign_in(request)
     status = error.status or 502
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
     title = titles.get(error.status, "Refused" if 400 <= status < 500 else "Not available now")
     fields = await kept_fields(request)
-    # Where the API has only just been started, or is, nobody has to ask again himself.
-    is_away = request.method == "GET" and status in _AWAY
-    response = await error_page(request, status, title, error.message, fields, is_away=is_away)
+    # While the API starts, the page reloads by itself.
+    is_unavailable = request.method == "GET" and status in _UNAVAILABLE
+    response = await error_page(
+        request, status, title, error.message, fields, is_unavailable=is_unavailable
+    )
     if error.retry_after:
         response.headers["retry-after"] = error.retry_after
     return response
@@ -147,10 +148,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, _: Exception) -> Response:
-    # Starlette raises it again after this, and the server logs it: no trace of it in the page.
-    message = "The page failed; its log tells why. What you sent before is kept."
-    response = await error_page(request, 500, "Our fault", message)
-    response.headers.update(HEADERS)  # this handler stands before the guard
+    # Starlette raises it again after this, and the server logs it: the page shows no trace of it.
+    message = "The page failed; its log has the reason. Requests that you sent before are kept."
+    response = await error_page(request, 500, "Internal error", message)
+    response.headers.update(HEADERS)  # this handler is outside of the guard
     return response
 
 
@@ -161,14 +162,19 @@ async def error_page(
     message: str,
     fields: Sequence[tuple[str, str]] = (),
     *,
-    is_away: bool = False,
+    is_unavailable: bool = False,
 ) -> Response:
-    """A page that says what went wrong and what to do; `fields` are of a form to be sent again.
+    """A page with the error and its remedy; `fields` are of a form to be sent again.
 
-    `is_away`: it loads itself anew until there is an answer.
+    `is_unavailable`: it reloads itself until the API answers.
     """
-    context = {"title": title, "message": message, "fields": fields, "is_away": is_away}
+    context = {
+        "title": title,
+        "message": message,
+        "fields": fields,
+        "is_unavailable": is_unavailable,
+    }
     try:
         return await page(request, "error.html", status, **context)
-    except ApiError:  # it does not know the visitor any more
+    except ApiError:  # the API does not accept the visitor's token any more
         return fragment(request, "error.html", status, me=None, **context)

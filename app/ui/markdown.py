@@ -1,16 +1,16 @@
-"""Model output as HTML that can do no harm.
+"""Model output as harmless HTML.
 
-Markdown (CommonMark and tables) is rendered with raw HTML escaped, and what comes out is sanitised by
-an allow-list once more: the renderer is no security boundary. No images: their addresses would tell
-another host that, and what, somebody reads.
+Markdown (CommonMark and tables) is rendered with raw HTML escaped, and the output is then sanitised by
+an allow-list: the renderer is not a security boundary. No images: loading them would report to
+another host that a person reads this text.
 """
 
 import nh3
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-# Rendering is of the order of a millisecond a kilobyte, and more for odd input: longer texts are shown
-# as they are.
+# Rendering takes about a millisecond a kilobyte, and more for odd input: longer texts are shown
+# unformatted.
 MAX_CHARACTERS = 50_000
 _TAGS = {
     "a", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre",
@@ -25,7 +25,7 @@ _renderer.disable(["image"])
 
 
 def can_render(text: str) -> bool:
-    """Whether a text is short enough to be formatted."""
+    """True for a text that is short enough to be formatted."""
     return len(text) <= MAX_CHARACTERS
 
 

@@ -1,7 +1,7 @@
-"""The sampling parameters as controls of a form: bounds from the API's own document, words from here.
+"""The sampling parameters as controls of a form: bounds from the API's own document, texts from here.
 
-The API's OpenAPI document says which parameters there are, of what type and within which bounds, so a
-new one appears by itself; what each trades against what is told here.
+The API's OpenAPI document lists the parameters with types and bounds, so a new one appears by itself;
+the trade-offs are described here.
 """
 
 import json
@@ -15,9 +15,9 @@ from app.ui.api import Api
 
 Kind = Literal["integer", "number", "boolean", "lines", "integers", "object", "structure"]
 
-# What a person chooses by: one line each, and the group it is shown in.
+# A line of advice for each, and its group.
 _GROUPS = ("Length", "Randomness", "Repetition", "Stopping", "Structure", "More")
-_TRADES: Mapping[str, tuple[str, str]] = {
+_ADVICE: Mapping[str, tuple[str, str]] = {
     "max_tokens": ("Length", "More allows longer answers; each token takes time."),
     "min_tokens": ("Length", "Forces longer answers, at the price of padding."),
     "ignore_eos": ("Length", "Always runs to max_tokens; for measuring speed, not for good text."),
@@ -40,11 +40,11 @@ _TRADES: Mapping[str, tuple[str, str]] = {
         'Ends early at one of these texts, one a line (or a JSON list: ["\\n\\n"]); saves time.',
     ),
     "stop_token_ids": ("Stopping", "Ends at one of these token ids, separated by commas."),
-    "bad_words": ("Stopping", "Never says these words, one a line; the text may bend around them."),
+    "bad_words": ("Stopping", "Never uses these words, one a line; the text may paraphrase them."),
     "include_stop_str_in_output": ("Stopping", "Keeps the stop text at the end of the answer."),
     "structured_outputs": (
         "Structure",
-        "Guarantees the form of the answer; slower, and a tight form can hurt what it says.",
+        "Guarantees the form of the answer; slower, and a tight form can reduce its quality.",
     ),
     "logprobs": ("More", "Stores this many likely tokens at each position; makes results larger."),
     "logit_bias": ("More", 'Pushes single token ids up or down; JSON such as {"42": -100}.'),
@@ -63,7 +63,7 @@ _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One control: its name, type and bounds, what it is, and what it trades."""
+    """One control: its name, type and bounds, its description, and its trade-off."""
 
     name: str
     kind: Kind
@@ -73,7 +73,7 @@ class Parameter:
     minimum: float | None = None
     maximum: float | None = None
     is_above: bool = False  # the minimum itself is not allowed
-    default: Any = None  # what the service takes where nothing is entered; None: the engine's
+    default: Any = None  # the service's default; None: the engine's
 
     @property
     def label(self) -> str:
@@ -81,7 +81,7 @@ class Parameter:
 
     @property
     def bounds(self) -> str:
-        """As `From 0 to 1.`; empty where there are none, or none that a person would meet."""
+        """The bounds as `From 0 to 1.`; empty without bounds that matter."""
         if self.minimum is None or self.maximum is None:
             return ""
         if max(abs(self.minimum), abs(self.maximum)) > 2**53:
@@ -92,7 +92,7 @@ class Parameter:
 
 
 class FormError(ValueError):
-    """Entries that are no values of their parameters: (name, message) each."""
+    """Entries that are invalid values of their parameters: (name, message) each."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         super().__init__("Some of what you entered cannot be sent.")
@@ -100,13 +100,12 @@ class FormError(ValueError):
 
 
 async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
-    """The controls by group, as the API's document says at present."""
-    document = await api.get_open("/openapi.json")
+    document = await api.get_public("/openapi.json")
     properties = document["components"]["schemas"]["SamplingParameters"]["properties"]
     parameters = [
         _parameter(name, schema) for name, schema in properties.items() if name not in _HIDDEN
     ]
-    order = list(_TRADES)
+    order = list(_ADVICE)
     parameters.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
     return [
         (group, found)
@@ -116,16 +115,15 @@ async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
 
 
 def flat(groups: Iterable[tuple[str, Iterable[Parameter]]]) -> list[Parameter]:
-    """The parameters without their groups."""
     return [one for _, group in groups for one in group]
 
 
 def parse_parameters(
     parameters: Iterable[Parameter], form: Mapping[str, str], prefix: str = "p."
 ) -> dict[str, Any]:
-    """The parameters that were entered, as the API takes them. Raises FormError.
+    """The entered parameters, in the API's format. Raises FormError.
 
-    Bounds are the API's to judge: it names each value that is out of them.
+    The API checks the bounds, and names each value outside of them.
     """
     values: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
@@ -149,9 +147,9 @@ def as_entered(
     parameters: Iterable[Parameter],
     models: Iterable[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """A result's parameters without a `max_tokens` that is only what the default came to.
+    """A result's parameters without a `max_tokens` that is only the default's value.
 
-    It is stored in any case. Entered again as it was, it would not shrink as a chat grows, and refuse
+    It is always stored. If it was entered again, it would not shrink as a chat grows, and would refuse
     the chat's next message.
     """
     values = dict(result["parameters"])
@@ -169,7 +167,7 @@ def as_entered(
 
 
 def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
-    """What `parse_parameters` would read these values from."""
+    """The inverse of `parse_parameters`."""
     form: dict[str, str] = {}
     for name, value in values.items():
         if name == "structured_outputs" and isinstance(value, Mapping) and value:
@@ -195,7 +193,7 @@ def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
 
 def _parameter(name: str, schema: Mapping[str, Any]) -> Parameter:
     kind, found = _kind(name, schema)
-    group, trade = _TRADES.get(name, ("More", ""))
+    group, trade = _ADVICE.get(name, ("More", ""))
     above = found.get("exclusiveMinimum")
     below = found.get("exclusiveMaximum")
     return Parameter(
@@ -226,7 +224,7 @@ def _kind(name: str, schema: Mapping[str, Any]) -> tuple[Kind, Mapping[str, Any]
 
 
 def _parse(parameter: Parameter, text: str, structure: str) -> Any:
-    """A value; None where nothing was entered. Raises ValueError with words for people."""
+    """A value; None for an empty entry. Raises ValueError with a message for people."""
     if parameter.kind == "structure":
         return _parse_structure(structure, text)
     text = text.strip() if parameter.kind != "lines" else text
@@ -276,7 +274,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _of_lines(values: list[str]) -> str:
-    """What `_lines` reads these texts from."""
+    """The inverse of `_lines`."""
     text = "\n".join(values)
     return (
         text if text.strip() and _lines(text) == values else json.dumps(values, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Templates: how a page is made of them, and how numbers, times and sizes are written."""
+"""Templates: rendering of pages, and formats of numbers, times and sizes."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ SECTIONS = (
 async def page(
     request: Request, template: str, status: int = 200, /, **context: Any
 ) -> HTMLResponse:
-    """A whole page, with navigation; for a visitor whom the API does not know, without."""
+    """A whole page, with navigation if the API accepts the visitor's token."""
     try:
         me: Me | None = await api_of(request).me()
     except ApiError as error:
@@ -51,7 +51,7 @@ async def page(
 
 
 def fragment(request: Request, template: str, status: int = 200, /, **context: Any) -> HTMLResponse:
-    """A part of a page, of a template that needs to know no visitor."""
+    """A part of a page, of a template that does not depend on the visitor."""
     text = _environment().get_template(template).render(request=request, **context)
     return HTMLResponse(text, status)
 
@@ -60,19 +60,17 @@ def fragment(request: Request, template: str, status: int = 200, /, **context: A
 
 
 def to_time(value: str | datetime) -> datetime:
-    """A time of the API's JSON."""
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)
 
 
 def number(value: float | None) -> str:
-    """1234.5 as `1,234.5`; nothing known as a dash."""
+    """1234.5 as `1,234.5`; an unknown number as a dash."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
 
 
 def seconds(value: float | None) -> str:
-    """A duration, in the unit that fits."""
     if value is None:
         return UNKNOWN
     if value < 0.9995:
@@ -89,7 +87,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes, in decimal units: as files, disks and limits are told."""
+    """Bytes, in decimal units, as files, disks and limits are described."""
     if value is None:
         return UNKNOWN
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -100,7 +98,7 @@ def size(value: float | None) -> str:
 
 
 def quoted(text: str) -> Markup:
-    """A sentence of the API: what it has in backticks is code, everything is escaped."""
+    """A sentence of the API: text in backticks is code, everything is escaped."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # one is left over
         return escape(text)
@@ -111,12 +109,11 @@ def quoted(text: str) -> Markup:
 
 
 def capitalize_first(text: str) -> str:
-    """A phrase as the beginning of a sentence."""
     return text[:1].upper() + text[1:]
 
 
 def ago(value: str | datetime | None) -> Markup:
-    """A time as its distance from now, with the time itself for who wants it."""
+    """A time as its distance from now, with the time itself in the title."""
     if value is None:
         return Markup("&ndash;")
     time = to_time(value)
@@ -129,7 +126,6 @@ def ago(value: str | datetime | None) -> Markup:
 
 
 def at(value: str | datetime | None) -> Markup:
-    """A time, exactly."""
     if value is None:
         return Markup("&ndash;")
     time = to_time(value).astimezone(UTC)
@@ -140,7 +136,7 @@ def at(value: str | datetime | None) -> Markup:
 
 @cache
 def asset(name: str) -> str:
-    """The address of a file of `static`, which changes with its content: browsers keep it for ever."""
+    """The address of a file of `static`, which changes with its content: browsers may cache it indefinitely."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
     return f"/static/{name}?v={digest}"
 

@@ -1,4 +1,4 @@
-"""A result of the API as pages show it: figures, text, error in words."""
+"""View of a result: figures, text, error in words."""
 
 import asyncio
 import json
@@ -11,18 +11,18 @@ from app.ui.remedies import explain
 from app.ui.render import number, seconds, to_time
 
 VIEWS = ("rendered", "plain")
-# Of a longer text pages show the beginning, and a link to all of it.
+# Pages show the beginning of a longer text, and a link to all of it.
 MAX_SHOWN_CHARACTERS = 100_000
-# Members that the API leaves out where there is nothing to tell.
+# Members that the API omits if they are empty.
 OPTIONAL: Mapping[str, Any] = {"erased_at": None, "source_id": None, "attribution": None}
 
 
 async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[str, Any]:
-    """The result with what templates add to it.
+    """The result with the members that templates need.
 
     `shown_state`, `figures` as (name, value), `text`, `html` (its formatted text, else None),
-    `can_render`, `length` in characters (of which `text` may be the beginning), and in `error` what happened (`words`) and what to do (`remedy`). `view` chooses
-    between formatted and plain; without it chats are formatted.
+    `can_render`, `length` in characters (of which `text` may be the beginning), and in `error` the problem
+    (`words`) and the `remedy`. `view` chooses between formatted and plain; by default chats are formatted.
     """
     text = _text(result)
     is_text = isinstance(result["result"], str)
@@ -45,7 +45,7 @@ async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[st
 
 
 def state_of(result: Mapping[str, Any]) -> str:
-    """The state as people see it: `queued`, `running`, `completed`, `failed` or `cancelled`."""
+    """The state for people: `queued`, `running`, `completed`, `failed` or `cancelled`."""
     if result["state"] == "pending":
         return "running" if result["started_at"] else "queued"
     is_cancelled = result["error"] is not None and result["error"]["code"] == "cancelled"
@@ -53,7 +53,6 @@ def state_of(result: Mapping[str, Any]) -> str:
 
 
 def figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is known of how it went, each with its name."""
     times = timings(result)
     usage = result["usage"] or {}
     tokens = usage.get("completion_tokens")
@@ -102,12 +101,11 @@ def _text(result: Mapping[str, Any]) -> str:
 
 
 def one_line(text: str | None) -> str:
-    """The beginning of a text, as a list has room for it."""
     return " ".join((text or "")[:1000].split())[:200]
 
 
 def outcome(result: Mapping[str, Any]) -> str:
-    """The beginning of its text, or why there is none, in a line."""
+    """The beginning of its text, or its error, in a line."""
     if isinstance(result["result"], str) and result["result"].strip():
         return one_line(result["result"])
     if result["error"]:

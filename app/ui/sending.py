@@ -1,4 +1,4 @@
-"""Forms: reading what was entered, and sending it once."""
+"""Forms: reading the fields, and sending them once."""
 
 import hashlib
 import json
@@ -13,12 +13,11 @@ _MAX_FIELD_BYTES = 2**40
 
 
 async def read_form(request: Request) -> FormData:
-    """The form that was sent."""
     return await request.form(max_files=0, max_part_size=_MAX_FIELD_BYTES)
 
 
 async def kept_fields(request: Request) -> list[tuple[str, str]]:
-    """The fields that were sent, to be sent again; none of an upload, which is not kept."""
+    """The fields to be sent again; none of an upload, which is not kept."""
     is_upload = request.headers.get("content-type", "").startswith("multipart/")
     if request.method != "POST" or is_upload:
         return []
@@ -26,12 +25,11 @@ async def kept_fields(request: Request) -> list[tuple[str, str]]:
 
 
 def fields_of(form: FormData) -> list[tuple[str, str]]:
-    """The fields of a form, without its files."""
     return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
 
 
 def texts_of(form: FormData) -> dict[str, str]:
-    """The fields with what was entered: browsers send the ends of lines as CR LF."""
+    """The fields with their texts: browsers send the ends of lines as CR LF."""
     return {
         name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)
     }

@@ -1,7 +1,7 @@
-"""Signing in: the visitor's token, sealed in a cookie that no script of a page can read.
+"""Sign-in: the visitor's token, sealed in a cookie that no script of a page can read.
 
-Sealed by Fernet (https://github.com/fernet/spec), so that no replica keeps anything, and a copied
-cookie is of no use after its time. The API decides about the token at each request.
+Fernet seals it (https://github.com/fernet/spec), so that no replica keeps anything, and a copied
+cookie is of no use after its time. The API checks the token at each request.
 """
 
 import base64
@@ -19,13 +19,10 @@ _COOKIE = "llm_session"
 _MAX_TOKEN_BYTES = 3000  # a browser keeps cookies of 4,096 bytes
 
 
-class TokenTooLongError(ValueError):
-    """The token does not fit a cookie."""
+class TokenTooLongError(ValueError): ...
 
 
 class Sessions:
-    """Seals tokens and opens them."""
-
     def __init__(self, settings: UiSettings) -> None:
         secret = settings.secret.get_secret_value() if settings.secret else secrets.token_hex(32)
         key = hashlib.sha256(b"llm ui session" + secret.encode()).digest()
@@ -33,7 +30,7 @@ class Sessions:
         self._seconds = int(settings.session_hours * 3600)
 
     def token_of(self, connection: HTTPConnection) -> str | None:
-        """The visitor's token; None without a sign-in, or once it is over."""
+        """The visitor's token; None without a sign-in, or after its end."""
         sealed = connection.cookies.get(_COOKIE)
         if not sealed:
             return None
@@ -57,7 +54,6 @@ class Sessions:
 
     @staticmethod
     def end(response: Response) -> None:
-        """Have the browser forget it."""
         response.delete_cookie(_COOKIE, httponly=True, samesite="lax")
 
 
@@ -76,7 +72,7 @@ class SessionMiddleware:
 
 
 def safe_path(path: str) -> str:
-    """A path of this site to go on to; `/` for anything else (RFC 3986: `//` is another host)."""
+    """A path of this site to redirect to; `/` for other values (RFC 3986: `//` is another host)."""
     if not path.startswith("/") or path.startswith(("//", "/\\")):
         return "/"
     return path if path.isprintable() else "/"

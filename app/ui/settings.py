@@ -1,4 +1,4 @@
-"""The settings of the web page, read from the environment; `docs/settings.md` is made of them."""
+"""The settings of the web page, read from the environment; the source of `docs/settings.md`."""
 
 import ipaddress
 from typing import Annotated
@@ -92,7 +92,7 @@ class UiSettings(BaseSettings):
     def _are_addresses(cls, addresses: list[str]) -> list[str]:
         for address in addresses:
             if address:
-                ipaddress.ip_network(address)  # its error says what is wrong
+                ipaddress.ip_network(address)  # its error names the problem
         return [address for address in addresses if address]
 
     @field_validator("secret")
@@ -106,5 +106,5 @@ class UiSettings(BaseSettings):
 
     @property
     def shown_api_url(self) -> str:
-        """The API's address as people may call it, without a slash at its end."""
+        """The API's public address, without a slash at its end."""
         return str(self.public_api_url or self.api_url).rstrip("/")

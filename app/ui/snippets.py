@@ -1,4 +1,4 @@
-"""What was just done in the page, as lines to paste: curl, and Python with httpx."""
+"""The page's last request as lines to paste: curl, and Python with httpx."""
 
 import json
 import pprint
@@ -8,7 +8,6 @@ from typing import Any
 
 
 def curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
-    """A shell command that sends the body and waits for the answer."""
     lines = [f"curl -s {shlex.quote(api_url + '/results/')}"]
     if needs_token:
         lines.append('-H "Authorization: Bearer $TOKEN"')
@@ -21,7 +20,7 @@ def curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
 
 
 def python(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
-    """A program that sends the body, then waits for the result however long it takes."""
+    """A program that sends the body, then waits for the result without a time-out."""
     headers = (
         '\n    headers={"Authorization": f"Bearer {os.environ[\'TOKEN\']}"},' if needs_token else ""
     )

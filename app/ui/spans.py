@@ -1,14 +1,14 @@
-"""Where the spans of an attribution stand in their text, and in the snippets of documents.
+"""Positions of an attribution's spans in their text, and in the snippets of documents.
 
-The API tells spans in tokens of the index, and each token as the piece of text that it covers; tokens
-may share a character (the bytes of one, which many tokenizers tell apart), and what a tokenizer leaves
-out belongs to none.
+The API's spans are in tokens of the index, and each token has the piece of text that it covers; tokens
+may share a character (many tokenizers split one into its bytes), and text that a tokenizer drops
+belongs to none.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Characters that may lie between two tokens: what a tokenizer's normalisation leaves out.
+# Characters that may lie between two tokens: those that a tokenizer's normalisation drops.
 _MAX_GAP = 200
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -23,9 +23,9 @@ class Segment(NamedTuple):
 
 
 def locate(text: str, pieces: Sequence[str]) -> list[Range]:
-    """Where each piece stands in the text, in characters: [start, end).
+    """The position of each piece in the text, in characters: [start, end).
 
-    A piece that is not found is of no length.
+    A piece that is not found has length 0.
     """
     ranges: list[Range] = []
     end = 0
@@ -51,7 +51,7 @@ def locate(text: str, pieces: Sequence[str]) -> list[Range]:
 
 
 def to_characters(ranges: Sequence[Range], left: int, right: int) -> Range:
-    """The characters of tokens [left, right); of no length where there are no such tokens."""
+    """The characters of tokens [left, right); of length 0 if there are no such tokens."""
     if not 0 <= left < right <= len(ranges):
         return (0, 0)
     return ranges[left][0], max(end for _, end in ranges[left:right])
@@ -78,11 +78,11 @@ def cut(text: str, spans: Sequence[Range]) -> list[Segment]:
 
 
 def split_at(snippet: str, needle: str, share: float) -> tuple[str, str, str]:
-    """The snippet before, at and behind the needle; where it stands more than once, nearest to
-    `share` (0 to 1) of the snippet's length. (snippet, "", "") where it does not.
+    """The snippet before, at and behind the needle; of several matches, the one nearest to `share`
+    (0 to 1) of the snippet's length. (snippet, "", "") without a match.
 
     Characters that the needle has only in part (U+FFFD) do not count, and space at its ends only
-    where it stands there: tokenizers put some before a text, and take it away.
+    if the snippet has it: tokenizers put some before a text, and remove it.
     """
     needle = needle.strip(_REPLACEMENT)
     for wanted in (needle, needle.strip()):
@@ -93,7 +93,7 @@ def split_at(snippet: str, needle: str, share: float) -> tuple[str, str, str]:
 
 
 def _nearest(text: str, needle: str, expected: float) -> int:
-    """Where the occurrence begins that is nearest to a place; -1 where there is none."""
+    """Start of the match that is nearest to a place; -1 without a match."""
     best = start = text.find(needle)
     while start >= 0:
         if abs(start - expected) < abs(best - expected):
@@ -103,7 +103,7 @@ def _nearest(text: str, needle: str, expected: float) -> int:
 
 
 def _run(pieces: Sequence[str], place: int) -> int:
-    """How many equal pieces stand together from here."""
+    """The number of equal consecutive pieces from here."""
     end = place
     while end < len(pieces) and pieces[end] == pieces[place]:
         end += 1
@@ -118,7 +118,7 @@ def _run_of_character(text: str, start: int, character: str, most: int) -> int:
 
 
 def _find(text: str, piece: str, end: int, previous: int) -> int | None:
-    """Where a piece begins: behind the piece before, with a character of it, or a little further."""
+    """Start of a piece: behind the piece before, with a character of it, or a little further."""
     if text.startswith(piece, end):
         return end
     for start in range(max(previous, end - 1), end):

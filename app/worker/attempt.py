@@ -1,6 +1,6 @@
-"""One attempt of one result: what it has said so far, how to stop it, how it ended.
+"""One attempt of one result: its text so far, its stop, its end.
 
-What does the work is a backend: Triton (`generation`), or an index (`attribution_backend`).
+A backend does the work: Triton (`triton_backend`), or an index (`attribution_backend`).
 """
 
 import asyncio
@@ -12,16 +12,18 @@ from typing import Protocol
 
 from app.core.errors import CANCELLED, DEADLINE_EXCEEDED, Failure
 from app.inference.server_pool import DeadEngine
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, Claim
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.progress import Chunk
 from app.results.streams.output_buffer import OutputBuffer, TokenLog
 
 # Before a result goes back to the queue's front: time for its backend to come up again.
-_NOT_TAKEN_PAUSE = 1.0  # seconds
-_LOST_PAUSE = 0.5
+_NOT_TAKEN_PAUSE_SECONDS = 1.0  # seconds
+_LOST_PAUSE_SECONDS = 0.5
 
 OnText = Callable[["Attempt"], None]
 # Where an attempt runs, and what dies there together: a server and a model, or a queue.
-Place = tuple[str, ...]
+Target = tuple[str, ...]
 
 
 class StopReason(Enum):
@@ -43,7 +45,6 @@ class Flushes:
     slowest: float = 0.0  # seconds
 
     def add(self, began: float, ended: float) -> None:
-        """One more."""
         self.count += 1
         self.last = ended
         self.slowest = max(self.slowest, ended - began)
@@ -57,7 +58,7 @@ class Attempt(ABC):
 
     def __init__(self, claim: Claim, on_text: OnText) -> None:
         self.claim = claim
-        self.place: Place = (claim.model_name,)
+        self.target: Target = (claim.model_name,)
         self.text = OutputBuffer()
         self.tokens = TokenLog()  # filled where log probabilities are asked for
         self.completion_tokens = 0  # of the whole text
@@ -65,12 +66,12 @@ class Attempt(ABC):
         self.finish_reason: str | None = None
         self.model_version: int | None = None
         self.first_token_seconds: float | None = None
-        self.is_over = False  # nothing more is heard; its end may not be committed yet
-        self.model_is_dead = False  # its backend said so when it was asked to take this attempt
+        self.is_over = False  # nothing more is received; its end may not be committed yet
+        self.model_is_dead = False  # its backend reported so when this attempt was sent
         self.asked_at = asyncio.get_running_loop().time()
         self.heard_at = self.asked_at  # of the last response, or the start
         self.has_answered = False
-        self.starts_over = False  # the text cannot be continued: the next attempt begins anew
+        self.starts_over = False  # the text cannot be continued: the next attempt begins again
         self.flushes: Flushes | None = None  # counted where it is traced
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
@@ -123,7 +124,7 @@ class Attempt(ABC):
 
     @abstractmethod
     async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
-        """Do the work, say what comes of it; how it ended. Cancelled when the attempt is stopped."""
+        """Do the work and emit its text; how it ended. Cancelled when the attempt is stopped."""
 
     @abstractmethod
     def _lost(self) -> Failure:
@@ -156,7 +157,7 @@ class Attempt(ABC):
         self._ids.clear()
         return chunk
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         self.text.append(text)
         self._on_text(self)
 
@@ -169,8 +170,8 @@ class Attempt(ABC):
 
     def _end(self, outcome: AttemptOutcome, failure: Failure | None) -> AttemptEnd:
         pauses = {
-            AttemptOutcome.RETURNED: _NOT_TAKEN_PAUSE if failure else 0.0,
-            AttemptOutcome.LOST: _LOST_PAUSE,
+            AttemptOutcome.RETURNED: _NOT_TAKEN_PAUSE_SECONDS if failure else 0.0,
+            AttemptOutcome.LOST: _LOST_PAUSE_SECONDS,
         }
         if self.starts_over:
             pauses = {}
@@ -199,37 +200,37 @@ class Attempt(ABC):
 
 
 class Backend(Protocol):
-    """What a worker runs its claims on."""
+    """The servers or engines that run the claims of a worker."""
 
     def ready(self) -> list[str]:
-        """The queues that may be claimed from now."""
+        """Return the queues that may be claimed from now."""
 
-    def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
-        """How many results of each queue may be claimed now, beside the attempts that run.
+    def free(self, attempts: Collection[Attempt], exclude: Collection[str] = ()) -> dict[str, int]:
+        """Return how many results of each queue may be claimed now, in addition to these attempts.
 
-        None of the queues `besides`, which are empty: others have their slots.
+        None of the queues `exclude`, which are empty: others have their slots.
         """
 
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call `handler` whenever that changes."""
 
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
-        """The attempt of a claim, still to be run."""
+        """Return the attempt of a claim, still to be run."""
 
-    def judge(self, place: Place, end: AttemptEnd) -> None:
-        """Learn from the end of an attempt there where results are safe."""
+    def record_outcome(self, target: Target, end: AttemptEnd) -> None:
+        """Learn from the end of an attempt there whether its engine works."""
 
     def servers(self, attempts: Collection[Attempt]) -> Mapping[str, int]:
-        """How many of these attempts run on each Triton server."""
+        """Return the number of these attempts on each Triton server."""
 
-    def silent_places(self, attempts: Collection[Attempt]) -> list[Place]:
-        """The places that answered nothing for long although one of these attempts runs there."""
+    def silent_targets(self, attempts: Collection[Attempt]) -> list[Target]:
+        """Return the targets of these attempts that answered nothing for long."""
 
-    async def is_dead(self, place: Place) -> bool:
-        """Whether what runs there, which has been silent for long, is gone."""
+    async def is_dead(self, target: Target) -> bool:
+        """Return whether the engine of a silent target is dead."""
 
     def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
-        """The engines that are known to be dead: by model, then by server."""
+        """Return the dead engines by model, then by server."""
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """End the background tasks."""

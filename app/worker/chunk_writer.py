@@ -9,7 +9,8 @@ from uuid import UUID
 from app.core import metrics, tracing
 from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_by
-from app.queue.job_queue import Chunk, JobQueue
+from app.queue.job_queue import JobQueue
+from app.queue.progress import Chunk
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt, Flushes
 
@@ -17,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 # Text that is read in other processes is written at once, then there is a pause as long as the write
 # took, so that what comes meanwhile shares a commit, and a notification.
-_LONGEST_PAUSE = 0.05  # seconds
+_MAX_PAUSE_SECONDS = 0.05  # seconds
 
 
 class ChunkWriter:
     """Keeps the text of a worker's attempts, all of them in one statement.
 
-    What is read elsewhere is written as it comes, the rest every `flush_seconds`.
+    Text that is read elsewhere is written as it comes, the rest every `flush_seconds`.
     """
 
     def __init__(
@@ -39,52 +40,51 @@ class ChunkWriter:
         self._running = running
         self._watched = watched
         self._flush_seconds = flush_seconds
-        self._untold: set[UUID] = set()  # watched results with news
-        self._has_untold = asyncio.Event()
+        self._news: set[UUID] = set()  # watched results with more text
+        self._has_news = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
     def on_text(self, attempt: Attempt) -> None:
-        """An attempt has more text; its last words are written by its end, which they must not delay."""
+        """Write an attempt's text soon if it is read elsewhere; its end writes the last of it."""
         if attempt.claim.id in self._watched and not attempt.is_over:
-            self.tell([attempt.claim.id])
+            self.write_soon([attempt.claim.id])
 
-    def tell(self, ids: Iterable[UUID]) -> None:
-        """Write these results' text soon, and tell who reads it in other processes."""
-        news = [identifier for identifier in ids if identifier in self._running]
-        if news:
-            self._untold.update(news)
-            self._has_untold.set()
+    def write_soon(self, ids: Iterable[UUID]) -> None:
+        """Write these results' text soon, and notify its readers in other processes."""
+        running = [identifier for identifier in ids if identifier in self._running]
+        if running:
+            self._news.update(running)
+            self._has_news.set()
 
     async def until_idle(self) -> None:
         """Wait for the statement under way: an end removes only the chunks that it sees."""
         await self._is_idle.wait()
 
     async def run(self) -> None:
-        """Write until cancelled."""
         loop = asyncio.get_running_loop()
         all_at = loop.time() + self._flush_seconds
         while True:
-            await is_set_by(self._has_untold, all_at)
-            told, self._untold = self._untold, set()
-            self._has_untold.clear()
+            await is_set_by(self._has_news, all_at)
+            watched, self._news = self._news, set()
+            self._has_news.clear()
             if loop.time() >= all_at:
                 all_at = loop.time() + self._flush_seconds
-                await self._write(self._running, told)
+                await self._write(self._running, watched)
             else:
                 began = loop.time()
-                await self._write(told, told)
-                await asyncio.sleep(min(loop.time() - began, _LONGEST_PAUSE))
+                await self._write(watched, watched)
+                await asyncio.sleep(min(loop.time() - began, _MAX_PAUSE_SECONDS))
 
-    async def _write(self, ids: Iterable[UUID], told: set[UUID]) -> None:
+    async def _write(self, ids: Iterable[UUID], watched: set[UUID]) -> None:
         attempts = [self._running[identifier] for identifier in ids if identifier in self._running]
         chunks = [chunk for attempt in attempts if (chunk := attempt.take_chunk())]
         began = time.time()
-        if not chunks and not told:
+        if not chunks and not watched:
             return
         self._is_idle.clear()
         try:
-            await self._append(chunks, list(told))
+            await self._append(chunks, list(watched))
         finally:
             self._is_idle.set()
         ended = time.time()
@@ -96,10 +96,10 @@ class ChunkWriter:
                 *(began, ended),
             )
 
-    async def _append(self, chunks: list[Chunk], told: list[UUID]) -> None:
+    async def _append(self, chunks: list[Chunk], watched: list[UUID]) -> None:
         while True:
             try:
-                return await self._queue.append(self._worker_id, chunks, told)
+                return await self._queue.append(self._worker_id, chunks, watched)
             except DatabaseUnavailableError as error:
                 extra = {"action": "flush_waits", "worker_id": str(self._worker_id)}
                 logger.info("flush waits: %s", error, extra=extra)

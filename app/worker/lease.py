@@ -18,7 +18,7 @@ from app.core.waiting import is_set_within
 logger = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE = 5
-_FENCE_SHARE = 2 / 3  # of the lease: until then nobody else can have taken the results
+_FENCE_SHARE = 2 / 3  # of the lease: until then no other worker can have taken the results
 
 _REGISTER = """
 INSERT INTO workers (id, host, pid, lease_expires_at)
@@ -29,7 +29,7 @@ _RENEW = """
 UPDATE workers SET lease_expires_at = now() + make_interval(secs => $2), load = $3::jsonb,
   servers = $4::jsonb
 WHERE id = $1 AND dead_at IS NULL
--- It waits for no standby: what runs goes on while that is away. Nothing hangs on a renewal that is
+-- It waits for no standby: results run on while that is unreachable. Nothing hangs on a renewal that is
 -- lost with its server, for on the next one leases are not judged before a full lease.
 RETURNING set_config('synchronous_commit', 'local', true) <> ''
 """
@@ -37,7 +37,7 @@ RETURNING set_config('synchronous_commit', 'local', true) <> ''
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What a worker tells with its heartbeat, as JSON: by model, and by Triton server."""
+    """The load of a worker in its heartbeat, as JSON: by model, and by Triton server."""
 
     models: str
     servers: str
@@ -66,7 +66,6 @@ class Lease:
         )
 
     def hurry(self) -> None:
-        """Do the next heartbeat now."""
         self._hurry.set()
 
     async def keep(
@@ -89,7 +88,7 @@ class Lease:
                     if not is_transient(error):
                         raise
                     if isinstance(error, SERVER_DOWN):
-                        # A server that says it is down gives our results to nobody, and rescuers
+                        # A server that reports itself down gives our results to no worker, and rescuers
                         # wait a full lease after it came up: the fence counts from here.
                         self._renewed_at = asked_at
                     _drop(connection)
@@ -104,12 +103,12 @@ class Lease:
             _drop(connection)
 
     async def watch_fence(self) -> None:
-        """Raise FencedError once the lease was not renewed in time."""
-        patience = self._seconds * _FENCE_SHARE
+        """Raise FencedError once the lease is not renewed in time."""
+        fence_seconds = self._seconds * _FENCE_SHARE
         # A renewal moves the end while this sleeps; an event would have to be reset each time.
-        while (remaining := self._renewed_at + patience - time.monotonic()) > 0:  # noqa: ASYNC110
+        while (remaining := self._renewed_at + fence_seconds - time.monotonic()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(remaining)
-        raise FencedError(f"no renewal for {patience:.1f} s")
+        raise FencedError(f"no renewal for {fence_seconds:.1f} s")
 
     async def _renew(self, connection: asyncpg.Connection, asked_at: float, load: Load) -> None:
         alive = await connection.fetchval(

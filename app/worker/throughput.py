@@ -1,4 +1,4 @@
-"""How many results a worker finishes per second, by model: what the estimate of a wait rests on."""
+"""Results that a worker finishes per second, by model: the base of the estimate of a wait."""
 
 import math
 import time
@@ -24,7 +24,6 @@ class Throughput:
         self._seconds: dict[str, float] = {}
 
     def count(self, model: str) -> None:
-        """One more result of this model was finished."""
         self._finished[model] += 1
 
     def beat(self, busy: Iterable[str]) -> dict[str, float]:

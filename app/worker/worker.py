@@ -5,9 +5,10 @@ streams, writes nothing more under that id and comes back under a new one.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from uuid import UUID
 
 from app.core import metrics
@@ -16,7 +17,8 @@ from app.core.errors import DatabaseUnavailableError
 from app.core.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
 from app.core.settings import Settings
 from app.core.waiting import is_set_within
-from app.queue.job_queue import Claim, JobQueue
+from app.queue.claim import Claim
+from app.queue.job_queue import JobQueue
 from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
@@ -46,7 +48,7 @@ class Worker:
         self._backend = backend
         self._hub = hub
         self._settings = settings
-        self._watched = StreamInterest(database, listener, hub.id, self._tell)
+        self._watched = StreamInterest(database, listener, hub.id, self._on_watched)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._throughput = Throughput()
@@ -85,14 +87,18 @@ class Worker:
             )
         ]
         claiming = asyncio.create_task(self._claim_until_stopped(), name="worker claim")
-        self._queue.birthplace = self
+        self._queue.dispatcher = self
         try:
             done, _ = await asyncio.wait(
                 [claiming, *side_tasks], return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 task.result()  # a dead side task ends this life, and unless fenced the process
-            await self._finish_within_grace(side_tasks)
+            count = len(self._attempts.running)
+            logger.info("stopping: %d results are running", count, extra=self._extra("stopping"))
+            await self._attempts.finish(
+                self._settings.shutdown_grace_seconds, _STOP_SECONDS, side_tasks
+            )
         except FencedError as error:
             metrics.FENCES.inc()
             logger.warning(
@@ -141,7 +147,7 @@ class Worker:
             asked = self._free_slots(empty)
             claimed = await self._claim(asked) if asked else Counter[str]()
             empty |= {model for model, count in asked.items() if claimed[model] < count}
-            # Else the queues were empty: what comes is notified, and a free slot finds nothing.
+            # Otherwise the queues were empty: new results are notified, and a free slot finds none.
             self._is_short = not empty.issuperset(self._backend.ready())
             if asked:
                 continue  # there may be more, and what one queue left is for the others
@@ -149,63 +155,61 @@ class Worker:
             self._wake.clear()
             empty.clear()
 
-    def _free_slots(self, besides: Collection[str] = ()) -> dict[str, int]:
-        """The free slots by queue, as far as its models can be trusted."""
-        return self._backend.free(self._attempts.running.values(), besides)
+    def _free_slots(self, exclude: Collection[str] = ()) -> dict[str, int]:
+        return self._backend.free(self._attempts.running.values(), exclude)
 
-    # The queue's birthplace: results of this process's API that need not wait for a claim.
+    # --- dispatcher of the queue: results of this process's API that need no claim --------------
 
     @property
     def worker_id(self) -> UUID:
-        """The id that this worker lives under."""
         return self._lease.id
 
-    def may_start(self, models: Sequence[str]) -> list[bool]:
-        """Which new results of these models have a place here now.
+    def reserve(self, models: Sequence[str]) -> list[bool]:
+        """Return for each result of these models whether it has a free slot.
 
-        Not counting what a claim under way may bring: for a moment there may be twice the slots.
+        The results of a claim under way are not counted: for a moment there may be twice the slots.
         """
         if self._is_short or self._stopping.is_set():
             return [False] * len(models)
-        slots = self._free_slots()
-        taken = Counter[str]()
-        places = []
+        slots = Counter(self._free_slots())
+        reserved = []
         for model in models:
-            places.append(taken[model] < slots.get(model, 0))
-            taken[model] += 1
-        return places
+            slots[model] -= 1
+            reserved.append(slots[model] >= 0)
+        return reserved
 
     def begin(self, claims: Sequence[Claim]) -> None:
-        """Generate for results while they are stored."""
         self._attempts.begin(claims)
 
-    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Run results that were stored as claimed; stop what else began.
+    def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Run the results that were stored as claimed; stop others that began.
 
-        What was begun or claimed under a former id of this worker has been stopped and freed.
+        Those of a former id of this worker have been stopped and released.
         """
-        if worker_id == self._lease.id and self._queue.birthplace is self:
-            self._attempts.settle(claims)
+        if worker_id == self._lease.id and self._queue.dispatcher is self:
+            self._attempts.confirm(claims)
+
+    def abort(self, worker_id: UUID) -> None:
+        self.confirm(worker_id, [])
 
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
-        """Claim and start what is there; how much, by model."""
+        """Claim and start waiting results; how many, by model."""
         claimed = Counter[str]()
-        try:
+        with self._logged_if_transient():
             async for claims in self._queue.claims(self._lease.id, asked):
                 self._start(claims)
                 claimed.update(claim.model_name for claim in claims)
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            logger.info("claim failed: %s", error, extra=self._extra("claim_failed"))
         return claimed
 
     async def _claim_suspects(self) -> None:
-        models = list(self._free_slots())
-        if not models:
-            return
+        if models := list(self._free_slots()):
+            with self._logged_if_transient():
+                self._start(await self._queue.claim_suspects(self._lease.id, models))
+
+    @contextlib.contextmanager
+    def _logged_if_transient(self) -> Iterator[None]:
         try:
-            self._start(await self._queue.claim_suspects(self._lease.id, models))
+            yield
         except Exception as error:
             if not is_transient(error):
                 raise
@@ -227,24 +231,24 @@ class Worker:
         if self._queue.has_running_limits:
             self._wake.set()
 
-    # --- what others tell -----------------------------------------------------------------------
+    # --- notifications --------------------------------------------------------------------------
 
     def _on_backend_change(self) -> None:
         """A model became ready, or ceased to be: claim, and report it with a heartbeat."""
         self._wake.set()
-        if self._queue.birthplace is self:
+        if self._queue.dispatcher is self:
             self._lease.hurry()
 
     def _load(self) -> Load:
         return self._attempts.load(self._lease.period)
 
-    def _tell(self, ids: Iterable[UUID]) -> None:
-        """Readers elsewhere have announced results: write what there is of them."""
-        if self._queue.birthplace is self:
-            self._attempts.writer.tell(ids)
+    def _on_watched(self, ids: Iterable[UUID]) -> None:
+        """Write the text of results that readers elsewhere have announced."""
+        if self._queue.dispatcher is self:
+            self._attempts.writer.write_soon(ids)
 
     def _on_cancelled(self, payload: str) -> None:
-        if self._queue.birthplace is not self:
+        if self._queue.dispatcher is not self:
             return  # nothing runs
         if payload:
             self._attempts.cancel(split_ids(payload))
@@ -253,23 +257,15 @@ class Worker:
 
     # --- stop -----------------------------------------------------------------------------------
 
-    async def _finish_within_grace(self, side_tasks: list[asyncio.Task[None]]) -> None:
-        """Let results finish, hand back the rest; the lease is renewed meanwhile."""
-        count = len(self._attempts.running)
-        logger.info("stopping: %d results are running", count, extra=self._extra("stopping"))
-        await self._attempts.finish(
-            self._settings.shutdown_grace_seconds, _STOP_SECONDS, side_tasks
-        )
-
     async def _abandon(self) -> None:
-        """End this id: stop what still runs without a word, and hand its rows back."""
-        self._queue.birthplace = None
+        """End this id: stop its attempts, and return their results to the queue."""
+        self._queue.dispatcher = None
         await self._attempts.abandon()
         try:
             await self._queue.retire(self._lease.id)
         except DatabaseUnavailableError:
             logger.warning(
-                "the database is away: results are freed when the lease runs out",
+                "database unavailable: results are freed when the lease runs out",
                 extra=self._extra("retire_failed"),
             )
 

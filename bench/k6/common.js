@@ -1,4 +1,4 @@
-// What the scripts share: the load, the request, and what counts as an answer.
+// Shared by the scripts: the load, the request, and the check of a response.
 //
 //   k6 run --no-usage-report -e URL=http://127.0.0.1:8887 -e USERS=16 bench/k6/generate.js
 //

@@ -115,14 +115,14 @@ def test_hostile_addresses_are_answered_calmly(stack: Stack, path: str) -> None:
     )
 
 
-WORDS = [
+REMEDIES = [
     "/playground/export", "/playground?from=export", "/compare?ids=export", "/results/export/answer",
     "/results/export/events", "/playground?from={id}/attempts", "/playground?from={id}/stream",
     "/launches/profiles",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", WORDS)
+@pytest.mark.parametrize("path", REMEDIES)
 def test_what_is_no_id_is_not_asked_for(stack: Stack, path: str) -> None:
     # The API would send all results, or a stream: the page's process would take them into memory.
     sent = stack.api.post("/results/", json={"model": "scripted", "content": "{{chunks=2}}"}).json()
@@ -149,7 +149,7 @@ UNSENDABLE = [
 def test_what_cannot_be_sent_is_told(stack: Stack, path: str, form: dict[str, str]) -> None:
     answer = httpx.post(stack.url + path, data={"model": "scripted"} | form)
     assert answer.status_code == 422, answer.text
-    assert "Our fault" not in answer.text
+    assert "Internal error" not in answer.text
 
 
 def test_odd_headers_are_no_fault_of_ours(stack: Stack) -> None:
@@ -195,7 +195,7 @@ async def test_what_is_marked_is_not_replaced(stack: Stack, page: Page) -> None:
     body = {"model": "scripted", "content": "{{delay_ms=100 chunks=20}}"}
     sent = stack.api.post("/results/", json=body).json()
     await page.goto(f"/history/{sent['id']}")
-    help_text = page.get_by_text("Where the time went is told once it has ended.")
+    help_text = page.get_by_text("The time by phase is shown once it has ended.")
     await help_text.select_text()
     await expect(page.locator(".live .badge")).to_have_text("completed", timeout=15_000)
     assert await page.evaluate("getSelection().toString()")

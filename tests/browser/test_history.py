@@ -146,7 +146,7 @@ async def test_addresses_that_name_nothing_are_told_so(stack: Stack, page: Page)
 async def test_words_are_traced_to_documents(stack: Stack, page: Page) -> None:
     result_id = stack.finish("{{text=" + CODE + "}}", parameters={"max_tokens": 100})
     await page.goto(f"/history/{result_id}")
-    await page.click("summary:has-text('What counts as a match')")
+    await page.click("summary:has-text('Criteria of a match')")
     await page.fill("#maximumFrequency", "many")
     await page.click("text=Attribute the answer")
     await expect(page.locator("[role=alert]")).to_contain_text("must be a whole number")

@@ -123,7 +123,7 @@ async def test_a_launch_is_followed_to_its_end_and_deleted(stack: Stack, page: P
     await page.click("section button:has-text('Launch')")
     await expect(page.locator("h1")).to_have_text("Launch absent")
     await expect(page.locator(".headline .badge")).to_have_text("failed")
-    await expect(page.locator("p.reason")).to_contain_text("it is no model")
+    await expect(page.locator("p.reason")).to_contain_text("it is not a model")
     await assert_accessible(page)
     launch_id = page.url.rsplit("/", 1)[1]
     await execute(

@@ -63,7 +63,7 @@ async def test_stopping_keeps_the_text(stack: Stack, page: Page) -> None:
     await expect(page.locator(".live .output")).to_contain_text(" ")
     await page.click("button.danger")
     await expect(page.locator(".live .badge")).to_have_text("cancelled")
-    await expect(page.locator(".live .note")).to_contain_text("It was stopped.")
+    await expect(page.locator(".live .note")).to_contain_text("The request was stopped.")
     result = stack.api.get(f"/results/{page.url.rsplit('/', 1)[1]}").json()
     assert result["error"]["code"] == "cancelled"
     await expect(page.locator(".live .output")).not_to_be_empty()

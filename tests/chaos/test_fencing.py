@@ -8,7 +8,9 @@ from uuid import UUID
 from app.cli.up.triton import EmbeddedTriton
 from app.core.database import Database
 from app.core.errors import CANCELLED
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, JobQueue
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.job_queue import JobQueue
+from app.queue.progress import Chunk
 from app.worker.lease import Lease
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import (
@@ -101,14 +103,14 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
         # Whatever it believes about the attempt, its own id and a number that is over are refused.
         for owner, attempt in ((dead.id, 1), (dead.id, 2), (alive.id, 1)):
             await queue.append(owner, [Chunk(result_id, attempt, 0, "stale", 1, 1)])
-            ending = queue.ending_lane(owner, retry_seconds=5.0)
+            ending = queue.end_batcher(owner, retry_seconds=5.0)
             for outcome in AttemptOutcome:
                 end = AttemptEnd(result_id, attempt, outcome, "stale", failure=CANCELLED)
                 assert await ending.submit(end) is False
         assert len(await stack.fetch("SELECT FROM history")) == before
 
         end = AttemptEnd(result_id, 2, AttemptOutcome.COMPLETED, "fresh", "stop")
-        assert await queue.ending_lane(alive.id, retry_seconds=5.0).submit(end)
+        assert await queue.end_batcher(alive.id, retry_seconds=5.0).submit(end)
     (result,) = await stack.read(told)
     assert (result["state"], result["result"]) == ("completed", "fresh")
     await check_history(stack)

@@ -64,9 +64,9 @@ async def test_a_result_is_attributed_to_what_the_model_read(
         assert source["state"] == "completed", source
         url = f"/results/{source['attribution']['id']}"
         result = (await service.client.get(url, params={"wait": 60})).json()
-        told = await run_quick_start(str(service.client.base_url).rstrip("/"))
-    assert told.count('"count":') >= 2
-    assert told.count('.py"') >= 2
+        reported_at = await run_quick_start(str(service.client.base_url).rstrip("/"))
+    assert reported_at.count('"count":') >= 2
+    assert reported_at.count('.py"') >= 2
     assert (result["state"], result["source_id"]) == ("completed", source["id"])
     attribution = result["result"]
     assert "".join(attribution["inputTokens"]) == source["result"]

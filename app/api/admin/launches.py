@@ -65,8 +65,10 @@ async def create_launch(
     if dry_run:
         script = render_script(new_id(), spec, profile)
         return json_response({"spec": spec.model_dump(), "script": script})
-    row = await services.launches.create(team, profile.provider, spec)
-    return json_response(launch_to_wire(row), 202, headers={"Location": f"/launches/{row['id']}"})
+    launch = await services.launches.create(team, profile.provider, spec)
+    return json_response(
+        launch_to_wire(launch), 202, headers={"Location": f"/launches/{launch.id}"}
+    )
 
 
 @router.get("/launches", response_model=list[LaunchRead])
@@ -79,8 +81,8 @@ async def list_launches(
     after: After = None,
 ) -> Response:
     """List the launches, the newest first."""
-    rows = await services.launches.list(team, state=state, after=after, limit=limit)
-    return page_response(request, [launch_to_wire(row) for row in rows], limit)
+    launches = await services.launches.list(team, state=state, after=after, limit=limit)
+    return page_response(request, [launch_to_wire(launch) for launch in launches], limit)
 
 
 @router.get("/launches/catalogue", response_model=list[CatalogueEntry])
@@ -109,8 +111,8 @@ async def plan_launch(request: Request, services: ServicesOf) -> Response:
 @router.get("/launches/{launch_id}", response_model=LaunchRead)
 async def read_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read one launch."""
-    row = await services.launches.get(team, _id(launch_id))
-    return json_response(launch_to_wire(row))
+    launch = await services.launches.get(team, _id(launch_id))
+    return json_response(launch_to_wire(launch))
 
 
 @router.get("/launches/{launch_id}/log", response_model=LogRead)
@@ -122,8 +124,8 @@ async def read_launch_log(launch_id: str, services: ServicesOf, team: TeamOf) ->
 @router.post("/launches/{launch_id}/stop", status_code=202, response_model=LaunchRead)
 async def stop_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Stop a launch: drain its server, then end its job. An ended launch stays unchanged."""
-    row = await services.launches.stop(team, _id(launch_id))
-    return json_response(launch_to_wire(row), 202)
+    launch = await services.launches.stop(team, _id(launch_id))
+    return json_response(launch_to_wire(launch), 202)
 
 
 @router.delete("/launches/{launch_id}", status_code=204)

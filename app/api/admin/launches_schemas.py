@@ -4,14 +4,13 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-import asyncpg
-import orjson
 from pydantic import BaseModel, Field
 
 from app.core.ids import created_at
 from app.provisioning.catalogue import CatalogueEntry
 from app.provisioning.profiles import Profile, Tier
 from app.provisioning.spec import LaunchSpec
+from app.provisioning.store import Launch
 
 LaunchState = Literal[
     "submitted", "pending", "starting", "healthy", "unhealthy", "stopping", "stopped", "timeout",
@@ -79,19 +78,18 @@ class ProfileRead(BaseModel):
     tiers: list[Tier]
 
 
-def launch_to_wire(row: asyncpg.Record) -> dict[str, Any]:
-    spec = orjson.loads(row["spec"])
-    columns = (
+def launch_to_wire(launch: Launch) -> dict[str, Any]:
+    members = (
         "name", "provider", "profile", "model", "state", "reason", "job_id", "node", "exit_code",
         "submitted_at", "started_at", "healthy_at", "last_used_at", "stopping_at", "ended_at",
     )  # fmt: skip
     return {
-        "id": str(row["id"]),
-        **{name: row[name] for name in columns},
-        "served_name": spec["served_name"],
-        "server": orjson.loads(row["address"]) if row["address"] else None,
-        "created_at": created_at(row["id"]),
-        "spec": spec,
+        "id": str(launch.id),
+        **{name: getattr(launch, name) for name in members},
+        "served_name": launch.spec.served_name,
+        "server": launch.address,
+        "created_at": created_at(launch.id),
+        "spec": launch.spec.model_dump(mode="json"),
     }
 
 

@@ -8,7 +8,8 @@ from math import ceil
 from typing import Any
 
 from app.api.infini_gram.schemas import CamelModel, SearchRequest
-from app.infini_gram.engine import Count, Distribution, Document, Engine, Found, FoundCnf, Prob
+from app.infini_gram.engine import Engine
+from app.infini_gram.engine_types import Count, Distribution, Document, Found, FoundCnf, Prob
 from app.infini_gram.tokenizer import Tokenizer
 
 Wire = dict[str, Any]

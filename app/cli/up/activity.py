@@ -1,8 +1,8 @@
-"""Detects processes that stand still: neither CPU time nor disk transfers.
+"""Detection of processes without activity: neither CPU time nor disk transfers.
 
-A vLLM model's load varies from seconds to many minutes with its size, the disk and what is compiled,
-so a bound on its duration is either too short or useless. What distinguishes a load that hangs is
-that its processes do nothing.
+A vLLM model's load takes from seconds to many minutes, depending on its size, the disk and
+compilation, so a bound on its duration is either too short or useless. The processes of a load that
+hangs do nothing.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import psutil
 
 from app.cli.up import processes
 
-# A server that waits uses 0.0003 cores, one with a loaded and idle vLLM engine beside it 0.02; both
+# A server that waits uses 0.0003 cores, one with a loaded and idle vLLM engine 0.02; both
 # transfer nothing (measured). A load reads, compiles or computes, if only at times.
 CORES = 0.05
 BYTES_PER_SECOND = 32_768
@@ -32,8 +32,8 @@ class Activity:
     def look(self) -> float:
         """Seconds without activity until now.
 
-        A late look counts as one interval: then this process stood still as well, and the others
-        may have done so for the same reason.
+        A late look counts as one interval: then this process was suspended as well, and the others
+        may have been so for the same reason.
         """
         now = time.monotonic()
         seconds = now - self._looked

@@ -1,7 +1,7 @@
 """The demo index: the text that the demo model was trained on, indexed on the first start.
 
-That text is the library of the Python that runs us (models/demo/corpus.py), so nothing has to be
-downloaded; the weights that are committed were trained on CPython 3.11's.
+The text is the library of the running Python (models/demo/corpus.py), so no download is needed; the
+committed weights were trained on CPython 3.11's.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ NAME = "demo"
 _REPOSITORY = Path(__file__).parents[3]
 _MODEL = _REPOSITORY / "models" / "demo"
 _TOKENIZER = _MODEL / "1" / "tokenizer.json"
-_DESCRIPTION = "What the demo model was trained on: Python's standard library."
+_DESCRIPTION = "The demo model's training text: Python's standard library."
 _REPORT_SECONDS = 0.5
 
 
 async def prepare(data: Path, progress: Progress) -> Path | None:
-    """The file that declares the demo index, built now if it is not there or not whole.
+    """Return the file that declares the demo index, which is built if it is absent or incomplete.
 
-    Without it the service does all else: a failure is told, and None returned.
+    A failure is reported, and None returned: the service works without the index.
     """
     file = data / "indexes.toml"
     if not await asyncio.to_thread(_is_good, file):
         try:
             async with progress.step("Demo index", done="is built") as step:
-                await _build(data, file, step.tell)
+                await _build(data, file, step.report)
         except StartError as error:
             progress.line(f"  Demo index is not built: {error}")
     return file if file.exists() else None
@@ -51,12 +51,12 @@ def _is_good(file: Path) -> bool:
     return manifest is not None and manifest.tokenizer_sha256 == expected
 
 
-async def _build(data: Path, file: Path, tell: Callable[[str], None]) -> None:
-    """Raises StartError with the last words of what failed."""
+async def _build(data: Path, file: Path, report: Callable[[str], None]) -> None:
+    """Raises StartError with the last lines of the failed program."""
     log_file = data / "logs" / "demo_index.log"
     corpus = data / "demo.jsonl"
     try:
-        await _run([_MODEL / "corpus.py", corpus], log_file, tell)
+        await _run([_MODEL / "corpus.py", corpus], log_file, report)
         command: list[str | Path] = ["-m", "app", "index", "build", corpus, "--name", NAME]
         command += [
             "--replace",
@@ -67,13 +67,13 @@ async def _build(data: Path, file: Path, tell: Callable[[str], None]) -> None:
             "--tokenizer",
             _TOKENIZER,
         ]
-        await _run([*command, "--description", _DESCRIPTION], log_file, tell)
+        await _run([*command, "--description", _DESCRIPTION], log_file, report)
     finally:
         corpus.unlink(missing_ok=True)
 
 
 async def _run(
-    arguments: Sequence[str | Path], log_file: Path, tell: Callable[[str], None]
+    arguments: Sequence[str | Path], log_file: Path, report: Callable[[str], None]
 ) -> None:
     log_start = processes.begin_log(log_file)
     process = processes.spawn(
@@ -82,7 +82,7 @@ async def _run(
     waiting = asyncio.create_task(processes.wait_exit(process))
     try:
         while not waiting.done():
-            tell(processes.last_lines(log_file, log_start, 1))
+            report(processes.last_lines(log_file, log_start, 1))
             await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
     finally:
         if not waiting.done():

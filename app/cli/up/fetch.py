@@ -16,9 +16,9 @@ _COMPLETE = ".complete"
 
 
 async def fetch(
-    source: ModelSource, weights: Path, log_file: Path, tell: Callable[[str], None]
+    source: ModelSource, weights: Path, log_file: Path, report: Callable[[str], None]
 ) -> None:
-    """Bring the files of a Hugging Face model into `weights`; nothing to do when they are there.
+    """Download the files of a Hugging Face model into `weights`, if they are not there.
 
     The first download pins the revision: later runs use the same files, without a network.
     Raises StartError.
@@ -46,7 +46,7 @@ async def fetch(
     waiting = asyncio.create_task(processes.wait_exit(process))
     try:
         while not waiting.done():
-            tell(f"downloading, {_megabytes(weights)} MB so far")
+            report(f"downloading, {_megabytes(weights)} MB so far")
             await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
     finally:
         if not waiting.done():
@@ -58,7 +58,7 @@ async def fetch(
                 for line in processes.log_text(log_file, log_start).splitlines()
                 if "Error" in line
             ),
-            "no reason told",
+            "no reason given",
         )
         raise StartError(
             f"{source.repository_id} cannot be downloaded: {reason.strip().rstrip('.')[:300]}. "

@@ -49,9 +49,9 @@ class Gpu:
 
 
 def choose(wanted: str, library: str = LIBRARY) -> tuple[str, str]:
-    """`gpu` or `cpu` for a value of `GPU=`, and a remark that is worth a line.
+    """Return `gpu` or `cpu` for a value of `GPU=`, and a remark for the user, if any.
 
-    Raises `GpuError` for GPU=1 where no GPU can be used, and for a value that is not "", 0 or 1.
+    Raises `GpuError` for GPU=1 if no GPU can be used, and for a value that is not "", 0 or 1.
     """
     if wanted not in ("", "0", "1"):
         raise GpuError(f"GPU={wanted} is neither 0 nor 1.")
@@ -107,7 +107,7 @@ def probe(library: str) -> list[Gpu]:
 
 
 def describe(driver: Any) -> list[Gpu]:
-    """The devices of a loaded driver library, checked against what the wheels need."""
+    """The devices of a loaded driver library, checked against the wheels' requirements."""
     _call(driver, "cuInit", 0)
     version = ctypes.c_int()
     _call(driver, "cuDriverGetVersion", ctypes.byref(version))
@@ -169,7 +169,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def main() -> int:
-    """Answer make, or the parent process with --probe; the exit status."""
+    """Answer make, or the parent process with --probe; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("wanted", nargs="?", default="", help="value of GPU=")
     parser.add_argument("--library", default=LIBRARY, help=argparse.SUPPRESS)

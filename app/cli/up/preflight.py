@@ -1,4 +1,4 @@
-"""What would make a start fail later, found before it and told in one line with its remedy."""
+"""Checks before a start: each problem is reported in one line with its remedy."""
 
 import fcntl
 import os
@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from app.cli.up import gpu
 from app.cli.up.gpu import Gpu, GpuError
 from app.cli.up.processes import StartError, free_port, is_port_free
+from app.core.memory import available_memory
 
 MIB = 2**20
 # Measured with `make run` (see README): PostgreSQL, API, worker and tritonserver; then the engine.
@@ -24,7 +23,7 @@ SHARED_MEMORY = 48 * MIB
 GPU_SHARE = 0.9
 # Seconds for a Python to print its configuration.
 _PYTHON_SECONDS = 20
-# Quantizations of vLLM that compress the weights while it loads them; names that begin so.
+# Quantizations of vLLM that compress the weights while it loads them; prefixes of their names.
 _ON_LOAD = (
     "fp8",
     "int8_per_channel",
@@ -34,12 +33,11 @@ _ON_LOAD = (
     "online",
     "torchao",
 )
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @contextmanager
 def lock(data: Path) -> Iterator[None]:
-    """Make the data directory and hold it against other runs; freed even by kill -9."""
+    """Create the data directory and lock it against other runs; freed even by kill -9."""
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = data.stat().st_uid
@@ -68,13 +66,13 @@ def lock(data: Path) -> Iterator[None]:
 
 
 def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
-    """Raise `StartError` for the first thing that is missing, taken or too small."""
+    """Raise `StartError` for the first requirement that is missing, taken or too small."""
     if not (venv / "bin" / "python").exists():
         raise StartError(f"{venv} is missing or unfinished: `make run` installs it.")
     if not is_port_free(port):
         raise StartError(f"Port {port} is taken: choose another with PORT={port + 1}.")
     needed = LIGHT_MEMORY if light else ENGINE_MEMORY
-    available = _available_memory()
+    available = available_memory()
     if available < needed:
         remedy = "close something" if light else "close something, or use LIGHT=1"
         raise StartError(
@@ -86,9 +84,9 @@ def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
 
 
 def choose_ui_port(port: int, asked: int | None) -> int:
-    """The web page's port: the one asked for, else the next after the API's, else a free one.
+    """The web page's port: the requested one, else the next after the API's, else a free one.
 
-    Raises `StartError` where the one that was asked for is taken.
+    Raises `StartError` if the requested one is taken.
     """
     if asked is None:
         return port + 1 if port < 65535 and is_port_free(port + 1) else free_port()
@@ -106,17 +104,8 @@ def _check_space(directory: Path, needed: int, remedy: str) -> None:
         )
 
 
-def _available_memory() -> int:
-    """Bytes that can be used now: what the machine has, or what our control group leaves."""
-    available = int(psutil.virtual_memory().available)
-    for limit_file in map(Path, _CGROUP_LIMITS):
-        if limit_file.exists() and (limit := limit_file.read_text().strip()).isdigit():
-            available = min(available, int(limit))
-    return available
-
-
 def find_gpus(venv: Path) -> list[Gpu]:
-    """The machine's GPUs; raises `StartError` where vLLM could not use them.
+    """The machine's GPUs; raises `StartError` if vLLM could not use them.
 
     vLLM's kernels in Triton (the language) are compiled at run time, by a C compiler.
     """
@@ -158,7 +147,7 @@ def check_weights(weights: Path, gpus: Sequence[Gpu] = (), quantization: str | N
             )
         return
     needed = ENGINE_MEMORY + size
-    available = _available_memory()
+    available = available_memory()
     if available < needed:
         raise StartError(
             f"Too little memory for {weights.name}: {available // MIB} MiB available, "

@@ -1,7 +1,7 @@
-"""Child processes that never outlive us, whoever is killed.
+"""Child processes that never outlive their parent, even after a kill.
 
 Every child asks the kernel for a signal at our death. In `up` we are also the reaper of our
-descendants: a grandchild whose parent died (an engine whose Triton is gone) becomes our child, and
+descendants: a grandchild whose parent died (an engine whose Triton died) becomes our child, and
 `reap_orphans` ends it.
 """
 
@@ -25,10 +25,10 @@ from app.provisioning.job_script import LAUNCH_VARIABLE
 LOG_MAX_BYTES = 20_000_000
 _LOG_TAIL_BYTES = 100_000
 _PR_SET_CHILD_SUBREAPER = 36
-# Below Linux's range for outgoing connections, which could take a port between our look and use.
+# Below Linux's range for outgoing connections, which could take a port between the check and its use.
 _PORTS = range(10_240, 32_768)
 
-# Process ids of the children we started ourselves: all others were adopted.
+# Process ids of the children that we started: all others were adopted.
 _spawned: dict[int, subprocess.Popen[bytes]] = {}
 _adopted: dict[int, float] = {}
 
@@ -38,7 +38,7 @@ class StartError(Exception):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    """A free TCP port of 127.0.0.1."""
     for port in random.sample(_PORTS, 100):
         if is_port_free(port):
             return port
@@ -46,9 +46,9 @@ def free_port() -> int:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1 now."""
+    """True if a server could listen on this port of 127.0.0.1 now."""
     with socket.socket() as probe:
-        # As servers do: connections of an earlier server that linger do not count.
+        # As servers do: lingering connections of an earlier server do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -99,7 +99,6 @@ def _open_log(log_file: Path) -> BinaryIO:
 
 
 async def wait_exit(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a child and return its status, negative for a signal."""
     while process.poll() is None:
         await any_exit([process.pid], None)
     _spawned.pop(process.pid, None)
@@ -125,7 +124,7 @@ async def any_exit(pids: Iterable[int], seconds: float | None) -> None:
 
 
 async def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, grace: float) -> None:
-    """Ask a child to end, kill it after `grace` seconds, and kill what it leaves behind."""
+    """Ask a child to end, kill it after `grace` seconds, and kill its remaining descendants."""
     family = descendants(process.pid)
     if process.poll() is None:
         process.send_signal(stop_signal)
@@ -139,14 +138,12 @@ async def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, gr
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A living process and all its living descendants; none when it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [psutil.Process(pid), *descendants(pid)]
     return []
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """All living descendants of a process."""
     try:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
@@ -154,7 +151,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL those of them that still run (a reused process id is noticed and spared)."""
+    """SIGKILL those that still run (a reused process id is noticed and spared)."""
     for process in processes:
         try:
             process.kill()
@@ -172,8 +169,8 @@ def become_reaper() -> None:
 def reap_orphans(grace: float, *, launches: bool = False) -> None:
     """End the descendants that became ours at least `grace` seconds ago; collect the dead ones.
 
-    Servers that a worker launched are nobody's children on purpose: they are ended, whole, only
-    with `launches`. Only for a process that starts every child of its own through `spawn`.
+    Servers that a worker launched are daemons: they are ended, completely, only with `launches`. Only
+    for a process that starts every child of its own through `spawn`.
     """
     now = time.monotonic()
     children = {child.pid: child for child in psutil.Process().children()}
@@ -184,7 +181,7 @@ def reap_orphans(grace: float, *, launches: bool = False) -> None:
             kill([children[pid], *descendants(pid)])
         elif now - since >= grace and not is_launch:
             kill([children[pid]])
-        # The kernel keeps what we do not collect as a zombie.
+        # The kernel keeps uncollected children as zombies.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     for pid in set(_adopted) - set(children):
@@ -199,7 +196,6 @@ def _is_launch(process: psutil.Process) -> bool:
 
 
 def describe_status(status: int) -> str:
-    """A process's exit status in words."""
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"ended with status {status}"
@@ -215,7 +211,7 @@ def begin_log(log_file: Path) -> int:
 
 
 def log_text(log_file: Path, start: int) -> str:
-    """What a log got after byte `start` (its end, if that is long); "" if somebody removed it."""
+    """The part of a log after byte `start` (its end, if that is long); "" if it was removed."""
     if not log_file.exists():
         return ""
     with log_file.open("rb") as log:
@@ -224,6 +220,6 @@ def log_text(log_file: Path, start: int) -> str:
 
 
 def last_lines(log_file: Path, start: int, count: int = 3) -> str:
-    """The last lines that a log got after byte `start`, joined to one."""
+    """The last lines of a log after byte `start`, joined to one."""
     lines = [line.strip() for line in log_text(log_file, start).splitlines()]
     return " | ".join([line for line in lines if line][-count:])

@@ -1,4 +1,4 @@
-"""What the terminal shows while parts start: one line that moves, or plain lines in a log."""
+"""The terminal's output while parts start: one changing line, or plain lines in a log."""
 
 import asyncio
 import time
@@ -14,21 +14,19 @@ QUIET_SECONDS = 2.0
 
 
 class Step:
-    """One thing under way; `detail` may be changed at any time."""
+    """One running step; `detail` may be changed at any time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.detail = ""
         self.started = time.monotonic()
-        self.told = self.started + QUIET_SECONDS - REPEAT_SECONDS
+        self.reported_at = self.started + QUIET_SECONDS - REPEAT_SECONDS
 
     @property
     def seconds(self) -> float:
-        """Time since the step began."""
         return time.monotonic() - self.started
 
-    def tell(self, detail: str) -> None:
-        """Say what the step is doing now."""
+    def report(self, detail: str) -> None:
         self.detail = detail
 
     def __str__(self) -> str:
@@ -37,7 +35,7 @@ class Step:
 
 
 class Progress:
-    """Prints finished steps and messages as lines, and steps under way as one moving line."""
+    """Prints finished steps and messages as lines, and running steps as one changing line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,7 +71,6 @@ class Progress:
         self.line(f"  {name} {done} ({step.seconds:.1f} s)")
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
         self._erase()
         self._stream.write(f"{text}\n")
         self._stream.flush()
@@ -97,8 +94,8 @@ class Progress:
     def _repeat(self) -> None:
         now = time.monotonic()
         for step in self._steps:
-            if now - step.told >= REPEAT_SECONDS:
-                step.told = now
+            if now - step.reported_at >= REPEAT_SECONDS:
+                step.reported_at = now
                 self._stream.write(f"  {step}\n")
                 self._stream.flush()
 

@@ -1,4 +1,4 @@
-"""Models that `up` serves: directories as of a Triton model repository, written where needed."""
+"""Models that `up` serves: directories as in a Triton model repository, written if needed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from app.inference.model_repository import (
 
 _REPOSITORY = Path(__file__).parents[3]
 _DEMO = _REPOSITORY / "models" / "demo"
-# Of the demo model's engine arguments, those that suit a CPU only.
+# The engine arguments of the demo model that suit a CPU only.
 _CPU_ONLY = ("model", "dtype", "enforce_eager")
 
 
@@ -62,17 +62,16 @@ async def prepare(
 
 
 async def obtain(source: ModelSource, data: Path, progress: Progress) -> Path:
-    """The directory of a model's weights, after their download where needed. Raises StartError."""
+    """The directory of a model's weights, after their download if needed. Raises StartError."""
     if source.directory is not None:
         return source.directory
     weights = data / "weights" / source.repository_id.replace("/", "--")
     async with progress.step(source.repository_id, done="is downloaded") as step:
-        await fetch(source, weights, data / "logs" / "download.log", step.tell)
+        await fetch(source, weights, data / "logs" / "download.log", step.report)
     return weights
 
 
 def _demo_for_gpu(data: Path) -> Path:
-    """The demo model with a GPU's number format and CUDA graphs."""
     arguments = orjson.loads((_DEMO / "1" / "model.json").read_bytes())
     engine = {name: value for name, value in arguments.items() if name not in _CPU_ONLY}
     entry = data / "models" / "demo"

@@ -17,7 +17,7 @@ _REPOSITORY = Path(__file__).parents[3]
 
 
 class ServicePart:
-    """A command of this program that stays up: the API or a worker."""
+    """A long-running command of this program: the API or a worker."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class ServicePart:
         ready_url: str = "",
         grace: float,
     ) -> None:
-        """It is ready when `ready_url` answers 200 or, without one, when its log says so.
+        """It is ready when `ready_url` answers 200 or, if it is empty, when its log reports it.
 
-        `grace` is how long it may take to stop, in seconds.
+        `grace` is its time to stop, in seconds.
         """
         self.name = name
         self.log_file = log_file
@@ -41,9 +41,8 @@ class ServicePart:
         self._grace = grace
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Start the process and wait until it says that it is ready; raises `StartError`."""
-        tell("starting")
+    async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
+        report("starting")
         log_start = processes.begin_log(self.log_file)
         self._process = process = run(self._command, self._environment, self.log_file)
         try:
@@ -63,13 +62,13 @@ class ServicePart:
             ) from None
 
     async def wait(self) -> str:
-        """Return when the process has ended, with the reason."""
+        """Return the reason when the process has ended."""
         if self._process is None:
             return "is not running"
         return processes.describe_status(await processes.wait_exit(self._process))
 
     async def stop(self) -> None:
-        """Let it finish what it does within its grace, then kill it."""
+        """Let it finish its work within its grace, then kill it."""
         if self._process is not None:
             await processes.stop(self._process, signal.SIGTERM, self._grace)
             self._process = None
@@ -92,7 +91,6 @@ class ServicePart:
 
 
 async def migrate(environment: Mapping[str, str], log_file: Path) -> None:
-    """Bring the database's schema up to date; raises `StartError`."""
     log_start = processes.begin_log(log_file)
     process = run("migrate", environment, log_file)
     try:
@@ -106,9 +104,9 @@ async def migrate(environment: Mapping[str, str], log_file: Path) -> None:
 
 
 def run(command: str, environment: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Start `python -m app <command>`; killed at our death: what it held is rescued later.
+    """Start `python -m app <command>`; killed at our death: other workers take over its results.
 
-    The command may hold options.
+    The command may have options.
     """
     return processes.spawn(
         [sys.executable, "-m", "app", *command.split()],

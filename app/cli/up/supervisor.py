@@ -1,4 +1,4 @@
-"""Keeps parts running: starts them with progress, restarts what dies, stops all in reverse."""
+"""Keeps parts running: starts them with progress, restarts those that die, stops all in reverse."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from app.cli.up.progress import Progress
 
 FIRST_DELAY = 0.1
 MAX_DELAY = 15.0
-# A part that ran this long is taken for healthy: its next restart is immediate again.
+# A part that ran this long counts as healthy: its next restart is immediate again.
 HEALTHY_SECONDS = 60.0
 REAP_INTERVAL = 1.0
 # A parent that stops in good order ends its children itself; orphans older than this are ended.
@@ -19,20 +19,19 @@ ORPHAN_GRACE = 3.0
 
 
 class Part(Protocol):
-    """Something that runs in processes of its own."""
+    """A component with processes of its own."""
 
     @property
     def name(self) -> str:
-        """What people are told."""
+        """The name in messages."""
 
-    async def start(self, tell: Callable[[str], None]) -> None:
-        """Bring it up from whatever state it is in; raises `StartError`."""
+    async def start(self, report: Callable[[str], None]) -> None:
+        """Start it from any state; raises `StartError`."""
 
     async def wait(self) -> str:
-        """Return when it is down, with the reason."""
+        """Return the reason when it is down."""
 
-    async def stop(self) -> None:
-        """End it, if it runs."""
+    async def stop(self) -> None: ...
 
 
 class Supervisor:
@@ -49,21 +48,21 @@ class Supervisor:
             self._tasks.append(asyncio.create_task(self._reap(), name="reap orphans"))
         self._parts.append(part)
         async with self._progress.step(part.name) as step:
-            await part.start(step.tell)
+            await part.start(step.report)
         self._tasks.append(asyncio.create_task(self._keep(part), name=f"keep {part.name}"))
 
     async def wait(self) -> None:
-        """Wait for ever; ends only with the error of a task that should not have ended."""
+        """Wait indefinitely; ends only with the error of a task that should not have ended."""
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
-        """Stop the parts, the last one first, and everything they left behind."""
+        """Stop the parts, the last one first, and all their remaining processes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for part in reversed(self._parts):
             async with self._progress.step(part.name, done="stopped") as step:
-                step.tell("stopping")
+                step.report("stopping")
                 await part.stop()
         processes.reap_orphans(grace=0, launches=True)
 
@@ -81,7 +80,7 @@ class Supervisor:
                 processes.reap_orphans(grace=0)
                 try:
                     async with self._progress.step(part.name, done="is back") as step:
-                        await part.start(step.tell)
+                        await part.start(step.report)
                     break
                 except StartError as error:
                     self._progress.line(f"{error}. Next try in {delay:.0f} s")

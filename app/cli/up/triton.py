@@ -1,7 +1,7 @@
-"""A real tritonserver under our own supervision, from the wheels in `.venv-triton`.
+"""A tritonserver as a supervised child, from the wheels in `.venv-triton`.
 
-Its own readiness does not see that a model's process is gone, so health is a generation of one
-token per model.
+Triton reports itself as ready after a model's process died, so the health check is a generation of
+one token per model.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from app.inference.triton_errors import GenerationError, RefusedError
 HOST = "127.0.0.1"
 SERVER_SECONDS = 60.0
 PROBE_INTERVAL = 5.0
-# A full engine answers when one of its running requests ends. A late answer is no sign of death:
-# a dead process answers at once, with an error.
+# A full engine answers when one of its running requests ends. A late response does not mean a dead
+# process: that answers at once, with an error.
 PROBE_SECONDS = 60.0
-# So many control calls in a row without an answer (10 s each) mean a server that hangs.
-MAX_SILENCE = 3
+# So many control calls in a row without a response (10 s each) mean a server that hangs.
+MAX_UNANSWERED_CALLS = 3
 # serve.sh gives the server 10 s to end its models.
 EXIT_SECONDS = 20
 ENGINE_DEATH_SECONDS = 0.5
-# What Triton logs when it crashes. Then it writes a trace and ends; but if it was the heap that
-# broke (SIGABRT), the trace may wait for the heap's lock for ever: the server hangs in its own
-# signal handler, answers control calls and no others (measured with Triton 2.51).
+# Log text of a crash of Triton. Then it writes a trace and ends; but if the heap was corrupted
+# (SIGABRT), the trace may wait for the heap's lock indefinitely: the server hangs in its own
+# signal handler, and answers only control calls (measured with Triton 2.51).
 CRASH = re.compile(r"^Signal \((?:6|11)\) received", re.MULTILINE)
 TRACE_SECONDS = 5.0
-# A load is given up after so long without CPU time and disk transfers. The longest such pauses of
-# a load that goes on are waits for a slow network disk. A vLLM model's load hangs for ever when the
-# machine stands still for some 2 s within a second of its start (measured).
-STILL_SECONDS = 60.0
-LOOK_SECONDS = 2.0
+# A load is abandoned after so long without CPU time and disk transfers. The longest such pauses of
+# a load that continues are waits for a slow network disk. A vLLM model's load hangs indefinitely when
+# the machine is suspended for some 2 s within a second of its start (measured).
+LOAD_STALL_SECONDS = 60.0
+ACTIVITY_INTERVAL_SECONDS = 2.0
 MAX_STARTS = 3  # of the server, while its loads hang or crash
 STUB = "triton_python_backend_stub"  # runs one instance of a model
 _TRITON = Path(__file__).parents[3] / "triton"
@@ -60,7 +60,7 @@ class EmbeddedTriton:
     name = "Triton"
 
     def __init__(self, venv: Path, work: Path, models: Mapping[str, Path], log_file: Path) -> None:
-        """`models` maps names to directories as of a Triton model repository."""
+        """`models` maps names to directories as in a Triton model repository."""
         self.log_file = log_file
         self.models = dict(models)
         self._venv = venv.absolute()
@@ -76,7 +76,7 @@ class EmbeddedTriton:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The service's settings that name this server; ports are known from here on."""
+        """The service's settings for this server, whose ports are chosen here."""
         self._choose_ports()
         return {
             "TRITON_HTTP_SERVICE": self.address("http"),
@@ -87,18 +87,18 @@ class EmbeddedTriton:
 
     @property
     def is_down(self) -> bool:
-        """Whether the server has ended, or its log tells of a crash."""
+        """True if the server has ended, or its log reports a crash."""
         return self._process is None or self._process.poll() is not None or self._logs_a_crash()
 
-    async def start(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Bring server and models up, whatever part of them is down; raises `StartError`."""
-        if not self.is_down and await self._is_mended(tell):
+    async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
+        """Start the server and the models that are down; raises `StartError`."""
+        if not self.is_down and await self._recover(report):
             return
         lost = ""
         for number in range(1, MAX_STARTS + 1):
             remark = f" (start {number} of {MAX_STARTS}: {lost})" if lost else ""
             try:
-                await self._start_anew(tell, remark)
+                await self._start_and_load(report, remark)
             except LoadLostError as error:
                 lost = str(error)
                 self._note(f"{lost}; start {number} of {MAX_STARTS} has failed")
@@ -107,28 +107,28 @@ class EmbeddedTriton:
         await self._kill()
         raise StartError(f"Triton: {lost}, {MAX_STARTS} times (log: {self.log_file})")
 
-    async def _start_anew(self, tell_plain: Callable[[str], None], remark: str) -> None:
+    async def _start_and_load(self, report_plain: Callable[[str], None], remark: str) -> None:
         """Start the server and load its models; raises `StartError` and `LoadLostError`.
 
         `remark` ends each line of progress.
         """
 
-        def tell(text: str) -> None:
-            tell_plain(text + remark)
+        def report(text: str) -> None:
+            report_plain(text + remark)
 
         # Also when only a model's process died: streams of its requests hang until the server ends.
         await self._kill()
-        await self._start_server(tell)
+        await self._start_server(report)
         try:
             async with TritonClient(self.address("grpc")) as client:
-                await self._load(client, tell)
+                await self._load(client, report)
         except (TritonError, TritonUnavailableError, NotFoundError) as error:
             await self.stop()
             reason = " ".join(str(error).split())[:400]
             raise StartError(f"Triton: {reason} (log: {self.log_file})") from error
 
     async def wait(self) -> str:
-        """Return when the server has ended or a model does not answer, with the reason."""
+        """Return the reason when the server has ended or a model does not answer."""
         if self._process is None:
             return "is not running"
         silence = 0
@@ -143,29 +143,27 @@ class EmbeddedTriton:
                     await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
                     return f"crashed and did not end (trace: {self.log_file})"
                 try:
-                    reason = await self._ailment(client)
+                    reason = await self._find_fault(client)
                 except TritonUnavailableError:
                     silence += 1
-                    reason = "does not answer" if silence >= MAX_SILENCE else ""
+                    reason = "does not answer" if silence >= MAX_UNANSWERED_CALLS else ""
                 else:
                     silence = 0
                 if reason and self._process.poll() is None:
                     return reason
 
     async def stop(self) -> None:
-        """End the server and everything it started."""
         if self._process is not None:
             await processes.stop(self._process, signal.SIGTERM, EXIT_SECONDS)
             self._process = None
 
     async def _kill(self) -> None:
-        """End the server and everything it started, at once."""
         if self._process is not None:
             await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
             self._process = None
 
     async def probe(self, client: TritonClient, model: str) -> str:
-        """Generate one token; what is wrong with the model, or "" if nothing seems to be."""
+        """Generate one token; return the model's error, or "" if there is none."""
         if await self._has_lost_a_stub(client):
             return "has lost the process of a model"
         parameters = {"max_tokens": 1, "temperature": 0}
@@ -183,14 +181,14 @@ class EmbeddedTriton:
         return bool(CRASH.search(processes.log_text(self.log_file, self._log_start)))
 
     async def _has_crashed(self) -> bool:
-        """Whether the log tells of a crash; the server has had the time to write its trace then."""
+        """True if the log reports a crash; the server has had the time to write its trace then."""
         assert self._process is not None
         if not self._logs_a_crash():
             return False
         await processes.any_exit([self._process.pid], TRACE_SECONDS)
         return True
 
-    async def _ailment(self, client: TritonClient) -> str:
+    async def _find_fault(self, client: TritonClient) -> str:
         for model in self.models:
             if not await self._is_ready(client, model):
                 return f"has lost model {model}"
@@ -199,7 +197,7 @@ class EmbeddedTriton:
         return ""
 
     async def _has_lost_a_stub(self, client: TritonClient) -> bool:
-        """Whether fewer of the models' own processes run than models are called ready.
+        """True if fewer of the models' own processes run than models are reported ready.
 
         In place of a dead one Triton answers a request a second, with an error: a probe behind
         hundreds of requests would wait for minutes.
@@ -215,41 +213,45 @@ class EmbeddedTriton:
     async def _is_ready(self, client: TritonClient, model: str) -> bool:
         return any(entry.name == model and entry.ready for entry in await client.index())
 
-    async def _is_mended(self, tell: Callable[[str], None]) -> bool:
-        """Load what a backend unloaded because its engine died; whether all is well then."""
-        # A backend needs a moment to see that its engine died, and to say so.
+    async def _recover(self, report: Callable[[str], None]) -> bool:
+        """Load models whose backend unloaded them after their engine died; return True if all are well then."""
+        # A backend needs a moment to detect and report that its engine died.
         await asyncio.sleep(ENGINE_DEATH_SECONDS)
         try:
             async with TritonClient(self.address("grpc")) as client:
-                await self._load(client, tell)
+                await self._load(client, report)
         except (TritonError, TritonUnavailableError, NotFoundError, LoadLostError):
             return False
         return True
 
-    async def _load(self, client: TritonClient, tell: Callable[[str], None]) -> None:
-        """Load the models that are not; raises TritonError when one does not answer then."""
+    async def _load(self, client: TritonClient, report: Callable[[str], None]) -> None:
+        """Load the models that are not loaded; raises TritonError when one does not answer then."""
         for model in self.models:
             if not await self._is_ready(client, model):
-                await self._load_model(client, model, tell)
+                await self._load_model(client, model, report)
             if reason := await self.probe(client, model):
                 raise TritonError(reason)
 
     async def _load_model(
-        self, client: TritonClient, model: str, tell: Callable[[str], None]
+        self, client: TritonClient, model: str, report: Callable[[str], None]
     ) -> None:
-        """Load one model. Raises `LoadLostError` when its load stands still or the server crashes."""
+        """Load one model. Raises `LoadLostError` when its load hangs or the server crashes."""
         assert self._process is not None
         begun = time.monotonic()
-        activity = Activity(self._process.pid, LOOK_SECONDS)
+        activity = Activity(self._process.pid, ACTIVITY_INTERVAL_SECONDS)
         load = asyncio.create_task(client.load(model))
         try:
             while not load.done() and not await self._has_crashed():
-                still = activity.look()
-                if still >= STILL_SECONDS:
-                    raise LoadLostError(f"loading {model} stood still for {still:.0f} s")
-                pause = f", {still:.0f} s without progress" if still > LOOK_SECONDS else ""
-                tell(f"loading {model} ({time.monotonic() - begun:.0f} s{pause})")
-                await asyncio.wait({load}, timeout=LOOK_SECONDS)
+                idle_seconds = activity.look()
+                if idle_seconds >= LOAD_STALL_SECONDS:
+                    raise LoadLostError(f"loading {model} hung for {idle_seconds:.0f} s")
+                pause = (
+                    f", {idle_seconds:.0f} s without progress"
+                    if idle_seconds > ACTIVITY_INTERVAL_SECONDS
+                    else ""
+                )
+                report(f"loading {model} ({time.monotonic() - begun:.0f} s{pause})")
+                await asyncio.wait({load}, timeout=ACTIVITY_INTERVAL_SECONDS)
             if load.done() and isinstance(load.exception(), TritonUnavailableError):
                 await processes.any_exit([self._process.pid], TRACE_SECONDS)
             if self.is_down:
@@ -261,12 +263,11 @@ class EmbeddedTriton:
                 await asyncio.gather(load, return_exceptions=True)
 
     def _note(self, text: str) -> None:
-        """Write a line of our own into the server's log."""
         with self.log_file.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} make run: {text}\n")
 
-    async def _start_server(self, tell: Callable[[str], None]) -> None:
-        tell("starting the server")
+    async def _start_server(self, report: Callable[[str], None]) -> None:
+        report("starting the server")
         await self._lay_out()
         self._choose_ports()
         self._log_start = processes.begin_log(self.log_file)
@@ -282,7 +283,7 @@ class EmbeddedTriton:
                 await asyncio.sleep(0.1)
 
     async def _lay_out(self) -> None:
-        """Make the server's directory and, in it, the repository: one link per model."""
+        """Create the server's directory and, in it, the repository: one link per model."""
         shutil.rmtree(self._repository, ignore_errors=True)
         self._repository.mkdir(parents=True)
         for name, directory in self.models.items():

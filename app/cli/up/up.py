@@ -35,9 +35,9 @@ GPU_VENV = _REPOSITORY / ".venv-triton-gpu"
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `up` was asked for. `gpu`: vLLM runs on NVIDIA GPUs.
+    """Options of `up`. `gpu`: vLLM runs on NVIDIA GPUs.
 
-    The web page's port is `ui_port`; None: the next one, or a free one where that is taken.
+    The web page's port is `ui_port`; None: the next one, or a free one if that is taken.
     """
 
     port: int
@@ -49,20 +49,19 @@ class UpOptions:
 
     @property
     def triton_venv(self) -> Path:
-        """The environment of Triton and vLLM."""
         return GPU_VENV if self.gpu else CPU_VENV
 
 
 @dataclass(frozen=True, slots=True)
 class _Ports:
-    """Of the web page, and of the worker's metrics: as a setting has it."""
+    """Ports of the web page, and of the worker's metrics in a setting's format."""
 
     ui: int
     metrics: str
 
 
 async def up(options: UpOptions) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; the process's exit status."""
+    """Run until SIGINT, SIGTERM or SIGHUP; return the process's exit status."""
     stopping = _stop_on_signals()
     async with Progress(sys.stdout) as progress:
         try:
@@ -114,7 +113,7 @@ async def _start(
     supervisor: Supervisor,
     progress: Progress,
 ) -> tuple[list[str], list[str]]:
-    """Start all parts, the model beside the API and the worker; the names of models and indexes."""
+    """Start all parts, the model parallel to the API and the worker; return the names of models and indexes."""
     data = options.data.absolute()
     logs = data / "logs"
     served = await served_models.prepare(
@@ -148,7 +147,7 @@ async def _start(
             grace=grace,
         )
         names = _declared(environment)
-        await _together(
+        await _gather(
             supervisor.start(api),
             supervisor.start(worker),
             supervisor.start(_web_page(options, ports.ui, logs)),
@@ -161,13 +160,13 @@ async def _start(
         )
         return names
 
-    # The API takes work before the model is loaded.
-    _, indexes = await _together(supervisor.start(triton), start_service())
+    # The API accepts work before the model is loaded.
+    _, indexes = await _gather(supervisor.start(triton), start_service())
     return list(served), indexes
 
 
 async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[str, str]:
-    """The demo index beside the demo models, unless LLM_INDEXES_FILE says what to open (or nothing)."""
+    """Settings of the demo index, unless LLM_INDEXES_FILE names a file of indexes (or is empty)."""
     if options.model.source is not None or "LLM_INDEXES_FILE" in os.environ:
         return {}
     file = await demo_index.prepare(options.data.absolute(), progress)
@@ -175,7 +174,7 @@ async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[st
 
 
 def local_profile(options: UpOptions) -> dict[str, str]:
-    """A place to launch servers at, this machine, unless LLM_PROFILES_FILE says which there are."""
+    """A profile that launches servers on this machine, unless LLM_PROFILES_FILE names others."""
     data = options.data.absolute()
     roots = [_REPOSITORY / "models", _REPOSITORY / "triton" / "models", data / "weights"]
     paths = [data, options.triton_venv.absolute(), *roots]
@@ -195,7 +194,7 @@ def local_profile(options: UpOptions) -> dict[str, str]:
 
 
 def _check_indexes_file() -> None:
-    """Say what is wrong with the file of indexes before anything is started."""
+    """Report errors in the file of indexes before anything is started."""
     try:
         _declared(os.environ)
     except DeclarationError as error:
@@ -209,7 +208,7 @@ def _declared(environment: Mapping[str, str]) -> list[str]:
 
 
 def _web_page(options: UpOptions, port: int, logs: Path) -> ServicePart:
-    """The web page; it is told of no database: it calls the API alone."""
+    """The web page, which gets no database settings: it only calls the API."""
     environment = {
         **{
             name: value for name, value in os.environ.items() if not name.startswith("LLM_DATABASE")
@@ -231,7 +230,6 @@ def _web_page(options: UpOptions, port: int, logs: Path) -> ServicePart:
 def _attribution(
     index: str, environment: Mapping[str, str], logs: Path, grace: float
 ) -> ServicePart:
-    """The worker that attributes to an index."""
     return ServicePart(
         f"Attribution {index}",
         f"worker --kind attribution --index {index}",
@@ -242,15 +240,15 @@ def _attribution(
 
 
 async def _start_if_possible(supervisor: Supervisor, part: ServicePart, progress: Progress) -> None:
-    """Without an index that is broken, all else works."""
+    """Start a part whose failure (a broken index) does not stop the others."""
     try:
         await supervisor.start(part)
     except StartError as error:
         progress.line(f"  {error}")
 
 
-async def _together(*starts: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Run them side by side; the first error cancels the others and is raised as it is."""
+async def _gather(*starts: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Run them in parallel; the first error cancels the others and is raised unchanged."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(start) for start in starts]
@@ -266,14 +264,14 @@ def _environment(options: UpOptions, parts: Mapping[str, str]) -> dict[str, str]
         **parts,
         "LLM_HOST": HOST,
         "LLM_PORT": str(options.port),
-        "LLM_METRICS_PORT": "",  # one process can have it: the worker
+        "LLM_METRICS_PORT": "",  # only one process can have it: the worker
     }
 
 
 def _write_settings(file: Path, environment: Mapping[str, str]) -> None:
-    """The settings that were made up here, for a shell: other commands need them beside the service.
+    """Write the generated settings for a shell: other commands need them while the service runs.
 
-    With the password of PostgreSQL on loopback: for its owner's eyes only.
+    The file has the password of PostgreSQL on loopback: only its owner can read it.
     """
     lines = [
         f"export {name}={shlex.quote(value)}\n"
@@ -307,11 +305,10 @@ def _ready_text(
     if indexes:
         count = _curl(f"{url}/{indexes[0]}/count", '{"query": "the"}')
         lines += [f"  Index  {', '.join(indexes)}", f"  Try    {count}"]
-    return "\n".join([*lines, "Ctrl-C stops all of it; the data stays.\n"])
+    return "\n".join([*lines, "Ctrl-C stops everything; the data stays.\n"])
 
 
 def _curl(url: str, body: str, *more: str) -> str:
-    """A command to paste."""
     return shlex.join(
         ["curl", "-s", url, "-H", "Content-Type: application/json", *more, "-d", body]
     )

@@ -1,8 +1,8 @@
-"""From the members of a config.json to the counts of its model.
+"""Counts of a model's elements from the members of its config.json.
 
 With h the hidden size, H heads of d elements, K key-value heads, I the inner width and V the
 vocabulary, a layer of Llama has 2hHd + 2hKd + 3hI + 2h parameters, and the model VH + layers + h (+
-Vh where the output head is a matrix of its own). What other families do differently is in
+Vh where the output head is a matrix of its own). The differences of other families are in
 `families.py`; multi-head latent attention and experts are here. docs/plan.md has the sources.
 """
 
@@ -14,7 +14,7 @@ from app.provisioning.sizing.members import Members
 from app.provisioning.sizing.quantization import read_quantization
 from app.provisioning.sizing.windows import cache_layers
 
-# Bounds: ten times what is published, so that no product is long and no loop is large.
+# Bounds: ten times the published maxima, so that no product is long and no loop is large.
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 24
 MAX_HEADS = 1 << 16
@@ -37,9 +37,9 @@ _DTYPES = {
 
 
 def read_facts(document: object) -> ModelFacts:
-    """The facts of a parsed config.json. Raises PlanError."""
+    """Return the facts of a parsed config.json. Raises PlanError."""
     outer = Members(document)
-    _refuse_what_is_not_counted(outer)
+    _refuse_uncounted(outer)
     config, notes = _language_model(outer)
     is_whole = config is outer
     model_type = config.text("model_type", default="unknown")
@@ -69,8 +69,8 @@ def read_facts(document: object) -> ModelFacts:
     )
 
 
-def _refuse_what_is_not_counted(outer: Members) -> None:
-    """Models that are no decoders have other members, or the same with another meaning."""
+def _refuse_uncounted(outer: Members) -> None:
+    """Models that are not decoders have other members, or the same with another meaning."""
     model_type = outer.text("model_type")
     if model_type in NOT_COUNTED or outer.get("is_encoder_decoder") is True:
         raise PlanError(
@@ -86,7 +86,7 @@ def _language_model(outer: Members) -> tuple[Members, list[str]]:
             continue
         inner = outer.inner(name)
         defaults = NESTED_DEFAULTS.get(inner.text("model_type"), {})
-        note = "Only the language model is counted, without the parts that see or hear."
+        note = "Only the language model is counted, without its vision and audio parts."
         return inner.with_defaults(defaults), [note]
     return outer, []
 
@@ -102,8 +102,6 @@ class _Attention:
 
 
 class _Counter:
-    """Counts one model's parameters."""
-
     def __init__(self, config: Members, family: Family) -> None:
         self.config = config
         self.family = family
@@ -138,7 +136,6 @@ class _Counter:
         kv_bytes: int | None,
         notes: list[str],
     ) -> ModelFacts:
-        """These, and what follows from the shapes."""
         attention = self._latent() if self.is_latent else self._attention()
         moe_layers = self._moe_layers()
         dense = self._feed_forward(self._inner()) if moe_layers < self.layers else (0, 0)
@@ -240,20 +237,19 @@ class _Counter:
         return self.config.number("moe_intermediate_size", *_INNER, high=MAX_WIDTH)
 
     def _feed_forward(self, inner: int) -> tuple[int, int]:
-        """Matrices and biases of one."""
         matrices = 3 if self.family.gated else 2
         bias = self._is("mlp_bias") * ((matrices - 1) * inner + self.hidden)
         return matrices * self.hidden * inner, bias
 
     def _shared_inner(self) -> int:
-        """Width of what every token passes beside its experts."""
+        """Width of the shared experts, which every token passes."""
         if self.config.has("shared_expert_intermediate_size"):
             return self.config.number("shared_expert_intermediate_size", low=0, high=MAX_WIDTH)
         shared = self.config.number("n_shared_experts", low=0, high=MAX_EXPERTS, default=0)
         return shared * self._expert_inner()
 
     def _expert_layer(self) -> tuple[int, int, tuple[int, int], int]:
-        """Parameters of the experts, of those that a token chooses, shared ones, and the router."""
+        """Parameters of all experts, of those that a token chooses, of the shared ones, and of the router."""
         inner = self._expert_inner()
         one = 3 * self.hidden * inner
         one += self.family.expert_bias * (2 * inner + self.hidden)
@@ -266,7 +262,6 @@ class _Counter:
         return min(self.experts, self.config.number(*_CHOSEN, high=MAX_EXPERTS))
 
     def _moe_layers(self) -> int:
-        """Layers with experts; the others are dense."""
         if not self.experts:
             return 0
         config = self.config
@@ -299,7 +294,6 @@ class _Counter:
     # --- Norms, embeddings, the rest --------------------------------------------------------------
 
     def _norms(self) -> int:
-        """Of one layer."""
         norms = self.family.norms
         config = self.config
         if config.text("model_type") == "falcon":
@@ -314,7 +308,7 @@ class _Counter:
         return norms * self.family.norm_vectors * self.hidden
 
     def _outside_layers(self) -> tuple[int, int]:
-        """Parameters outside the layers, and those of them that every GPU holds."""
+        """Parameters outside the layers, and the part of them that every GPU holds."""
         family, h = self.family, self.hidden
         width = self.config.number("word_embed_proj_dim", high=MAX_WIDTH, default=h)
         tied = self.config.flag("tie_word_embeddings", default=family.tied)
@@ -334,7 +328,7 @@ class _Counter:
         return self.context
 
     def _has_final_norm(self) -> bool:
-        # OPT with 350M parameters normalizes behind each layer, and not once more at the end.
+        # OPT with 350M parameters normalizes behind each layer, and not at the end.
         return self.family.final_norm and self.config.flag("do_layer_norm_before", default=True)
 
     def _is(self, trait: str) -> bool:

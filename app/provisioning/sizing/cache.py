@@ -1,4 +1,4 @@
-"""The key-value cache: how many tokens and requests a piece of memory holds.
+"""Key-value cache: the tokens and requests that fit into a size of memory.
 
 The same arithmetic as vLLM's, which gives out the cache in blocks
 (https://arxiv.org/abs/2309.06180; vllm/v1/kv_cache_interface.py, v1/core/kv_cache_utils.py). Layers
@@ -17,7 +17,7 @@ BLOCK_TOKENS = 16
 class CacheShape:
     """The cache of a model on one of `gpus` GPUs that share it.
 
-    `element_bytes`: of one element. `in_flight`: tokens that may be under way at a time, whose
+    `element_bytes`: of one element. `in_flight`: tokens that may be in progress at a time, whose
     places behind a sliding window are not free yet. `block_tokens`: tokens of a block.
     """
 
@@ -33,11 +33,11 @@ class CacheShape:
         return sum(layers.count * self._layer_bytes(layers) for layers in self.facts.cache)
 
     def request_bytes(self, context: int) -> int:
-        """Bytes that one request of `context` tokens takes when it is longest."""
+        """Bytes that one request of `context` tokens takes at its full length."""
         return self._blocks(context) * self._block_bytes
 
     def requests(self, memory: int, context: int) -> float:
-        """How many requests of `context` tokens fit into `memory` bytes at the same time."""
+        """Number of requests of `context` tokens that fit into `memory` bytes at the same time."""
         blocks = max(0, memory) // self._block_bytes
         return blocks / self._blocks(context)
 
@@ -45,7 +45,7 @@ class CacheShape:
         """Tokens in the cache when it is full of such requests: vLLM's "KV cache size"."""
         return int(self.requests(memory, context) * context)
 
-    # Layers whose sizes differ do not occur in the families that are known here; the widest counts.
+    # No known family has layers of different sizes; the widest counts.
 
     @property
     def _block_bytes(self) -> int:
@@ -58,7 +58,6 @@ class CacheShape:
         return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
 
     def _blocks(self, context: int) -> int:
-        """Blocks of one request, over all groups."""
         return sum(
             -(-layers.count // self._group_size) * self._group_blocks(layers.window, context)
             for layers in self.facts.cache
@@ -71,6 +70,6 @@ class CacheShape:
         return -(-held // self.block_tokens) + 1  # a window may begin inside a block
 
     def _layer_bytes(self, layers: CacheLayers) -> int:
-        """Of one token in one layer. GPUs share the heads; what cannot be shared each one holds."""
+        """Bytes of one token in one layer. GPUs share the heads; each GPU holds the indivisible parts."""
         heads = max(1, layers.kv_heads // self.gpus)
         return heads * layers.head_elements * self.element_bytes

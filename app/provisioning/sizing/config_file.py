@@ -1,6 +1,6 @@
-"""Reads a model's config.json, and what can be seen of its weights without reading them.
+"""Reads a model's config.json, and the size of its weights without reading them.
 
-Weights that are there are believed before the formula, unless they cannot be all: the sum in the
+The size of the files takes precedence over the formula, unless files are missing: the sum in the
 index of a sharded checkpoint
 (https://huggingface.co/docs/huggingface_hub/package_reference/serialization), or the headers of its
 safetensors files (https://huggingface.co/docs/safetensors: eight bytes of length, then JSON).
@@ -33,10 +33,10 @@ _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def read_config(path: Path) -> ModelFacts:
-    """The facts of a model: `path` is its config.json, or the directory with it.
+    """Read the facts of a model: `path` is its config.json, or the directory with it.
 
-    The directory may be a model's in a Triton repository: its newest version, or what the
-    `model.json` there names. Raises PlanError with one line: the file, the member, and what is wrong.
+    The directory may be a model's in a Triton repository: its newest version, or the model that
+    `model.json` there names. Raises PlanError with one line: the file, the member, and the problem.
     """
     try:
         path = find_model(path)
@@ -53,7 +53,7 @@ def read_config(path: Path) -> ModelFacts:
 
 
 def find_model(path: Path) -> Path:
-    """Where the model of an entry of Triton's repository lies, or of a version of one; else `path`.
+    """Directory of the model of an entry of a Triton repository, or of its version; else `path`.
 
     Raises PlanError, OSError.
     """
@@ -75,7 +75,7 @@ def find_model(path: Path) -> Path:
             raise PlanError("model: missing")
     except PlanError as error:
         raise PlanError(f"{engine}: {error}") from None
-    # As Triton has it, `models/NAME/1` is relative to the folder above the repository.
+    # Triton resolves `models/NAME/1` against the folder above the repository.
     above = version.resolve().parent.parent.parent
     for directory in (above / named, Path(named)):
         if directory.exists():
@@ -94,7 +94,7 @@ def _with_stored_weights(facts: ModelFacts, directory: Path) -> ModelFacts:
         files = [single]
     if not files:
         return facts
-    if missing := _missing(files):
+    if missing := _shortage(files):
         return _noted(facts, f"{missing}: the formula is taken for the weights.")
     sizes: dict[str, int] = {}
     for file in files:
@@ -103,13 +103,13 @@ def _with_stored_weights(facts: ModelFacts, directory: Path) -> ModelFacts:
     if not total:
         raise PlanError(f"{files[0]}: holds no tensors")
     dtype = max(sizes, key=lambda name: sizes[name])
-    # Of a quantized checkpoint the size does not follow the type that it runs in.
+    # The size of a quantized checkpoint does not follow from the type that it runs in.
     stored = _STORED.get(dtype) if sizes[dtype] > 0.9 * total else None
     return _stored(facts, total, stored, "the headers of *.safetensors")
 
 
-def _missing(files: list[Path]) -> str:
-    """What is missing of a checkpoint whose files are numbered; "" if nothing is."""
+def _shortage(files: list[Path]) -> str:
+    """The missing files of a numbered checkpoint; "" if it is complete."""
     numbered = Counter(found[1] for file in files if (found := _NUMBERED.search(file.name)))
     for count, there in numbered.items():
         if there < int(count):
@@ -118,11 +118,11 @@ def _missing(files: list[Path]) -> str:
 
 
 def _stored(facts: ModelFacts, total: int, dtype: str | None, source: str) -> ModelFacts:
-    """The facts with this size, if it can be that of the model."""
+    """The facts with this size, if it is plausible for the model."""
     plain = dataclasses.replace(facts, quantization=None)
     formula = weight_bytes(facts, dtype or facts.dtype)
-    # A compressed checkpoint may leave some layers as they are. Where the formula is only a first
-    # guess, fewer bits than it knows of may be right, and more parts than it counts.
+    # A compressed checkpoint may leave some layers as they are. If the formula is only a first guess, both
+    # fewer bits and more parts than it counts may be right.
     least, most = formula / 2, 1.5 * weight_bytes(plain, dtype or facts.dtype)
     if not facts.is_exact:
         least, most = formula / 8, math.inf
@@ -161,14 +161,14 @@ def _add_header(file: Path, sizes: dict[str, int]) -> None:
         with file.open("rb") as opened:
             header_bytes = int.from_bytes(opened.read(8), "little")
             if header_bytes > min(MAX_HEADER_BYTES, length):
-                raise PlanError(f"{file}: is no safetensors file (its header is too long)")
+                raise PlanError(f"{file}: is not a safetensors file (its header is too long)")
             header = orjson.loads(opened.read(header_bytes))
     except OSError as error:
         raise PlanError(f"{file}: cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError:
-        raise PlanError(f"{file}: is no safetensors file (its header is no JSON)") from None
+        raise PlanError(f"{file}: is not a safetensors file (its header is not JSON)") from None
     if not isinstance(header, dict):
-        raise PlanError(f"{file}: is no safetensors file (its header is no JSON object)")
+        raise PlanError(f"{file}: is not a safetensors file (its header is not a JSON object)")
     for name, tensor in header.items():
         if name == "__metadata__":
             continue
@@ -184,7 +184,7 @@ def _add_header(file: Path, sizes: dict[str, int]) -> None:
 
 def _absence(file: Path) -> str:
     if file.exists():
-        return "is no file"
+        return "is not a file"
     is_id = _MODEL_ID.fullmatch(str(file)) and file.suffix != ".json" and not file.parent.exists()
     fetch = (
         f"; of a Hugging Face model download its config.json first: hf download {file} config.json"

@@ -1,4 +1,4 @@
-"""A plan for programs: what `python -m app plan --json` prints, and `POST /launches/plan` answers."""
+"""A plan for programs: the output of `python -m app plan --json` and of `POST /launches/plan`."""
 
 from collections.abc import Sequence
 from typing import Any

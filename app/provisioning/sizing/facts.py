@@ -1,4 +1,4 @@
-"""What the calculator knows of a model: counts of elements, before any choice of GPU or type."""
+"""Facts of a model: counts of elements, before any choice of GPU or type."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class PlanError(Exception):
-    """The input cannot be calculated with; the message is one line that names the member."""
+    """The input is invalid for the calculation; the message is one line that names the member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class CacheLayers:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How weights are compressed.
+    """Compression of weights.
 
     `bits` of a compressed weight count its share of the scales. `only_experts`: else all linear
     layers are compressed; embeddings, the output head, norms and routers never are. `group` weights
     share a scale, and no GPU may have a part of a group. `capability` is the least compute
-    capability that vLLM asks for.
+    capability that vLLM requires.
     """
 
     method: str
@@ -47,7 +47,7 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model as its config.json describes it. All sizes are of the whole model."""
+    """A model by its config.json. All sizes are of the whole model."""
 
     model_type: str
     """Family, as config.json names it."""
@@ -59,11 +59,11 @@ class ModelFacts:
     active_parameters: int
     """Parameters that compute one token: fewer than all where tokens choose experts."""
     linear_parameters: int
-    """Of them: in the linear layers of the blocks, but for experts."""
+    """Parameters in the linear layers of the blocks, without experts."""
     expert_parameters: int
-    """Of them: in the experts that tokens choose."""
+    """Parameters in the experts that tokens choose."""
     kv_parameters: int
-    """Of `linear_parameters`: those that make keys and values, by head."""
+    """The part of `linear_parameters` that makes keys and values, by head."""
     replicated_parameters: int
     """Held by every GPU whole, however many share the model."""
     layers: int
@@ -76,7 +76,7 @@ class ModelFacts:
     """Elements that the widest feed-forward layer makes of one token, experts counted by choice."""
     cache: tuple[CacheLayers, ...]
     max_context: int | None
-    """Most tokens of a sequence; None where the configuration does not say."""
+    """Most tokens of a sequence; None if not configured."""
     dtype: str
     """Type of the weights; what vLLM takes with --dtype auto."""
     quantization: Quantization | None = None
@@ -89,7 +89,7 @@ class ModelFacts:
     read_bytes: int | None = None
     """Bytes that loading reads, where it compresses them."""
     notes: tuple[str, ...] = field(default=())
-    """What a reader should know of these figures, one sentence each."""
+    """Remarks on these figures, one sentence each."""
 
     @property
     def kv_heads(self) -> int:
@@ -98,5 +98,5 @@ class ModelFacts:
 
     @property
     def is_latent(self) -> bool:
-        """Whether the cache is MLA's compressed vector."""
+        """The cache is MLA's compressed vector."""
         return any(layers.is_latent for layers in self.cache)

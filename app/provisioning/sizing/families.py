@@ -1,4 +1,4 @@
-"""Families of transformers: in what their layers differ from Llama's.
+"""Families of transformers: the differences of their layers from Llama's.
 
 Each is named by `model_type` in config.json. The traits follow the models' definitions in Hugging
 Face transformers (src/transformers/models/FAMILY/modeling_FAMILY.py); a test compares the counts
@@ -16,10 +16,10 @@ Windows = Literal["all", "even", "pattern", "upper", "none"]
 class Family:
     """Traits of a family; the defaults are Llama's.
 
-    A trait given as a text is the name of the flag in config.json that tells it. `norms` are the
-    norms of a layer, `norm_vectors` the vectors of each (2 with a bias). `qk_norm`: norms of queries
-    and keys, per head dimension ("head") or over all heads ("all"). `windows` tells which layers the
-    member `sliding_window` is of, where no `layer_types` says it. `positions`: rows that a table of
+    A trait given as a text is the name of its flag in config.json. `norms` are the norms of a layer,
+    `norm_vectors` the vectors of each (2 with a bias). `qk_norm`: norms of queries and keys, per head
+    dimension ("head") or over all heads ("all"). `windows`: the layers that the member
+    `sliding_window` applies to, if there is no `layer_types`. `positions`: rows that a table of
     learned positions has beyond the longest sequence; None: no table. `defaults`: members that the
     family's published files may leave out.
     """
@@ -175,7 +175,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
-# Encoders, encoder-decoders (most files of these say `is_encoder_decoder`), and models that keep a
+# Encoders, encoder-decoders (most of their files set `is_encoder_decoder`), and models that keep a
 # state in place of keys and values.
 NOT_COUNTED = frozenset(
     {
@@ -187,7 +187,7 @@ NOT_COUNTED = frozenset(
     }
 )  # fmt: skip
 
-# Of a model's `text_config`: what its file may leave out.
+# Members that the files of a model's `text_config` may leave out.
 NESTED_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "gemma3_text": _GEMMA3_DEFAULTS,
     "llama": _LLAMA_DEFAULTS,

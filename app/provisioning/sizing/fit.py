@@ -1,10 +1,10 @@
-"""Whether a model fits on GPUs: weights, what computing takes, and the cache in what is left.
+"""Fit of a model on GPUs: weights, overhead of computing, and the cache in the remaining memory.
 
     budget   = GPU memory * utilization
     cache    = budget - weights - overhead
     requests = blocks in the cache / blocks of one request
 
-`plan` is the way in: for each kind of GPU the smallest number of GPUs that is enough.
+`plan` is the entry point: for each kind of GPU the smallest number of GPUs that is enough.
 """
 
 import dataclasses
@@ -14,28 +14,28 @@ from dataclasses import dataclass
 from app.provisioning.sizing.cache import CacheShape
 from app.provisioning.sizing.facts import DTYPE_BYTES, GIB, ModelFacts, PlanError
 from app.provisioning.sizing.gpus import GPUS, Gpu
-from app.provisioning.sizing.resources import Resources, ask_for
+from app.provisioning.sizing.resources import Resources, resources_for
 from app.provisioning.sizing.weights import disk_bytes, weight_bytes, with_quantization
 
-# The longest sequence where nobody asks for another, as of `python -m app up --model`.
+# The default of the longest sequence, as of `python -m app up --model`.
 DEFAULT_CONTEXT = 4096
 MAX_CONTEXT = 1 << 31
 MAX_CONCURRENCY = 1_000_000
 MAX_GPUS = 1024
 MAX_BATCH = 1 << 24
 MAX_MINUTES = 525_600
-# What stays of a CUDA context, of kernels' workspaces and CUDA graphs; and of NCCL among GPUs.
+# Memory of a CUDA context, of kernels' workspaces and CUDA graphs; and of NCCL among GPUs.
 FIXED_OVERHEAD = 1 * GIB
 SHARED_OVERHEAD = 1 * GIB
 # Sampling holds a request's logits about four times, in 32 bits.
 LOGIT_BYTES = 16
-# As wrong as the overhead may be: what fits with less to spare is said to fit tightly.
-TIGHT = 1 * GIB
+# The possible error of the overhead: a model with less to spare is reported to fit tightly.
+TIGHT_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Settings of vLLM that decide about memory, under its own names.
+    """Settings of vLLM that determine memory, under its own names.
 
     The defaults are those of an engine inside Triton. `dtype` None: the model's. `kv_cache_dtype`:
     "auto" is the model's, too, else "fp8". `max_gpus`: most GPUs of a node.
@@ -52,12 +52,12 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of a model on `gpus` GPUs of one kind. Sizes are bytes on each GPU.
+    """A model on `gpus` GPUs of one kind. Sizes are bytes on each GPU.
 
-    `cache` is below 0 by what is missing for weights and overhead. `token_bytes`: of the cache, for
-    one token (sliding windows aside). `tokens`, `requests`: what the cache holds at the same time,
-    of requests of `context` tokens (prompt and output). `verdict` begins with "fits", or says what
-    is missing. `resources`: to ask for, where it fits.
+    `cache` is negative by the memory that weights and overhead lack. `token_bytes`: of the cache, for
+    one token (sliding windows aside). `tokens`, `requests`: the cache's capacity at the same time, in
+    requests of `context` tokens (prompt and output). `verdict` begins with "fits", or names the
+    lack. `resources`: to request from a scheduler, if it fits.
     """
 
     gpu: Gpu
@@ -84,12 +84,12 @@ def plan(
     engine: Engine | None = None,
     serve_minutes: int = 60,
 ) -> list[Plan]:
-    """For each kind of GPU the fewest that are enough; else the most, and what is missing.
+    """For each kind of GPU the fewest that are enough; else the most, and the lack.
 
     `context` None: the model's longest sequence, but at most DEFAULT_CONTEXT. Raises PlanError for
-    what no GPU could do: a context beyond the model's, a second quantization, a number below 1.
+    requests that no GPU could satisfy: a context beyond the model's, a second quantization, a number below 1.
     """
-    asked = _asked(facts, context, concurrency, engine or Engine(), serve_minutes)
+    asked = _validated_request(facts, context, concurrency, engine or Engine(), serve_minutes)
     return [_smallest(asked, gpu) for gpu in gpus]
 
 
@@ -102,8 +102,7 @@ def plan_on(
     engine: Engine | None = None,
     serve_minutes: int = 60,
 ) -> Plan:
-    """The same for a number of GPUs that is given."""
-    asked = _asked(facts, context, concurrency, engine or Engine(), serve_minutes)
+    asked = _validated_request(facts, context, concurrency, engine or Engine(), serve_minutes)
     _check("gpus", gpus, MAX_GPUS)
     return _on(asked, gpu, gpus)
 
@@ -111,7 +110,7 @@ def plan_on(
 def cache_shape(facts: ModelFacts, gpus: int, dtype: str, engine: Engine) -> CacheShape:
     """The cache on each of `gpus` GPUs of an engine with these settings."""
     element = 1 if engine.kv_cache_dtype == "fp8" else facts.kv_bytes or DTYPE_BYTES[dtype]
-    # vLLM prepares the next step while the last one runs: two batches are under way.
+    # vLLM prepares the next step while the last one runs: two batches are in progress.
     return CacheShape(facts, gpus, element, 2 * engine.max_num_batched_tokens)
 
 
@@ -144,7 +143,7 @@ def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
     shape = cache_shape(facts, gpus, dtype, engine)
     requests = shape.requests(cache, asked.context)
     missing = refusal or _undivided(facts, gpus)
-    missing = missing or _missing(asked, shape, cache, requests, overhead > weights)
+    missing = missing or _shortage(asked, shape, cache, requests, overhead > weights)
     return Plan(
         gpu=gpu,
         gpus=gpus,
@@ -158,18 +157,17 @@ def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
         tokens=shape.tokens(cache, asked.context),
         requests=requests,
         fits=not missing,
-        verdict=missing or _praise(asked, gpu, dtype, cache, shape),
-        resources=None if missing else ask_for(disk_bytes(facts), gpus, asked.serve_minutes),
+        verdict=missing or _fit_verdict(asked, gpu, dtype, cache, shape),
+        resources=None if missing else resources_for(disk_bytes(facts), gpus, asked.serve_minutes),
     )
 
 
-# --- What is asked -----------------------------------------------------------------------------------
+# --- Request --------------------------------------------------------------------------------------
 
 
-def _asked(
+def _validated_request(
     facts: ModelFacts, context: int | None, concurrency: int, engine: Engine, serve_minutes: int
 ) -> _Request:
-    """The request, once it is known to make sense. Raises PlanError."""
     _check("concurrency", concurrency, MAX_CONCURRENCY)
     _check("max_gpus", engine.max_gpus, MAX_GPUS)
     _check("max_num_batched_tokens", engine.max_num_batched_tokens, MAX_BATCH)
@@ -177,12 +175,12 @@ def _asked(
     _check("serve_minutes", serve_minutes, MAX_MINUTES)
     if not 0 < engine.gpu_memory_utilization <= 1:
         raise PlanError(
-            "gpu_memory_utilization: must be above 0, and at most 1 (0.9, say), "
+            "gpu_memory_utilization: must be above 0, and at most 1 (for example 0.9), "
             f"not {engine.gpu_memory_utilization!r:.40}"
         )
     _check_name("kv_cache_dtype", engine.kv_cache_dtype, ("auto", "fp8"))
     _check_name("dtype", engine.dtype, DTYPE_BYTES)
-    # What shall run at the same time, the engine must be allowed to.
+    # The engine must allow all requests that are to run at the same time.
     engine = dataclasses.replace(engine, max_num_seqs=max(engine.max_num_seqs, concurrency))
     facts = with_quantization(facts, engine.quantization)
     return _Request(facts, _context(facts, context), concurrency, engine, serve_minutes)
@@ -211,7 +209,7 @@ def _check_name(name: str, value: str | None, known: Iterable[str]) -> None:
 
 
 def _dtype(facts: ModelFacts, gpu: Gpu, engine: Engine) -> tuple[str, str]:
-    """The type that the model runs in on this GPU, and why it does not run at all."""
+    """The type that the model runs in on this GPU, and the reason if it cannot run."""
     dtype = engine.dtype or facts.dtype
     if engine.dtype is None and dtype == "float32":
         dtype = "bfloat16"  # vLLM's --dtype auto
@@ -230,7 +228,7 @@ def _dtype(facts: ModelFacts, gpu: Gpu, engine: Engine) -> tuple[str, str]:
 
 
 def _share(facts: ModelFacts, total: int, gpus: int) -> int:
-    """Weights on each of the GPUs: each holds its part, and all that cannot be divided."""
+    """Weights on each of the GPUs: its share, and all indivisible parts."""
     heads = min(gpus, facts.kv_heads)
     divided = facts.parameters - facts.replicated_parameters - facts.kv_parameters
     held = divided / gpus + facts.replicated_parameters + facts.kv_parameters / heads
@@ -245,18 +243,18 @@ def _overhead(facts: ModelFacts, gpus: int, element: int, engine: Engine) -> int
     return activations + logits + FIXED_OVERHEAD + (SHARED_OVERHEAD if gpus > 1 else 0)
 
 
-def _missing(
+def _shortage(
     asked: _Request, shape: CacheShape, cache: int, requests: float, is_mostly_overhead: bool
 ) -> str:
-    """What keeps it from fitting, for people; "" if nothing does."""
+    """The reason why it does not fit, for people; "" if it fits."""
     context, twice = asked.context, 2 * shape.gpus
     if requests >= asked.concurrency:
         return ""
     if cache <= 0:
         what = f"lacks {-cache / GIB:.1f} GiB per GPU for weights and overhead"
-        # Fewer than the engine may run anyway change nothing.
+        # Fewer requests than the engine may run anyway change nothing.
         if is_mostly_overhead and asked.concurrency == asked.engine.max_num_seqs:
-            what += ": ask for fewer requests"
+            what += ": request a lower concurrency"
     elif requests < 1:
         lacking = (shape.request_bytes(context) - cache) / GIB
         what = f"lacks {lacking:.1f} GiB per GPU for one request of {context} tokens"
@@ -267,17 +265,17 @@ def _missing(
     return what
 
 
-def _praise(asked: _Request, gpu: Gpu, dtype: str, cache: int, shape: CacheShape) -> str:
+def _fit_verdict(asked: _Request, gpu: Gpu, dtype: str, cache: int, shape: CacheShape) -> str:
     spare = cache - asked.concurrency * shape.request_bytes(asked.context)
-    fits = "fits tightly" if spare < TIGHT else "fits"
+    fits = "fits tightly" if spare < TIGHT_BYTES else "fits"
     return fits if gpu.has_bfloat16 else f"{fits}, in {dtype}"
 
 
 def _undivided(facts: ModelFacts, gpus: int) -> str:
-    """Why so many GPUs cannot share the model; "" if they can.
+    """The reason why so many GPUs cannot share the model; "" if they can.
 
-    As vLLM has it: heads are divided evenly, key-value heads evenly or each held by as many GPUs,
-    and a group of weights with one scale is not divided.
+    vLLM divides heads evenly; it divides key-value heads evenly or replicates them evenly; and it never
+    divides a group of weights with one scale.
     """
     if facts.attention_heads % gpus:
         return f"{gpus} GPUs cannot share {facts.attention_heads} attention heads"

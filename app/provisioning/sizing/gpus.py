@@ -1,9 +1,9 @@
-"""GPUs, and how much memory a process can have of each.
+"""GPUs, and the memory of each that a process can have.
 
-`memory` is what CUDA tells of the device (`cudaMemGetInfo`: "total capacity" in PyTorch's messages),
-which is less than what is printed on the box: the driver and, on some cards, error correction take
-their part. Drivers differ by tenths of a GiB; the least that was seen is noted. Compute capabilities
-are from https://developer.nvidia.com/cuda-gpus.
+`memory` is CUDA's figure (`cudaMemGetInfo`: "total capacity" in PyTorch's messages), which is less
+than the nominal size: the driver and, on some cards, error correction take their part. Drivers differ
+by tenths of a GiB; the smallest observed value is used. Compute capabilities are from
+https://developer.nvidia.com/cuda-gpus.
 """
 
 from collections.abc import Mapping
@@ -61,5 +61,5 @@ def find_gpus(name: str) -> list[Gpu]:
         return [GPUS[wanted]]
     found = [gpu for gpu in GPUS.values() if gpu.name.startswith(f"{wanted}-")]
     if not found:
-        raise PlanError(f"{name[:40]!r} is no GPU known here: there are {', '.join(GPUS)}")
+        raise PlanError(f"{name[:40]!r} is not a known GPU: there are {', '.join(GPUS)}")
     return found

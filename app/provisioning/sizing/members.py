@@ -26,32 +26,28 @@ class Members:
         self._defaults = defaults or {}
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "Members":
-        """The same, with these for what is absent."""
         return Members(self._document, self._place, {**defaults, **self._defaults})
 
     def name_of(self, *names: str) -> str:
-        """The one of the names that is there, with its place; else the first."""
+        """The first of the names that is present, with its place; else the first."""
         return f"{self._place}{self._first(names)[0]}"
 
     def has(self, name: str) -> bool:
-        """Whether it is there, and not null."""
         return self._document.get(name) is not None
 
     def names(self, most: int) -> list[str]:
-        """Names of its members: the first `most`, at most."""
+        """The first names of its members, at most `most`."""
         return list(self._document)[:most]
 
     def get(self, name: str) -> Any:
-        """The member as it is; None where it is absent."""
         value = self._document.get(name)
         return self._defaults.get(name) if value is None else value
 
     def inner(self, name: str) -> "Members":
-        """An object inside this one."""
         return Members(self.get(name), f"{self._place}{name}.")
 
     def number(self, *names: str, high: int, low: int = 1, default: int | None = None) -> int:
-        """A whole number from `low` to `high`: the first of the names that is there."""
+        """A whole number from `low` to `high`: the first of the names that is present."""
         name, value = self._first(names)
         if value is MISSING:
             if default is not None:
@@ -67,7 +63,6 @@ class Members:
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
         value = self.get(name)
         if value is None:
             return default
@@ -76,7 +71,7 @@ class Members:
         return value
 
     def text(self, *names: str, default: str = "") -> str:
-        """A short text: the first of the names that is there."""
+        """A short text: the first of the names that is present."""
         name, value = self._first(names)
         if value is MISSING:
             return default
@@ -85,7 +80,6 @@ class Members:
         return value
 
     def texts(self, name: str, length: int) -> list[str] | None:
-        """A list of `length` texts; None where it is absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -105,7 +99,6 @@ class Members:
         return [Members(item, f"{self._place}{name}[{place}].") for place, item in enumerate(value)]
 
     def refuse_others(self, *known: str) -> None:
-        """Raise PlanError for a member that is none of these."""
         for name in self._document:
             if name not in known:
                 raise PlanError(f"{self._place}{name[:80]}: unknown; there are {', '.join(known)}")
@@ -130,7 +123,6 @@ class Members:
 
 
 def _shown(value: object) -> str:
-    """It, or its beginning."""
     if isinstance(value, dict | list):
         return "a list" if isinstance(value, list) else "an object"
     text = repr(value)

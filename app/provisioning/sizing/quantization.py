@@ -1,4 +1,4 @@
-"""What `quantization_config` of a config.json means for the weights' size.
+"""Size of weights by the `quantization_config` of a config.json.
 
 A scale is shared by a group of weights, so a weight of b bits takes b + (bits of scale and zero) /
 group. The formats: GPTQ and AWQ (https://github.com/AutoGPTQ/AutoGPTQ, https://github.com/casper-hansen/AutoAWQ),
@@ -16,7 +16,7 @@ from app.provisioning.sizing.members import Members
 
 _SCALE_BITS = 16
 
-# What `--quantization` means for a model that is not quantized: each method's usual form.
+# Meaning of `--quantization` for a model that is not quantized: each method's usual form.
 BY_NAME: Mapping[str, Quantization] = {
     "awq": Quantization("awq", 4 + (_SCALE_BITS + 4) / 128, 128, capability=(7, 5)),
     "bitsandbytes": Quantization("bitsandbytes", 4.5),
@@ -25,7 +25,7 @@ BY_NAME: Mapping[str, Quantization] = {
     "int8": Quantization("int8", 8),
     "mxfp4": Quantization("mxfp4", 4.25, 32, only_experts=True, capability=(8, 0)),
 }
-# Of these, what vLLM does while it loads; the others need a checkpoint that is compressed already.
+# The methods that vLLM applies while it loads; the others need a compressed checkpoint.
 COMPRESSED_ON_LOAD = ("bitsandbytes", "fp8")
 
 
@@ -118,7 +118,7 @@ def _modelopt(config: Members) -> Quantization | None:
 
 
 def _cache_bytes(config: Members) -> int | None:
-    """vLLM takes an 8-bit cache where the checkpoint has scales for one."""
+    """vLLM uses an 8-bit cache if the checkpoint has scales for one."""
     scheme = config.get("kv_cache_scheme")
     if isinstance(scheme, dict) and scheme.get("num_bits") == 8:
         return 1
@@ -127,7 +127,7 @@ def _cache_bytes(config: Members) -> int | None:
 
 
 def _group(config: Members, *names: str) -> int:
-    """Weights that share a scale; 1 where a whole row does (group size -1 or none)."""
+    """Weights that share a scale; 1 for a whole row (group size -1 or none)."""
     value = config.number(*names, low=-1, high=1 << 24, default=-1)
     return max(1, value)
 

@@ -1,4 +1,4 @@
-"""What to ask a scheduler such as Slurm for: GPUs, cores, host memory, time."""
+"""Resources to request from a scheduler such as Slurm: GPUs, cores, host memory, time."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """For one server. `memory_gb`: host memory (10^9 bytes); `minutes`: with the loading."""
+    """Resources of one server. `memory_gb`: host memory (10^9 bytes); `minutes`: with the loading."""
 
     gpus: int
     gres: str
@@ -15,12 +15,12 @@ class Resources:
     minutes: int
 
 
-def ask_for(disk_bytes: int, gpus: int, serve_minutes: int) -> Resources:
-    """Of a server that reads these weights (bytes, as they are on disk) and serves for so long.
+def resources_for(disk_bytes: int, gpus: int, serve_minutes: int) -> Resources:
+    """Resources of a server that reads these weights (bytes on disk) and serves for so long.
 
     Cores: two for each of vLLM's processes (one a GPU, the engine's, the server's). Memory: 8 GB, 4
     for each GPU's process, and the weights once, so that all of these read them from the disk's
-    cache. Time: what is asked for, 3 minutes for the start, and the weights at 0.5 GB/s.
+    cache. Time: the requested time, 3 minutes for the start, and the weights at 0.5 GB/s.
     """
     gigabytes = disk_bytes / 1e9
     start_minutes = 3 + gigabytes / 0.5 / 60

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights: once they are loaded, and as they are read from disk."""
+"""Bytes of a model's weights: in memory, and on disk."""
 
 import dataclasses
 
@@ -7,7 +7,6 @@ from app.provisioning.sizing.quantization import BY_NAME, COMPRESSED_ON_LOAD
 
 
 def weight_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Bytes of all weights, as they are once loaded."""
     element = DTYPE_BYTES[dtype]
     if facts.stored_bytes is not None:
         stored = DTYPE_BYTES.get(facts.stored_dtype or "", element)
@@ -20,14 +19,14 @@ def weight_bytes(facts: ModelFacts, dtype: str) -> int:
 
 
 def disk_bytes(facts: ModelFacts) -> int:
-    """Bytes that are read to load it: the checkpoint's, whatever becomes of them."""
+    """Bytes that are read to load it: the checkpoint's, independent of the later quantization."""
     if facts.read_bytes is not None:
         return facts.read_bytes
     return facts.stored_bytes or weight_bytes(facts, facts.dtype)
 
 
 def with_quantization(facts: ModelFacts, wanted: str | None) -> ModelFacts:
-    """The facts with the quantization that was asked for; None: as they are. Raises PlanError."""
+    """The facts with the requested quantization; None: as they are. Raises PlanError."""
     if wanted is None or (facts.quantization and facts.quantization.method == wanted):
         return facts
     if facts.quantization:
@@ -48,7 +47,7 @@ def with_quantization(facts: ModelFacts, wanted: str | None) -> ModelFacts:
         note = f"{wanted}: covers experts only, and this model has none: it changes nothing."
     else:
         note = f"{wanted}: vLLM needs a checkpoint that is compressed so; this one is not."
-    # What is on disk is not what will be loaded.
+    # The checkpoint on disk differs from the loaded weights.
     return dataclasses.replace(
         facts,
         quantization=quantization,

@@ -1,4 +1,4 @@
-"""Which layers keep every token, which only a sliding window of them, and which none."""
+"""Layers by their part of the cache: every token, a sliding window, or none."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ MAX_WINDOW = 1 << 31
 def cache_layers(
     config: Members, family: Family, layers: int, kv_heads: int, head_elements: int
 ) -> tuple[tuple[CacheLayers, ...], list[str]]:
-    """The layers by what they keep, and notes on them. Raises PlanError."""
+    """The layers by their window, and notes on them. Raises PlanError."""
     counts, notes = _counts(config, family, layers)
     if not any(counts.values()):
         raise PlanError(
@@ -32,7 +32,7 @@ def cache_layers(
 def _counts(
     config: Members, family: Family, layers: int
 ) -> tuple[dict[int | None, int], list[str]]:
-    """How many layers see a window of this many tokens (None: all)."""
+    """Number of layers by the size of their window in tokens (None: all)."""
     window = config.number("sliding_window", low=0, high=MAX_WINDOW, default=0) or None
     if not config.flag("use_sliding_window", default=family.windows != "upper"):
         window = None

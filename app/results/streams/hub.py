@@ -19,7 +19,7 @@ from app.core.errors import TooManyStreamsError, TooManyWaitersError
 from app.core.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.core.settings import Settings
 from app.core.waiting import is_set_by
-from app.queue.job_queue import Claim
+from app.queue.claim import Claim
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from app.results.streams.interest import ANNOUNCE_SECONDS, announce, is_question
@@ -227,7 +227,7 @@ class StreamHub:
         """True if this process waits for the result or reads it."""
         return result_id in self._waiters or result_id in self._readers
 
-    def hand(self, record: asyncpg.Record) -> None:
+    def deliver(self, record: asyncpg.Record) -> None:
         """Deliver a result that ended in this process to its waiters and readers."""
         row = ResultRow.of(record)
         self._waiters.notify_end(row.id, row)

@@ -1,7 +1,7 @@
-"""A whole file into the files of its batches: requests in parts, and the rows they came from.
+"""Conversion of a whole file into the files of its batches: requests in parts, and their rows.
 
-The rows are kept beside the requests, so that each answer can come back with the columns of its row;
-those that were left out are among them, with the reason.
+The rows are kept beside the requests, so that each output can be returned with the columns of its row;
+omitted rows are among them, with the reason.
 """
 
 from array import array
@@ -15,14 +15,14 @@ import orjson
 from app.ui.bulk.mapping import RowError
 from app.ui.bulk.table import Row, Table, add_columns
 
-MAX_TOLD = 100  # errors that are shown; all are counted
+MAX_SHOWN_ERRORS = 100  # errors that are shown; all are counted
 
 ToLine = Callable[[Row], tuple[str, bytes]]
 
 
 @dataclass(slots=True, frozen=True)
 class LineError:
-    """What is wrong with a line of the file."""
+    """The error of a line of the file."""
 
     line: int
     message: str
@@ -30,7 +30,7 @@ class LineError:
 
 @dataclass(slots=True)
 class Part:
-    """The requests of one batch, and the rows that they came from; sizes in bytes."""
+    """The requests of one batch, and their rows; sizes in bytes."""
 
     path: Path
     rows_path: Path
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(slots=True)
 class Conversion:
-    """What a file became. The files are in the directory that was given."""
+    """The result of a conversion, whose files are in the given directory."""
 
     parts: list[Part] = field(default_factory=list)
     rows: int = 0
@@ -52,13 +52,12 @@ class Conversion:
 
     @property
     def requests(self) -> int:
-        """How many rows became requests."""
         return self.rows - self.left_out
 
 
 @dataclass(slots=True, frozen=True)
 class Bounds:
-    """Of one part; sizes in bytes."""
+    """Bounds of one part; sizes in bytes."""
 
     lines: int = 50_000
     size: int = 100_000_000
@@ -68,9 +67,9 @@ class Bounds:
 def convert(
     file: BinaryIO, table: Table, to_line: ToLine, directory: Path, bounds: Bounds
 ) -> Conversion:
-    """Read all rows once; what makes no request is left out and told. Raises SourceError.
+    """Read all rows once; invalid rows are omitted and reported. Raises SourceError.
 
-    Blocks; of the file, only a row is in memory, and 16 to 32 bytes of each id.
+    Blocks; memory holds one row of the file, and 16 to 32 bytes of each id.
     """
     done = Conversion(columns=list(table.columns))
     seen = SeenTexts()
@@ -81,7 +80,7 @@ def convert(
                 line = _checked(row, to_line, seen, bounds.line_size)
             except RowError as error:
                 done.left_out += 1
-                if len(done.errors) < MAX_TOLD:
+                if len(done.errors) < MAX_SHOWN_ERRORS:
                     done.errors.append(LineError(row.line, str(error)))
                 parts.leave_out(row, str(error))
                 continue
@@ -91,14 +90,14 @@ def convert(
     return done
 
 
-def survey(file: BinaryIO, table: Table) -> Conversion:
-    """Read all rows, and make nothing of them. Raises SourceError. Blocks."""
+def check_rows(file: BinaryIO, table: Table) -> Conversion:
+    """Read all rows, and write no requests. Raises SourceError. Blocks."""
     found = Conversion(columns=list(table.columns))
     for row in table.rows(file):
         found.rows += 1
         if row.error:
             found.left_out += 1
-            if len(found.errors) < MAX_TOLD:
+            if len(found.errors) < MAX_SHOWN_ERRORS:
                 found.errors.append(LineError(row.line, row.error))
         elif table.kind == "jsonl":
             add_columns(found.columns, row)
@@ -143,7 +142,6 @@ class _Parts:
             file.close()
 
     def write(self, line: bytes, row: Row) -> None:
-        """A request and its row."""
         kept = _kept(row, row.values)
         part, lines, rows = self._part(len(line), len(kept))
         lines.write(line)
@@ -153,7 +151,7 @@ class _Parts:
         part.rows_size += len(kept)
 
     def leave_out(self, row: Row, error: str) -> None:
-        """A row alone; after very many of them, without its values."""
+        """Store only a row; after very many of them, without its values."""
         part, _, rows = self._part(0, 0)
         is_full = part.rows_size > self._bounds.size
         kept = _kept(row, {} if is_full else row.values, error)
@@ -188,7 +186,7 @@ class _Parts:
 class SeenTexts:
     """A set of texts by 64 bits of each (Python's salted hash), in 16 to 32 bytes a text.
 
-    Of a million texts, two are taken for one another once in thirty million files.
+    Among a million texts, a false match occurs once in thirty million files.
     """
 
     def __init__(self) -> None:
@@ -196,7 +194,6 @@ class SeenTexts:
         self._count = 0
 
     def add(self, text: str) -> bool:
-        """Whether it is new."""
         mark = hash(text) & 0xFFFF_FFFF_FFFF_FFFF or 1
         if not self._insert(mark):
             return False

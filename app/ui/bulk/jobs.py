@@ -1,7 +1,7 @@
-"""A bulk job as its batches tell it: each has the job's key and its place in the metadata.
+"""A bulk job, assembled from its batches: each has the job's key and its place in the metadata.
 
-Nothing of a job is kept elsewhere. The batch of the last part is made last and names the others: what
-has it, is whole, and its id is the job's. A batch that no page made is a job of one part.
+A job is stored nowhere else. The batch of the last part is created last and names the others: a job
+with it is complete, and its id is the job's. A batch of another program is a job of one part.
 """
 
 import re
@@ -13,10 +13,10 @@ from typing import Any
 from uuid import UUID
 
 MAX_PARTS = 100
-_IDS_OF_A_VALUE = 15  # a value of metadata has 512 characters, an id 32
+_IDS_PER_VALUE = 15  # a value of metadata has 512 characters, an id 32
 _ID = re.compile("[0-9a-f]{32}")
-_OVER = frozenset({"completed", "failed", "expired", "cancelled"})
-# The first that is a state of any part is the job's.
+_TERMINAL_STATES = frozenset({"completed", "failed", "expired", "cancelled"})
+# The first of these that is the state of any part is the job's.
 _ORDER = (
     ("cancelling", "stopping"),
     ("in_progress", "running"),
@@ -34,13 +34,10 @@ Batch = Mapping[str, Any]
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """One batch."""
-
     batch: Batch
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the page noted when it made the batch."""
         return self.batch["metadata"] or {}
 
     @property
@@ -53,7 +50,7 @@ class Part:
 
     @property
     def is_over(self) -> bool:
-        return self.state in _OVER
+        return self.state in _TERMINAL_STATES
 
     @property
     def job(self) -> str:
@@ -62,13 +59,12 @@ class Part:
 
     @property
     def is_last(self) -> bool:
-        """Whether it stands for its job."""
         number, _, count = self.metadata.get("bulk_part", "1/1").partition("/")
         return number == count
 
     @property
     def lines(self) -> int:
-        """Its requests, also before they have been read."""
+        """Its requests, also before the API has counted them."""
         return int(self.batch["request_counts"]["total"]) or _number(self.metadata, "bulk_lines")
 
     @property
@@ -77,19 +73,17 @@ class Part:
 
     @property
     def rows_file_id(self) -> str | None:
-        """The file of the rows that its lines were made of."""
         return self.metadata.get("bulk_rows")
 
     @property
     def file_ids(self) -> list[str]:
-        """All its files: what came of it, and what it was made of."""
+        """All its files, outputs and inputs."""
         names = ("output_file_id", "error_file_id", "input_file_id")
         ids = [*(self.batch[name] for name in names), self.rows_file_id]
         return [one for one in ids if one is not None]
 
     @property
     def earlier_ids(self) -> list[str]:
-        """The ids of the job's other batches, in their order."""
         texts = (self.metadata.get(f"bulk_parts_{number}", "") for number in range(1, 10))
         ids = [one for text in texts for one in text.split()]
         return [f"batch_{UUID(one)}" for one in ids if _ID.fullmatch(one)][: MAX_PARTS - 1]
@@ -132,7 +126,7 @@ class Job:
 
     @property
     def failed(self) -> int:
-        """Lines that failed; once a batch has ended, all that have no answer."""
+        """Lines that failed; after the end of a batch, all without an output."""
         counts = [part.batch["request_counts"] for part in self.parts]
         return sum(
             part.lines - count["completed"] if part.is_over else count["failed"]
@@ -159,7 +153,6 @@ class Job:
 
     @property
     def badge(self) -> str:
-        """The class that colours the state."""
         if not self.is_over:
             return "running"
         if any(part.state != "completed" for part in self.parts):
@@ -168,7 +161,6 @@ class Job:
 
     @property
     def refusals(self) -> list[tuple[int, Mapping[str, Any]]]:
-        """What was wrong with a part as a whole: its number, and the error."""
         return [
             (number, error)
             for number, part in enumerate(self.parts, 1)
@@ -176,7 +168,7 @@ class Job:
         ]
 
     def seconds_left(self, now: float | None = None) -> float | None:
-        """How long the rest takes at the speed so far; None before that can be told."""
+        """Estimate of the remaining time by the speed so far; None if it is too early."""
         begun = [part.batch["in_progress_at"] for part in self.parts]
         begun = [one for one in begun if one is not None]
         elapsed = (now or time.time()) - min(begun) if begun else 0
@@ -189,7 +181,7 @@ def metadata_of(
     *, name: str, job: str, number: int, count: int, lines: int, left_out: int, rows_file_id: str,
     model: str, earlier_ids: Sequence[str],
 ) -> dict[str, str]:  # fmt: skip
-    """What the batch of a part is told, for `Part` to read; `earlier_ids` are for the last alone."""
+    """Metadata of a part's batch, which `Part` reads; `earlier_ids` are for the last only."""
     metadata = {
         "bulk_name": name[:200],
         "bulk_job": job,
@@ -201,17 +193,17 @@ def metadata_of(
     if model:
         metadata["bulk_model"] = model[:256]
     ids = [UUID(one.removeprefix("batch_")).hex for one in earlier_ids]
-    for place in range(0, len(ids), _IDS_OF_A_VALUE):
-        key = f"bulk_parts_{place // _IDS_OF_A_VALUE + 1}"
-        metadata[key] = " ".join(ids[place : place + _IDS_OF_A_VALUE])
+    for place in range(0, len(ids), _IDS_PER_VALUE):
+        key = f"bulk_parts_{place // _IDS_PER_VALUE + 1}"
+        metadata[key] = " ".join(ids[place : place + _IDS_PER_VALUE])
     return metadata
 
 
 def to_jobs(batches: Sequence[Batch], hidden: str = "") -> list[Job]:
     """The jobs of a page of batches, newest first; those of the job `hidden` are left out.
 
-    The parts of a job that are not among these batches are named by its last part's `earlier_ids`.
-    One that has no last part here is not whole: it is being sent, or its sending broke off.
+    The last part's `earlier_ids` name the parts that are not among these batches. A job without a last
+    part here is incomplete: it is being sent, or its sending was interrupted.
     """
     of_job: dict[str, list[Part]] = {}
     for batch in batches:

@@ -1,4 +1,4 @@
-"""From a row to a request, as a person mapped the columns.
+"""Mapping of a row to a request, as a person chose the columns.
 
 The lines are those of OpenAI's batches: https://platform.openai.com/docs/api-reference/batch
 """
@@ -25,7 +25,7 @@ _ID_NAMES = ("id", "custom_id", "key", "uuid")
 
 
 class MappingError(ValueError):
-    """What was entered cannot be used; `name` is the control's."""
+    """An invalid entry; `name` is the control's."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -33,19 +33,19 @@ class MappingError(ValueError):
 
 
 class RowError(ValueError):
-    """A row makes no request."""
+    """A row that makes no request."""
 
 
 @dataclass(slots=True, frozen=True)
 class Parameter:
-    """A number that a request may have, within bounds that the API has too."""
+    """A number that a request may have, within the API's bounds."""
 
     low: float
     high: float
     is_whole: bool = False
 
     def read(self, name: str, value: Any) -> int | float:
-        """The number in a cell, or in JSON. Raises ValueError, in words."""
+        """The number in a cell, or in JSON. Raises ValueError with a message for people."""
         noun = "a whole number" if self.is_whole else "a number, with a point: 0.5"
         try:
             number = _number(value)
@@ -61,7 +61,7 @@ class Parameter:
 
 
 def _number(value: Any) -> int | float:
-    """Raises ValueError for what is none; NaN and the infinities are none."""
+    """Raises ValueError for other values, NaN and the infinities."""
     is_number = isinstance(value, str | int | float) and not isinstance(value, bool)
     if not is_number or "_" in str(value):  # Python would read 1_000
         raise ValueError(value)
@@ -99,30 +99,28 @@ class Template:
 
     @property
     def only_column(self) -> str | None:
-        """The column that is all of it."""
         is_alone = len(self.parts) == 1 and not self.parts[0][0]
         return self.parts[0][1] if is_alone else None
 
     def fill(self, row: Row) -> str:
-        """The text for a row. Raises RowError for a column that the row has not, and too long a text."""
+        """The text for a row. Raises RowError for an absent column, and for a text that is too long."""
         texts, length = [], 0
         for before, column in self.parts:
             text = before if column is None else before + text_of(_value(row, column))
             texts.append(text)
             length += len(text)
-            # Looked at before it is all put together: a template may name a long cell many times.
+            # Checked before the join: a template may name a long cell many times.
             if length > MAX_TEXT:
                 raise RowError(f"The template makes more than {MAX_TEXT:,} characters of this row.")
         return "".join(texts)
 
 
 def of_column(column: str) -> Template:
-    """The text of one column."""
     return Template([("", column)])
 
 
 def parse_template(text: str, columns: Collection[str], control: str) -> Template:
-    """A text with columns' names in braces; `{{` and `}}` are braces. Raises MappingError."""
+    """Parse a text with columns' names in braces; `{{` and `}}` are braces. Raises MappingError."""
     if len(text) > MAX_TEMPLATE:
         raise MappingError(control, f"At most {MAX_TEMPLATE:,} characters.")
     parts: list[tuple[str, str | None]] = []
@@ -149,7 +147,7 @@ def parse_template(text: str, columns: Collection[str], control: str) -> Templat
 
 @dataclass(slots=True, frozen=True)
 class Mapping:
-    """Which column is what. Numbers of a row's own cells go before those for all rows."""
+    """Roles of the columns. Numbers of a row's own cells take precedence over those for all rows."""
 
     endpoint: str
     prompt: Template
@@ -170,7 +168,6 @@ class Mapping:
         return text
 
     def body_of(self, row: Row) -> dict[str, Any]:
-        """The request. Raises RowError."""
         body: dict[str, Any] = {}
         model = row.values.get(self.model_column) if self.model_column else None
         if model := (text_of(model).strip() or self.model):
@@ -216,7 +213,7 @@ def to_line(row: Row, mapping: Mapping) -> tuple[str, bytes]:
     }
     try:
         return identifier, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-    except (TypeError, ValueError):  # it reads deeper nesting than it writes
+    except (TypeError, ValueError):  # orjson reads deeper nesting than it writes
         raise RowError("The row is nested too deep.") from None
 
 
@@ -240,8 +237,6 @@ def check_line(row: Row, endpoint: str) -> tuple[str, bytes]:
 
 
 def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping:
-    """What was entered in the page's form. Raises MappingError."""
-
     def column(control: str) -> str | None:
         name = form.get(control) or None
         if name is not None and name not in columns:
@@ -284,7 +279,7 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
 
 
 def guess_form(columns: Sequence[str]) -> dict[str, str]:
-    """What to enter first, by the columns' names."""
+    """Initial values of the form, by the columns' names."""
     by_name = {column.strip().lower(): column for column in reversed(columns)}
     prompt = next((by_name[name] for name in _PROMPT_NAMES if name in by_name), None)
     guess = {"prompt": prompt or (columns[0] if len(columns) == 1 else "")}
@@ -300,17 +295,14 @@ def guess_form(columns: Sequence[str]) -> dict[str, str]:
 
 
 def text_of(value: Any) -> str:
-    """A value as a prompt has it: a text as it is, nothing as nothing, else its JSON.
-
-    Raises RowError.
-    """
+    """A value in a prompt: a text unchanged, null as "", else its JSON. Raises RowError."""
     if isinstance(value, str):
         return value
     if value is None:
         return ""
     try:
         return orjson.dumps(value).decode()
-    except (TypeError, ValueError):  # it reads deeper nesting than it writes
+    except (TypeError, ValueError):  # orjson reads deeper nesting than it writes
         raise RowError("The row is nested too deep.") from None
 
 

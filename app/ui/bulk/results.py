@@ -1,7 +1,7 @@
-"""Answers beside the rows they came from, as JSON lines or CSV, one at a time.
+"""Outputs beside their rows, as JSON lines or CSV, one at a time.
 
-A batch's output and error files are in the order of its lines, and so are the kept rows: they are
-merged as they come, whatever their number.
+A batch's output and error files are in the order of its lines, and so are the kept rows: a streaming
+merge joins them.
 """
 
 import csv
@@ -17,7 +17,7 @@ from app.ui.bulk.mapping import text_of
 
 Status = Literal["completed", "failed", "left_out", "pending"]
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # without it, Excel takes UTF-8 for the country's old encoding
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # without it, Excel reads UTF-8 in the country's old encoding
 _ANSWER_COLUMNS = (
     "output", "status", "error", "model", "finish_reason", "prompt_tokens", "completion_tokens",
     "result_id",
@@ -25,13 +25,13 @@ _ANSWER_COLUMNS = (
 # https://owasp.org/www-community/attacks/CSV_Injection, with the wide forms of its signs.
 _FORMULA = re.compile("^[ \u00a0]*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
-MAX_LINE = 64_000_000  # bytes; an answer with the logprobs of all its tokens has some millions
+MAX_LINE = 64_000_000  # bytes; an output with the logprobs of all its tokens has some millions
 _CHUNK = 65_536  # bytes that are sent at once
 
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """What became of a request."""
+    """The outcome of a request."""
 
     custom_id: str = ""
     status: Status = "pending"
@@ -56,12 +56,12 @@ class AnsweredRow:
 
 @dataclass(slots=True, frozen=True)
 class PartAnswers:
-    """The answers of one batch: how many lines it has, and its files' lines, if it has them."""
+    """The answers of one batch: its number of lines, and the lines of its files, if they exist."""
 
     lines: int
     output: AsyncIterator[bytes] | None = None
     errors: AsyncIterator[bytes] | None = None
-    otherwise: Answer = Answer()  # of a line that neither file has
+    default: Answer = Answer()  # of a line that neither file has
 
 
 class LineTooLongError(ValueError):
@@ -69,7 +69,6 @@ class LineTooLongError(ValueError):
 
 
 async def split_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a file that comes in pieces. Raises LineTooLongError."""
     rest = bytearray()  # grows in place: a long line is not copied with each piece
     async for piece in pieces:
         first, *others = piece.split(b"\n")
@@ -84,7 +83,7 @@ async def split_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def read_answer(line: bytes) -> tuple[int, Answer]:
-    """A line of an output or error file: its number in the batch's file, and the answer."""
+    """Read a line of an output or error file: its number in the batch's file, and the answer."""
     outcome = orjson.loads(line)
     number = int(outcome["id"].rpartition("_")[2])
     response = outcome.get("response") or {}
@@ -112,7 +111,7 @@ def read_answer(line: bytes) -> tuple[int, Answer]:
 
 
 def output_of(body: dict[str, Any]) -> str:
-    """The text of an answer of any of the three endpoints; of several choices, a JSON list."""
+    """The text of a response of any of the three endpoints; of several choices, a JSON list."""
     if "output" in body:  # a response
         return "".join(
             content.get("text", "")
@@ -139,7 +138,6 @@ class _Cursor:
         self._next: tuple[int, Answer] | None = None
 
     async def take(self, number: int) -> Answer | None:
-        """The answer to this line, if the file has it."""
         while self._lines is not None and (self._next is None or self._next[0] < number):
             line = await anext(self._lines, None)
             if line is None:
@@ -164,7 +162,7 @@ async def join(
 
 
 async def without_rows(parts: Sequence[PartAnswers]) -> AsyncIterator[AnsweredRow]:
-    """The answers alone, under their ids: of a batch that was not made from a table."""
+    """Only the answers, with their ids: for a batch that was not made from a table."""
     number = 0
     async for answer in _answers(parts):
         number += 1
@@ -175,11 +173,10 @@ async def _answers(parts: Sequence[PartAnswers]) -> AsyncIterator[Answer]:
     for part in parts:
         output, errors = _Cursor(part.output), _Cursor(part.errors)
         for number in range(1, part.lines + 1):
-            yield await output.take(number) or await errors.take(number) or part.otherwise
+            yield await output.take(number) or await errors.take(number) or part.default
 
 
 async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, None]:
-    """JSON lines, in pieces."""
     buffer = bytearray()
     async for row in rows:
         answer = row.answer
@@ -214,7 +211,7 @@ async def to_csv(
     writer = csv.writer(buffer)  # RFC 4180: commas, CRLF
     names = [_free_name("line", columns), *columns]
     names += [_free_name(name, columns) for name in _ANSWER_COLUMNS]
-    writer.writerow([harmless(name) for name in names])
+    writer.writerow([escape_formula(name) for name in names])
     yield BYTE_ORDER_MARK
     async for row in rows:
         answer = row.answer
@@ -230,14 +227,14 @@ async def to_csv(
             answer.completion_tokens,
             answer.result_id,
         ]
-        writer.writerow([row.line, *(harmless(text_of(cell)) for cell in cells)])
+        writer.writerow([row.line, *(escape_formula(text_of(cell)) for cell in cells)])
         if buffer.tell() >= _CHUNK:
             yield _taken(buffer)
     if buffer.tell():
         yield _taken(buffer)
 
 
-def harmless(text: str) -> str:
+def escape_formula(text: str) -> str:
     """The text of a cell that no spreadsheet program takes for a formula: `'` is put before it.
 
     A number with a sign is a number, and stays.
@@ -248,7 +245,6 @@ def harmless(text: str) -> str:
 
 
 def _free_name(name: str, columns: Sequence[str]) -> str:
-    """A name of our own that is none of the file's."""
     while name in columns:
         name = f"answer_{name}"
     return name

@@ -1,4 +1,4 @@
-"""A converted file into the API's hands: all of its batches, or none."""
+"""Submission of a converted file to the API: all of its batches, or none."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ class AlreadySentError(Exception):
 
 @dataclass(slots=True)
 class Sending:
-    """One job on its way. `key` is the form's: a form that is sent twice makes one job."""
+    """Submission of one job. `key` is the form's: a form that is sent twice makes one job."""
 
     api: Api
     key: str
@@ -34,7 +34,7 @@ class Sending:
     _batches: list[str] = field(default_factory=list)
 
     async def send(self, conversion: Conversion) -> str:
-        """The id of the job. Raises ApiError, and then nothing of it is left; AlreadySentError."""
+        """Send all parts, and return the job's id. Raises AlreadySentError, and ApiError after an undo."""
         is_sent = False
         try:
             header = orjson.dumps({"columns": conversion.columns}) + b"\n"
@@ -111,7 +111,7 @@ class Sending:
         self._batches.append(response.json()["id"])
 
     async def _undo(self) -> None:
-        """Stop what was sent, and delete what was uploaded, as far as the API is there."""
+        """Stop the sent batches, and delete the uploaded files, as far as the API is available."""
         for batch in self._batches:
             with contextlib.suppress(ApiError):
                 await self.api.post(f"/v1/batches/{segment(batch)}/cancel")
@@ -119,7 +119,6 @@ class Sending:
 
 
 async def delete_all(api: Api, ids: Sequence[str]) -> None:
-    """Delete files; those that are gone are no error."""
     for file_id in ids:
         with contextlib.suppress(ApiError):
             await api.delete(f"/v1/files/{segment(file_id)}")
@@ -134,7 +133,6 @@ async def _pieces(path: Path, before: bytes, after: bytes) -> AsyncIterator[byte
 
 
 def _quotable(filename: str) -> str:
-    """The name as it may stand in quotation marks in a header."""
     return "".join("_" if one in '"\\\r\n' else one for one in filename)
 
 

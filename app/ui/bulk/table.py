@@ -1,7 +1,7 @@
-"""An uploaded file as rows: JSON lines, or a table with commas, semicolons, tabs or bars (RFC 4180).
+"""Rows of an uploaded file: JSON lines, or a table with commas, semicolons, tabs or bars (RFC 4180).
 
-Rows come one by one. What is wrong with one row is told with its line, and the next one follows;
-what makes the whole file useless raises SourceError.
+Rows come one by one. An error in one row is reported with its line, and the next one follows; an error
+that makes the whole file useless raises SourceError.
 """
 
 import csv
@@ -28,7 +28,7 @@ Kind = Literal["jsonl", "csv"]
 
 MAX_COLUMNS = 256
 MAX_NAME = 128  # characters of a column's name
-TEXT_COLUMN = "text"  # of JSON lines that are texts alone
+TEXT_COLUMN = "text"  # of JSON lines that are plain texts
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 SAMPLE_ROWS = 10
 _SNIFFED_ROWS = 100
@@ -38,17 +38,17 @@ csv.field_size_limit(2 * MAX_LINE)
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """A row; `line` is where it begins, from 1. With an `error`, the values are what is known."""
+    """A row; `line` is its first line, from 1. With an `error`, the values are incomplete."""
 
     line: int
     values: dict[str, Any]
     error: str = ""
-    text: str = field(default="", repr=False)  # the line as it is in a file of JSON lines
+    text: str = field(default="", repr=False)  # the line in a file of JSON lines
 
 
 @dataclass(slots=True, frozen=True)
 class Table:
-    """How a file is read. `columns` of JSON lines are those of the first rows."""
+    """The format of a file. `columns` of JSON lines are those of the first rows."""
 
     kind: Kind
     encoding: Encoding
@@ -58,7 +58,7 @@ class Table:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the lines are requests already, as OpenAI's batches have them."""
+        """The lines are requests in the format of OpenAI's batches."""
         return {"custom_id", "url", "body"} <= set(self.columns) and self.kind == "jsonl"
 
     def rows(self, file: BinaryIO) -> Iterator[Row]:
@@ -68,7 +68,7 @@ class Table:
 
 
 def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
-    """Tell the format by the name's ending and the file's head. Raises SourceError.
+    """Detect the format by the name's ending and the file's head. Raises SourceError.
 
     Reads the head for the format, and the first rows for the columns and the sample.
     """
@@ -99,7 +99,7 @@ def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
 
 
 def add_columns(columns: list[str], row: Row) -> None:
-    """Add the names of a row's members, as far as columns may be many and their names long."""
+    """Add the names of a row's members, within the bounds of columns and names."""
     if len(columns) == MAX_COLUMNS:
         return
     # As sets: rows of hundreds of members would be compared with hundreds of names each.
@@ -126,7 +126,7 @@ def _sniff_kind(text: str, suffix: str) -> Kind:
 
 
 def _sniff_delimiter(text: str) -> str:
-    """The one that cuts the first records into the most equal numbers of cells; else a comma."""
+    """The delimiter that gives the first records the most equal numbers of cells; else a comma."""
     best, best_score = ",", (0.0, 1)
     for delimiter in DELIMITERS:
         counts = []
@@ -183,7 +183,6 @@ def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
 
 
 def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:
-    """Each record's first line, its cells, and what is wrong with it."""
     bounded = _Bounded(lines)
     reader = csv.reader(bounded, delimiter=delimiter, strict=True)
     while True:
@@ -214,7 +213,6 @@ class _Bounded:
         self._size = 0
 
     def begin(self) -> int:
-        """A record begins; the number of its line."""
         self._first, self._size = self._number + 1, 0
         return self._first
 
@@ -242,7 +240,6 @@ def _explain(error: csv.Error) -> str:
 
 
 def _header(records: Iterator[tuple[int, list[str], str]]) -> list[str]:
-    """The names of the columns, from the first record."""
     line, cells, error = next(records, (1, [], "The file has no row."))
     if error:
         raise SourceError(f"Line {line}, the names of the columns: {error}")

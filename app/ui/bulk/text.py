@@ -1,7 +1,7 @@
-"""The lines of an uploaded file as text, and in words why there are none.
+"""The lines of an uploaded file as text, or an error in words.
 
-UTF-8 with or without its mark, and UTF-16 with it, are read; nothing else is guessed at: a wrong
-guess would send spoiled prompts without a word. Memory is bounded by the longest line.
+UTF-8 with or without its byte order mark, and UTF-16 with it, are read. Other encodings are not
+guessed: a wrong guess would silently corrupt prompts. Memory is bounded by the longest line.
 """
 
 import codecs
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 MAX_LINE = 2_000_000  # characters; also of a record of several lines
-HEAD_BYTES = 65_536  # from which formats are told
+HEAD_BYTES = 65_536  # the part from which formats are detected
 _CHUNK_BYTES = 262_144
 
 # https://en.wikipedia.org/wiki/List_of_file_signatures
@@ -33,19 +33,17 @@ _AS_TEXT = "Save the table as CSV (UTF-8), or write one JSON object on each line
 
 
 class SourceError(Exception):
-    """The whole file cannot be used; says why, and what to do."""
+    """The whole file is unusable; the message has the reason and the remedy."""
 
 
 class Encoding(NamedTuple):
-    """How bytes become lines."""
-
     codec: str
     label: str
-    has_old_newlines: bool  # CR alone, as old Macintosh programs write
+    has_old_newlines: bool  # only CR, as old Macintosh programs write
 
 
 def sniff_encoding(head: bytes) -> Encoding:
-    """The encoding of a file that begins so. Raises SourceError for what is no text."""
+    """The encoding of a file that begins so. Raises SourceError for binary data."""
     if not head.strip():
         raise SourceError("The file is empty.")
     for signature, label in _SIGNATURES:
@@ -58,7 +56,7 @@ def sniff_encoding(head: bytes) -> Encoding:
         return Encoding("utf-16", "UTF-16", "\r" in text and "\n" not in text)
     if b"\x00" in head:
         raise SourceError(
-            "The file has NUL bytes: it is no text, or UTF-16 without the mark that says so. "
+            "The file has NUL bytes: it is not text, or it is UTF-16 without a byte order mark. "
             + _AS_TEXT
         )
     label = "UTF-8 with its mark" if head.startswith(codecs.BOM_UTF8) else "UTF-8"
@@ -66,7 +64,7 @@ def sniff_encoding(head: bytes) -> Encoding:
 
 
 def read_lines(file: BinaryIO, encoding: Encoding) -> Iterator[str]:
-    """Every line with its end. Raises SourceError where the text is none, or a line too long."""
+    """Every line with its end. Raises SourceError for invalid text or a line that is too long."""
     decoder = codecs.getincrementaldecoder(encoding.codec)("strict")
     rest, number, chunk = "", 0, b"?"
     while chunk:

@@ -4,14 +4,11 @@ The uploaded file stays in the API's file store between the steps, and a job is 
 process keeps nothing.
 """
 
-import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -20,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
-from app.ui.bulk.conversion import Bounds, Conversion, convert, survey
+from app.ui.bulk.conversion import Bounds, Conversion, convert
 from app.ui.bulk.jobs import MAX_PARTS, Job, Part, to_jobs
 from app.ui.bulk.mapping import (
     CHAT,
@@ -36,8 +33,8 @@ from app.ui.bulk.mapping import (
     to_line,
 )
 from app.ui.bulk.sending import AlreadySentError, Sending
-from app.ui.bulk.table import DELIMITERS, Table, read_table
-from app.ui.bulk.text import SourceError
+from app.ui.bulk.table import DELIMITERS
+from app.ui.bulk.uploaded_file import Source, UnreadableError, on_thread, open_upload
 from app.ui.guard import BodyTooLargeError
 from app.ui.pages.bulk_jobs import read_parts
 from app.ui.render import page
@@ -45,45 +42,24 @@ from app.ui.render import page
 UPLOADS = "/bulk/files"  # takes larger bodies than other forms
 FORM_BYTES = 65_536  # of an upload beside its file
 
-_KEPT_DAYS = 7  # an uploaded file, for sending it once more with another mapping
-_LISTED = 100
+# An uploaded file is kept for sending it again with another mapping.
+_UPLOAD_RETENTION_DAYS = 7
+_PAGE_SIZE = 100
 _FORM_FIELDS = (
     "endpoint", "prompt", "template", "system", "id", "model", "model_column", "skip",
     *PARAMETERS, *(f"{name}_column" for name in PARAMETERS),
 )  # fmt: skip
-# Two files at a time are read: more would only share the one interpreter.
-_READERS = ThreadPoolExecutor(2, thread_name_prefix="bulk")
-
-_T = TypeVar("_T")
-
-
-@dataclass(slots=True, frozen=True)
-class Source:
-    """An uploaded file, here for as long as a request takes."""
-
-    id: str
-    name: str
-    size: int  # bytes
-    file: BinaryIO
-    table: Table
-    found: Conversion  # what a reading of all rows tells; it has no parts
-
-    @property
-    def endpoint(self) -> str:
-        """Where lines that are requests already want to go."""
-        return str(self.table.sample[0].values.get("url", ""))
 
 
 # --- The list, and uploading -------------------------------------------------------------------------
 
 
 async def index(request: Request) -> Response:
-    """The form to begin with, and the jobs so far."""
     return await _index(request)
 
 
 async def upload(request: Request) -> Response:
-    """Hand an upload on to the API as it comes; on to the mapping of its columns."""
+    """Stream an upload to the API; redirect to the mapping of its columns."""
     most = request.app.state.settings.max_upload_bytes
     too_large = ApiError(
         413,
@@ -106,11 +82,11 @@ async def upload(request: Request) -> Response:
         return await _not_uploaded(request, body, error)
     except BodyTooLargeError:
         return await _not_uploaded(request, body, too_large)
-    return _gone_to(request, f"{UPLOADS}/{segment(response.json()['id'])}")
+    return _redirect(request, f"{UPLOADS}/{segment(response.json()['id'])}")
 
 
 async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: ApiError) -> Response:
-    # The rest is taken, within bounds: or the browser tells of a broken connection, not why.
+    # The rest is read, within bounds: otherwise the browser reports a broken connection, not the reason.
     with contextlib.suppress(BodyTooLargeError):
         async for _ in body:
             pass
@@ -121,8 +97,8 @@ async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: Api
     return await _index(request, error.status or 502, problem=error.message)
 
 
-def _gone_to(request: Request, path: str) -> Response:
-    """To another page; a script, which asks for a part, goes there by itself."""
+def _redirect(request: Request, path: str) -> Response:
+    """Redirect to another page; a script, which requests a part, goes there by itself."""
     if "x-part" in request.headers:
         return Response(status_code=201, headers={"Location": path})
     return RedirectResponse(path, 303)
@@ -133,7 +109,7 @@ async def _index(
 ) -> Response:
     api = api_of(request)
     after = request.query_params.get("after")
-    listed = await api.get("/v1/batches", {"limit": _LISTED, "after": after})
+    listed = await api.get("/v1/batches", {"limit": _PAGE_SIZE, "after": after})
     jobs = to_jobs(listed["data"], request.query_params.get("job", ""))
     if "sent" in request.query_params:
         note = "This form was sent before; its job is the first of the list."
@@ -148,15 +124,15 @@ async def _index(
         is_first=after is None,
         next_page=_next_page(listed),
         max_bytes=request.app.state.settings.max_upload_bytes,
-        kept_days=_KEPT_DAYS,
+        kept_days=_UPLOAD_RETENTION_DAYS,
     )
 
 
 async def _whole(api: Api, jobs: Sequence[Job]) -> list[Job]:
     """The jobs with those of their parts that were on another page of the list.
 
-    One page ends within one job; batches of programs may have any metadata, and be as many as they
-    like: no more are read than one job may have.
+    One page ends within one job; batches of programs may have any metadata, in any number: no more are
+    read than one job may have.
     """
     whole, left = [], MAX_PARTS
     for job in jobs:
@@ -174,7 +150,7 @@ async def _whole(api: Api, jobs: Sequence[Job]) -> list[Job]:
 
 
 def _next_page(listed: Mapping[str, Any]) -> str | None:
-    """The query of the next page; the job that this one ends within is told, lest it comes again."""
+    """The query of the next page, with the job that this one ends within, so that it is not repeated."""
     if not listed["has_more"]:
         return None
     return f"?after={quote(listed['last_id'])}&job={quote(Part(listed['data'][-1]).job)}"
@@ -184,22 +160,22 @@ def _next_page(listed: Mapping[str, Any]) -> str | None:
 
 
 async def preview(request: Request) -> Response:
-    """The first rows of an uploaded file, and which column is what."""
+    """The first rows of an uploaded file, and the mapping of its columns."""
     try:
-        async with _source(request, request.query_params.get("separator", "")) as source:
+        async with open_upload(request, request.query_params.get("separator", "")) as source:
             return await _preview(request, source, guess_form(source.found.columns))
     except UnreadableError as error:
         return await _index(request, 422, problem=str(error))
 
 
 async def send(request: Request) -> Response:
-    """Make requests of the rows and send them; or tell what is wrong, with all that was entered."""
+    """Make requests of the rows and send them; or report the error, with all entries kept."""
     form = await request.form()
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
-    # Browsers send line ends as CR LF; a prompt has what was entered.
+    # Browsers send line ends as CR LF; a prompt has the original ones.
     entered = {name: texts[name].replace("\r\n", "\n") for name in _FORM_FIELDS if name in texts}
     try:
-        async with _source(request, texts.get("separator", "")) as source:
+        async with open_upload(request, texts.get("separator", "")) as source:
             return await _send(request, source, entered, _key(texts.get("key", "")))
     except UnreadableError as error:
         return await _index(request, 422, problem=str(error))
@@ -213,12 +189,12 @@ async def _send(request: Request, source: Source, entered: dict[str, str], key: 
         return await _preview(request, source, entered, 422, problem=str(error), wrong=wrong)
     bounds = Bounds(lines=request.app.state.settings.batch_lines)
     with tempfile.TemporaryDirectory(prefix="bulk-") as directory:
-        done = await _in_thread(
+        done = await on_thread(
             source.file,
             lambda: convert(source.file, source.table, to_request, Path(directory), bounds),
         )
-        if problem := _objection(done, is_skipping="skip" in entered, bounds=bounds):
-            return await _preview(request, source, entered, 422, problem=problem, told=done)
+        if problem := _refusal_reason(done, is_skipping="skip" in entered, bounds=bounds):
+            return await _preview(request, source, entered, 422, problem=problem, checked=done)
         model = entered.get("model", "").strip()
         try:
             job_id = await Sending(api_of(request), key, source.name, endpoint, model).send(done)
@@ -229,14 +205,14 @@ async def _send(request: Request, source: Source, entered: dict[str, str], key: 
                 raise
             problem = f"Nothing was sent. The file makes {len(done.parts)} batches: {error}"
             status = error.status or 502
-            return await _preview(request, source, entered, status, problem=problem, told=done)
+            return await _preview(request, source, entered, status, problem=problem, checked=done)
     return RedirectResponse(f"/bulk/jobs/{segment(job_id)}", 303)
 
 
 def _reader(
     source: Source, entered: Mapping[str, str]
 ) -> tuple[Callable[[Any], tuple[str, bytes]], str]:
-    """How a row becomes a request, and for which endpoint. Raises MappingError."""
+    """The function from a row to a request, and the endpoint. Raises MappingError."""
     if source.table.is_batch:
         endpoint = source.endpoint
         if endpoint not in (CHAT, COMPLETION, RESPONSE):
@@ -247,8 +223,7 @@ def _reader(
     return lambda row: to_line(row, mapping), mapping.endpoint
 
 
-def _objection(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
-    """Why a converted file is not sent."""
+def _refusal_reason(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
     if not done.requests:
         return "No line can be sent: correct the mapping, or the file. Nothing was sent."
     if done.left_out and not is_skipping:
@@ -266,7 +241,7 @@ def _objection(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | 
 
 
 def _key(text: str) -> str:
-    """The form's key, as every form of ours has one."""
+    """The form's key, in the format of our forms."""
     try:
         return UUID(text).hex
     except ValueError:
@@ -281,9 +256,9 @@ async def _preview(
     /,
     problem: str | None = None,
     wrong: Mapping[str, str] | None = None,
-    told: Conversion | None = None,
+    checked: Conversion | None = None,
 ) -> Response:
-    """`wrong`: what is wrong with a control, by its name; `told`: whose lines' errors are shown."""
+    """`wrong`: errors by the names of controls; `checked`: the conversion with the lines' errors."""
     models = [] if source.table.is_batch else await api_of(request).get("/models/")
     return await page(
         request,
@@ -302,9 +277,9 @@ async def _preview(
         problem=problem,
         fields=(),
         wrong=wrong or {},
-        told=told or source.found,
-        can_skip=bool((told or source.found).left_out) or "skip" in form,
-        kept_days=_KEPT_DAYS,
+        checked=checked or source.found,
+        can_skip=bool((checked or source.found).left_out) or "skip" in form,
+        kept_days=_UPLOAD_RETENTION_DAYS,
     )
 
 
@@ -313,74 +288,6 @@ def _shown(value: Any) -> str:
         return text_of(value)
     except RowError as error:
         return f"({error})"
-
-
-class Room:
-    """How much of the temporary directory files take that are worked on now, in bytes.
-
-    Together they have as much as the largest one alone may have: what comes on top is refused.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-
-    @contextlib.contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        """Have room for a file. Raises ApiError."""
-        if size > self._free:
-            raise ApiError(
-                503,
-                "busy",
-                "Other files are being read, and there is no room for this one beside them. It is "
-                "kept: try again in a minute.",
-                retry_after="30",
-            )
-        self._free -= size
-        try:
-            yield
-        finally:
-            self._free += size
-
-
-@contextlib.asynccontextmanager
-async def _source(request: Request, delimiter: str) -> AsyncIterator[Source]:
-    """The uploaded file, read once. Raises ApiError, with what is wrong with it in words."""
-    api, file_id = api_of(request), request.path_params["file_id"]
-    told = await api.get(f"/v1/files/{segment(file_id)}")
-    most = request.app.state.settings.max_upload_bytes
-    if told["bytes"] > most:  # a program's upload, which the API takes
-        raise UnreadableError(told["filename"], f"It is larger than {most:,} bytes. Split it.")
-    room: Room = request.app.state.bulk_room
-    with room.held(told["bytes"]), tempfile.TemporaryFile(prefix="bulk-") as file:
-        async with api.stream(
-            "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
-        ) as response:
-            async for piece in response.aiter_bytes():
-                file.write(piece)
-
-        def read() -> tuple[Table, Conversion]:
-            table = read_table(file, told["filename"], delimiter)
-            file.seek(0)
-            return table, survey(file, table)
-
-        try:
-            table, found = await _in_thread(file, read)
-        except SourceError as error:
-            raise UnreadableError(told["filename"], str(error)) from error
-        yield Source(file_id, told["filename"], told["bytes"], file, table, found)
-
-
-class UnreadableError(Exception):
-    """An uploaded file that is no table."""
-
-    def __init__(self, filename: str, message: str) -> None:
-        super().__init__(f"{filename} cannot be used. {message}")
-
-
-async def _in_thread(file: BinaryIO, work: Callable[[], _T]) -> _T:
-    """Do what reads a file from its beginning, beside the event loop."""
-    file.seek(0)
-    return await asyncio.get_running_loop().run_in_executor(_READERS, work)
 
 
 routes = [

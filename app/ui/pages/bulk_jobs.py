@@ -1,4 +1,4 @@
-"""A bulk job: how it stands, stopping it, and its answers beside the rows of its file."""
+"""A bulk job: its state, stopping it, and its answers beside the rows of its file."""
 
 import asyncio
 import contextlib
@@ -29,21 +29,19 @@ from app.ui.bulk.results import (
     without_rows,
 )
 from app.ui.bulk.sending import delete_all
-from app.ui.handed_on import ProxiedResponse
+from app.ui.proxied_response import ProxiedResponse
 from app.ui.render import fragment, page
 
-_TOLD_FAILURES = 100
+_MAX_SHOWN_FAILURES = 100
 
 _Lines = AsyncGenerator[bytes, None]
 
 
 async def job(request: Request) -> Response:
-    """How a job stands, and its results."""
     return await page(request, "bulk_job.html", **await _job_context(request))
 
 
 async def progress(request: Request) -> Response:
-    """The part of the job's page that changes."""
     context = await _job_context(request)
     response = fragment(request, "_bulk_job.html", **context)
     if context["job"].is_over:
@@ -52,7 +50,7 @@ async def progress(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Stop all parts of a job; those that have ended stay as they are."""
+    """Stop all parts of a job that have not ended."""
     api = api_of(request)
     found = await _job(request)
     for part in found.parts:
@@ -66,7 +64,7 @@ async def cancel(request: Request) -> Response:
 
 
 async def delete_files(request: Request) -> Response:
-    """Delete all files of a job that has ended; that it was, and its counts, stay."""
+    """Delete all files of a job that has ended; the job and its counts stay."""
     found = await _job(request)
     if found.is_over:
         await delete_all(api_of(request), [one for part in found.parts for one in part.file_ids])
@@ -74,7 +72,6 @@ async def delete_files(request: Request) -> Response:
 
 
 async def results(request: Request) -> Response:
-    """Each row with its answer, as a file."""
     kind = request.path_params["kind"]
     if kind not in ("csv", "jsonl"):
         raise HTTPException(404)
@@ -100,12 +97,11 @@ async def _job(request: Request) -> Job:
 
 
 async def read_part(api: Api, batch_id: str) -> Part:
-    """A batch. Raises ApiError."""
     return Part(await api.get(f"/v1/batches/{segment(batch_id)}"))
 
 
 async def read_parts(api: Api, ids: Sequence[str]) -> list[Part]:
-    """Batches, without those that are not there: metadata may name anything. Raises ApiError."""
+    """Batches, without missing ones: metadata may name any id. Raises ApiError."""
 
     async def read(batch_id: str) -> list[Part]:
         try:
@@ -132,7 +128,7 @@ async def _job_context(request: Request) -> dict[str, Any]:
 
 
 async def _has_files(api: Api, found: Job) -> bool:
-    """Whether there is anything to download: the first file of a part that has ended."""
+    """True if the first file of an ended part can be downloaded."""
     ended = [part for part in found.parts if part.is_over]
     for file_id in ended[0].file_ids if ended else ():
         with _ignoring_missing():
@@ -142,7 +138,6 @@ async def _has_files(api: Api, found: Job) -> bool:
 
 
 async def _failures(api: Api, found: Job) -> list[Answer]:
-    """The first lines that failed."""
     failures: list[Answer] = []
     for part in found.parts:
         if (file_id := part.batch["error_file_id"]) is None:
@@ -151,7 +146,7 @@ async def _failures(api: Api, found: Job) -> list[Answer]:
             async with aclosing(_file_lines(api, file_id)) as lines:
                 async for line in lines:
                     failures.append(read_answer(line)[1])
-                    if len(failures) == _TOLD_FAILURES:
+                    if len(failures) == _MAX_SHOWN_FAILURES:
                         return failures
     return failures
 
@@ -167,7 +162,7 @@ def _ignoring_missing() -> Iterator[None]:
 
 
 async def _columns(api: Api, found: Job) -> Sequence[str]:
-    """The names of the file's columns; of a batch that no page made, its ids alone."""
+    """The names of the file's columns; of another program's batch, only its ids."""
     if (file_id := found.parts[0].rows_file_id) is not None:
         async with aclosing(_file_lines(api, file_id)) as lines:
             with _ignoring_missing():
@@ -191,7 +186,7 @@ async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
                 part.lines,
                 lines_of(part.batch["output_file_id"]),
                 lines_of(part.batch["error_file_id"]),
-                _otherwise(part),
+                _default_answer(part),
             )
             kept = await _kept_rows(lines_of(part.rows_file_id))
             rows = without_rows([answers]) if kept is None else join(kept, [answers])
@@ -200,7 +195,6 @@ async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
 
 
 async def _kept_rows(lines: _Lines | None) -> _Lines | None:
-    """The rows that a part was made of, if they are still there."""
     if lines is not None:
         with _ignoring_missing():
             await anext(lines)  # the names of the columns
@@ -208,8 +202,7 @@ async def _kept_rows(lines: _Lines | None) -> _Lines | None:
     return None
 
 
-def _otherwise(part: Part) -> Answer:
-    """What is told of a line that is in no file of its batch."""
+def _default_answer(part: Part) -> Answer:
     if not part.is_over:
         return Answer()
     errors = (part.batch["errors"] or {"data": ()})["data"]

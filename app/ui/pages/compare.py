@@ -26,12 +26,12 @@ from app.ui.results import to_view
 from app.ui.sending import key_of, read_form, texts_of
 
 PLACES = (1, 2, 3, 4)
-# What is compared most has controls of its own; the rest is written as JSON.
+# The most compared parameters have their own controls; the rest is written as JSON.
 _SHOWN = ("temperature", "top_p", "max_tokens", "seed")
 
 
 async def show(request: Request) -> Response:
-    """The form; with `?ids=`, those results as they come and the form they were sent with."""
+    """The form; with `?ids=`, those results as they come and the form that sent them."""
     api = api_of(request)
     ids = [one for one in request.query_params.get("ids", "").split(",") if one][: len(PLACES)]
     results = await asyncio.gather(*(get_result(api, identifier(one)) for one in ids))
@@ -69,15 +69,15 @@ async def send(request: Request) -> Response:
 async def _all_or_none(
     api: Api, bodies: Mapping[int, Mapping[str, Any]], answers: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """The ids of the results. Raises FormError where one was refused, after stopping the others."""
-    told = list(zip(bodies.items(), answers, strict=True))
+    """The ids of the results. Raises FormError if one was refused, after stopping the others."""
+    outcomes = list(zip(bodies.items(), answers, strict=True))
     wrong = [
         (f"Answer {place} ({body['model']}){name}", message)
-        for (place, body), answer in told
+        for (place, body), answer in outcomes
         if "id" not in answer
         for name, message in _refusals(answer)
     ]
-    ids = [str(answer["id"]) for _, answer in told if "id" in answer]
+    ids = [str(answer["id"]) for _, answer in outcomes if "id" in answer]
     if wrong:
         for one in ids:
             await api.post(f"/results/{identifier(one)}/cancel")
@@ -86,7 +86,7 @@ async def _all_or_none(
 
 
 def _refusals(problem: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with a place: by member where the API tells it."""
+    """The errors of a place: by member if the API names it."""
     errors = problem.get("errors") or ()
     return [(f", {one['field']}", one["message"]) for one in errors] or [("", problem["detail"])]
 
@@ -136,7 +136,7 @@ async def _bodies(api: Api, texts: Mapping[str, str]) -> dict[int, dict[str, Any
         body: dict[str, Any] = {"model": texts[f"{place}.model"], **source}
         if parameters:
             body["parameters"] = parameters
-        # The place is part of it: the same twice is meant so.
+        # The place is part of the key: equal places are intended.
         body["idempotency_key"] = key_of(texts.get("key", ""), {"place": place, **body})
         bodies[place] = body
     if not bodies and not wrong:
@@ -147,7 +147,6 @@ async def _bodies(api: Api, texts: Mapping[str, str]) -> dict[int, dict[str, Any
 
 
 def _parameters(texts: Mapping[str, str], place: int, shown: Iterable[Parameter]) -> dict[str, Any]:
-    """The parameters of one place. Raises FormError."""
     values = parse_parameters(shown, texts, f"{place}.p.")
     if more := texts.get(f"{place}.more", "").strip():
         try:
@@ -163,7 +162,7 @@ def _parameters(texts: Mapping[str, str], place: int, shown: Iterable[Parameter]
 def _form_of(
     results: list[dict[str, Any]], context: Mapping[str, Any], entered: list[dict[str, Any]]
 ) -> dict[str, str]:
-    """The form that these results were sent with, of the parameters that were `entered`."""
+    """The form that sent these results, with the parameters that were `entered`."""
     messages = context["messages"]
     form = {
         "mode": "chat" if messages else "text",

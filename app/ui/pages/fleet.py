@@ -1,4 +1,4 @@
-"""Models and servers: what is ready, what waits, and, for operators, the servers behind it."""
+"""Models and servers: readiness, queues, and, for operators, the servers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,17 +20,14 @@ _SERVER_FIELDS = ("name", "grpc", "http", "metrics", "slots")
 
 
 async def show(request: Request) -> Response:
-    """The page."""
     return await _page(request, {})
 
 
 async def part(request: Request) -> Response:
-    """What of it is fetched anew every few seconds."""
     return fragment(request, "_fleet.html", **await _fleet(api_of(request)))
 
 
 async def load(request: Request) -> Response:
-    """Load a model, or unload it, on each server."""
     form, action = await read_form(request), _action(request, "load", "unload")
     name = str(form.get("name", ""))
     try:
@@ -42,7 +39,6 @@ async def load(request: Request) -> Response:
 
 
 async def register(request: Request) -> Response:
-    """Register a server."""
     form = await read_form(request)
     values = {name: str(form.get(name, "")).strip() for name in _SERVER_FIELDS}
     body: dict[str, Any] = {name: value for name, value in values.items() if value}
@@ -56,7 +52,6 @@ async def register(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Drain a server, resume or remove it."""
     form, action = await read_form(request), _action(request, "drain", "resume", "remove")
     path = f"/servers/{segment(str(form.get('name', '')))}"
     try:
@@ -102,14 +97,14 @@ async def _fleet(api: Api) -> dict[str, Any]:
     models, servers, history = await asyncio.gather(
         api.get("/models/"),
         api.get("/servers") if me.is_operator else _nothing(),
-        api.get_known("/history?minutes=60"),
+        api.get_cached("/history?minutes=60"),
     )
     lines = _lines(history)
     for model in models:
         line = lines.get(model["name"])
         model["done"] = sum(value or 0 for value in line or ())
         model["spark"] = (
-            # Without the last step, which is not over.
+            # The last step is not over, and left out.
             sparkline(f"{model['done']:,.0f} results completed in the last hour", line[:-1])
             if line
             else None
@@ -155,7 +150,7 @@ def _slots(name: str, servers: Sequence[dict[str, Any]]) -> int:
 def _tiles(
     models: Sequence[dict[str, Any]], servers: Sequence[dict[str, Any]], *, is_operator: bool
 ) -> list[tuple[str, str, bool]]:
-    """(name, value, whether it is as it should be)."""
+    """Tuples (name, value, is good)."""
     ready, healthy = sum(one["ready"] for one in models), sum(one["healthy"] for one in servers)
     found = [("Models ready", f"{ready} of {len(models)}", ready == len(models) > 0)]
     if is_operator:

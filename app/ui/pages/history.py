@@ -1,4 +1,4 @@
-"""The history: all results that were ever sent, by words and filters, page by page."""
+"""The history: all stored results, by words and filters, page by page."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -10,7 +10,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of
-from app.ui.handed_on import ProxiedResponse, parts_of
 from app.ui.history_filters import (
     address,
     newer,
@@ -21,12 +20,13 @@ from app.ui.history_filters import (
     to_params,
 )
 from app.ui.parameters import FormError
-from app.ui.remedies import WORDS
+from app.ui.proxied_response import ProxiedResponse, parts_of
+from app.ui.remedies import REMEDIES
 from app.ui.render import page
 from app.ui.results import one_line, outcome, state_of, timings
 from app.ui.sending import read_form
 
-_ROWS = 50
+_PAGE_SIZE = 50
 _MAX_MODELS = 500
 _CANCELLABLE = ("model_name", "context_id")
 # An export of rare words may search for a while between two pieces.
@@ -34,13 +34,12 @@ _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def show(request: Request) -> Response:
-    """A page of results."""
     query = request.query_params
     return await _page(request, read_filters(query))
 
 
 async def export(request: Request) -> Response:
-    """All results of the filters as JSON lines, handed on as the API sends them."""
+    """All results of the filters as JSON lines, proxied as a stream."""
     try:
         params = to_params(read_filters(request.query_params))
     except FormError as error:
@@ -78,14 +77,14 @@ async def _page(
     status: int = 200,
     problem: ApiError | FormError | None = None,
 ) -> Response:
-    """The list; a refused filter is told above it, and all that was entered stays."""
+    """The list; an error of a filter is shown above it, and all entries stay."""
     query = request.query_params
     after, trail = query.get("after", ""), query.get("trail", "")
     rows: list[dict[str, Any]] = []
     has_more = False
     if problem is None:
         try:
-            params = {**to_params(filters), "after": after, "limit": _ROWS, "prompts": True}
+            params = {**to_params(filters), "after": after, "limit": _PAGE_SIZE, "prompts": True}
             response = await api_of(request).send("GET", "/results/", params=params)
             rows, has_more = response.json(), "next" in response.links
         except FormError as error:
@@ -108,24 +107,23 @@ async def _page(
         older=older(filters, trail, after, rows[-1]["id"]) if has_more else None,
         export=address(filters, "/history/export"),
         models=await _model_names(request),
-        error_codes=sorted({*WORDS, filters.get("error_code", "cancelled")}),
+        error_codes=sorted({*REMEDIES, filters.get("error_code", "cancelled")}),
         notice=_notice(query),
     )
 
 
 async def _model_names(request: Request) -> list[str]:
-    """What may be chosen as a model, besides those that are gone: they can be typed."""
+    """Suggestions of models; the names of removed models can be typed."""
     try:
         api = api_of(request)
-        models = [one["name"] for one in await api.get_known("/models/")]
-        indexes = [f"infini-gram/{name}" for name in await api.get_known("/indexes")]
+        models = [one["name"] for one in await api.get_cached("/models/")]
+        indexes = [f"infini-gram/{name}" for name in await api.get_cached("/indexes")]
     except ApiError:
         return []
     return [*sorted(models), *indexes][:_MAX_MODELS]
 
 
 def _notice(query: Mapping[str, str]) -> str | None:
-    """What was just done here."""
     if query.get("deleted"):
         return "The result is deleted."
     count = query.get("cancelled", "")
@@ -137,7 +135,7 @@ def _notice(query: Mapping[str, str]) -> str | None:
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as a row of the table: known by its prompt, else by its answer."""
+    """A result as a row of the table, with the beginning of its prompt, else of its answer."""
     answer = outcome(result)
     usage = (result["usage"] or {}) if result["kind"] == "generation" else {}
     return {

@@ -1,4 +1,4 @@
-"""One result with all that is known of it; an attribution with the documents that it found."""
+"""One result with all its details; an attribution with its documents."""
 
 import asyncio
 import json
@@ -12,36 +12,31 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import Api, ApiError, api_of, segment
-from app.ui.attributions import to_attribution
-from app.ui.bounded import MAX_BYTES, get_bounded, hand_on
+from app.ui.bounded import MAX_BYTES, get_bounded, proxy
 from app.ui.charts import stacked_bar
+from app.ui.pages import history_attribution
+from app.ui.pages.history_attribution import (
+    attribution_view,
+    attributions_of,
+    context_of,
+    without_answer,
+)
 from app.ui.parameters import FormError
 from app.ui.remedies import explain
 from app.ui.render import fragment, page, to_time
-from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, state_of, timings, to_view
+from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_view
 from app.ui.sending import key_of, read_form, texts_of
 
 _MAX_TURNS = 200
 _MAX_ATTEMPTS = 50
 _MAX_VALUE = 2_000  # characters of a parameter
-_MAX_INDEXES = 20
-_LISTED = 100
-# What an attribution may be asked for with, as its form names it.
-_WISHES: Mapping[str, type[int] | type[float]] = {
-    "maximumFrequency": int,
-    "minimumSpanLength": int,
-    "maximumSpanDensity": float,
-    "maximumDocumentsPerSpan": int,
-}
 
 
 async def show(request: Request) -> Response:
-    """The result's page."""
     return await _page(request)
 
 
 async def show_part(request: Request) -> Response:
-    """What of the page changes until the result has ended."""
     result_id = _id_of(request)
     if "x-part" not in request.headers:
         return RedirectResponse(f"/history/{result_id}", 303)
@@ -50,8 +45,10 @@ async def show_part(request: Request) -> Response:
     if result is None:
         return fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
     if result["kind"] == "attribution":
-        found = await _attribution(request, api, result)
-        response = fragment(request, "_attribution.html", result=await _slim(result), found=found)
+        found = await attribution_view(request, api, result)
+        response = fragment(
+            request, "_attribution.html", result=await without_answer(result), found=found
+        )
     else:
         response = fragment(request, "_details.html", **await _details(api, result))
     if result["state"] != "pending":
@@ -60,7 +57,6 @@ async def show_part(request: Request) -> Response:
 
 
 async def show_text(request: Request) -> Response:
-    """The whole answer as a file."""
     result_id = _id_of(request)
     result = await api_of(request).get(f"/results/{result_id}")
     text = result["result"] if isinstance(result["result"], str) else ""
@@ -68,7 +64,7 @@ async def show_text(request: Request) -> Response:
 
 
 async def show_prompt(request: Request) -> Response:
-    """The whole prompt as a file: a text as it is, a chat as JSON."""
+    """The whole prompt as a file: a plain text, or a chat as JSON."""
     api, result_id = api_of(request), _id_of(request)
     result = await api.get(f"/results/{result_id}")
     context = await api.get(f"/contexts/{segment(result['context_id'])}")
@@ -79,13 +75,11 @@ async def show_prompt(request: Request) -> Response:
 
 
 async def show_json(request: Request) -> Response:
-    """The result as the API tells it, as a file."""
     result_id = _id_of(request)
-    return await hand_on(api_of(request), f"/results/{result_id}", f"{result_id}.json")
+    return await proxy(api_of(request), f"/results/{result_id}", f"{result_id}.json")
 
 
 async def retry(request: Request) -> Response:
-    """Send the same request once more; the new result's page."""
     form = await read_form(request)
     key = key_of(str(form.get("key", "")), {"retry_of": _id_of(request)})
 
@@ -94,36 +88,35 @@ async def retry(request: Request) -> Response:
         response = await api_of(request).send("POST", path, headers={"Idempotency-Key": key})
         return RedirectResponse(f"/history/{segment(response.json()['id'])}", 303)
 
-    return await _try(request, send())
+    return await _run_action(request, send())
 
 
 async def delete(request: Request) -> Response:
-    """Delete it with its attributions."""
-
     async def remove() -> Response:
         await api_of(request).delete(f"/results/{_id_of(request)}")
         return RedirectResponse("/history?deleted=1", 303)
 
-    return await _try(request, remove())
+    return await _run_action(request, remove())
 
 
 async def attribute(request: Request) -> Response:
-    """Ask an index for the result's attribution: a result of its own, whose page comes next."""
+    """Request the result's attribution by an index: a result of its own, whose page comes next."""
     texts = texts_of(await read_form(request))
 
     async def ask() -> Response:
         path = f"/results/{_id_of(request)}/attribution"
         params = {"index": texts.get("index")}
-        answer = await api_of(request).post(path, _wishes(texts), params)
+        answer = await api_of(request).post(
+            path, history_attribution.read_parameters(texts), params
+        )
         return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
 
-    return await _try(request, ask(), texts)
+    return await _run_action(request, ask(), texts)
 
 
-async def _try(
+async def _run_action(
     request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
 ) -> Response:
-    """What is refused is told on the result's page."""
     try:
         return await doing
     except (ApiError, FormError) as error:
@@ -140,18 +133,18 @@ async def _page(
     problem: ApiError | FormError | None = None,
 ) -> Response:
     api, result_id = api_of(request), _id_of(request)
-    told = {
+    shown = {
         "problem": str(problem) if problem else None,
         "fields": problem.fields if problem else (),
     }
     result = await get_bounded(api, f"/results/{result_id}")
     if result is None:
         return await page(
-            request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **told
+            request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **shown
         )
-    context = await _context(api, result)
+    context = await context_of(api, result)
     common = {
-        **told,
+        **shown,
         "prompt": _prompt(context),
         "parameters": _table(result["parameters"]),
         "metadata": _pretty(result["metadata"]),
@@ -161,8 +154,8 @@ async def _page(
             request,
             "history_attribution.html",
             status,
-            result=await _slim(result),
-            found=await _attribution(request, api, result, context),
+            result=await without_answer(result),
+            found=await attribution_view(request, api, result, context),
             key=uuid4().hex,
             **common,
         )
@@ -171,22 +164,11 @@ async def _page(
         request,
         "history_result.html",
         status,
-        attributions=await _attributions(api, result),
-        form={"index": "", **dict.fromkeys(_WISHES, ""), **(texts or {})},
+        attributions=await attributions_of(api, result),
+        form={"index": "", **dict.fromkeys(history_attribution.PARAMETERS, ""), **(texts or {})},
         **{**await _details(api, result), "result": await to_view(result, view)},
         **common,
     )
-
-
-async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompt; an empty one where it was deleted just now."""
-    try:
-        context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return {"content": None, "messages": None}
-    return context
 
 
 def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +195,6 @@ def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _details(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """How it went: times, attempts, the webhook's state."""
     result_id = segment(result["id"])
     attempts, deliveries = await asyncio.gather(
         api.get(f"/results/{result_id}/attempts"),
@@ -229,7 +210,7 @@ async def _details(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bar(result: Mapping[str, Any]) -> Any:
-    """Where the time went, as a bar; None while the result is pending."""
+    """The time by phase, as a bar; None while the result is pending."""
     times = timings(result)
     if times["total"] is None:
         return None
@@ -253,93 +234,7 @@ def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
     return {**attempt, "words": words, "seconds": seconds}
 
 
-async def _attributions(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The indexes that may be asked, and the attributions that there are, as lists tell them."""
-    indexes = await api.get_known("/indexes")
-    found: list[dict[str, Any]] = []
-    if result["state"] != "pending":
-        # An attribution has its source's context. Lists leave its answer out, which may be large.
-        lists = await asyncio.gather(
-            *(
-                api.get(
-                    "/results/",
-                    {
-                        "context_id": result["context_id"],
-                        "model_name": f"infini-gram/{name}",
-                        "limit": _LISTED,
-                    },
-                )
-                for name in indexes[:_MAX_INDEXES]
-            )
-        )
-        found = [
-            {
-                "id": one["id"],
-                "index": name,
-                "state": state_of(one),
-                "created_at": one["created_at"],
-            }
-            for name, answers in zip(indexes, lists, strict=False)
-            for one in answers
-            if one.get("source_id") == result["id"]
-        ]
-    return {"indexes": indexes, "found": found, "following": result.get("attribution")}
-
-
-async def _attribution(
-    request: Request,
-    api: Api,
-    result: Mapping[str, Any],
-    context: Mapping[str, Any] | None = None,
-) -> dict[str, Any] | None:
-    """What it found, once it has; `?span=` chooses whose documents are shown, counted from 1."""
-    if not isinstance(result["result"], dict):
-        return None
-    text = await _attributed_text(api, result, context)
-    asked = request.query_params.get("span", "")
-    chosen = int(asked) - 1 if asked.isdecimal() and len(asked) < 9 else None
-    return await asyncio.to_thread(to_attribution, result["result"], text, chosen)
-
-
-async def _attributed_text(
-    api: Api, result: Mapping[str, Any], context: Mapping[str, Any] | None
-) -> str | None:
-    """The text that an attribution is about: another result's, or its own context's."""
-    if result.get("source_id"):
-        try:
-            source = await get_bounded(api, f"/results/{segment(result['source_id'])}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
-        return source["result"] if source and isinstance(source["result"], str) else None
-    told = context or await _context(api, result)
-    return told["content"] if isinstance(told["content"], str) else None
-
-
-async def _slim(result: Mapping[str, Any]) -> dict[str, Any]:
-    """An attribution without its answer, as templates show results: it generates no tokens."""
-    return await to_view({**result, "result": None, "usage": None, "finish_reason": None})
-
-
-def _wishes(texts: Mapping[str, str]) -> dict[str, int | float]:
-    """How an attribution is asked for. Raises FormError."""
-    wishes: dict[str, int | float] = {}
-    wrong = []
-    for name, kind in _WISHES.items():
-        if text := texts.get(name, "").strip():
-            try:
-                wishes[name] = kind(text)
-            except ValueError:
-                words = "a whole number" if kind is int else "a number"
-                wrong.append((name, f"must be {words}"))
-    if wrong:
-        raise FormError(wrong)
-    return wishes
-
-
 def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Parameters as rows: name and value."""
     rows = []
     for name, value in values.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -352,14 +247,14 @@ def _pretty(metadata: Mapping[str, Any]) -> str:
 
 
 def _file(text: str, name: str) -> Response:
-    # A lone surrogate is no UTF-8; the API takes none, but what it tells decides nothing here.
+    # A lone surrogate is not UTF-8; the API accepts none, but its output is not trusted here.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     body = text.encode("utf-8", "replace")
     return Response(body, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 def _id_of(request: Request) -> str:
-    """The id of the address. What is no id names nothing."""
+    """The id of the address, if it is valid."""
     try:
         return str(UUID(request.path_params["result_id"]))
     except ValueError:

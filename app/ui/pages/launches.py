@@ -1,4 +1,4 @@
-"""Launch: servers that the service starts itself; what fits where, the form, and what became of each."""
+"""Launches: servers that the service starts; the plan, the form, and the state of each."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from app.ui.api import Api, ApiError, api_of, identifier, segment
 from app.ui.render import fragment, page, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
-_PAGE = 50
+_PAGE_SIZE = 50
 _ENDED = frozenset({"stopped", "timeout", "failed"})
 _BADGES = {
     "healthy": "good", "starting": "running", "submitted": "queued", "pending": "queued",
@@ -36,17 +36,14 @@ _MEANINGS = {
 
 
 async def show(request: Request) -> Response:
-    """The list."""
     return await page(request, "launches.html", tab="list", **await _list(request))
 
 
 async def part(request: Request) -> Response:
-    """The list's rows, fetched anew every few seconds."""
     return fragment(request, "_launches.html", **await _list(request))
 
 
 async def vast(request: Request) -> Response:
-    """How to rent a GPU at Vast.ai, step by step."""
     me = await api_of(request).me()
     return await page(
         request,
@@ -62,8 +59,8 @@ async def _list(request: Request) -> dict[str, Any]:
     api, query = api_of(request), request.query_params
     state, after = query.get("state", ""), query.get("after", "")
     rows, profiles, me = await asyncio.gather(
-        api.get("/launches", {"state": state, "after": after, "limit": _PAGE}),
-        api.get_known("/launches/profiles"),
+        api.get("/launches", {"state": state, "after": after, "limit": _PAGE_SIZE}),
+        api.get_cached("/launches/profiles"),
         api.me(),
     )
     return {
@@ -73,7 +70,7 @@ async def _list(request: Request) -> dict[str, Any]:
         "state": state,
         "states": list(_MEANINGS),
         "after": after,
-        "next_after": rows[-1]["id"] if len(rows) == _PAGE else None,
+        "next_after": rows[-1]["id"] if len(rows) == _PAGE_SIZE else None,
         "badges": _BADGES,
         "meanings": _MEANINGS,
     }
@@ -84,24 +81,23 @@ async def _list(request: Request) -> dict[str, Any]:
 
 @dataclass
 class _Form:
-    """What the page with the form shows beside what was entered."""
+    """The content of the page with the form, in addition to the entries."""
 
     values: dict[str, str]
     plan: dict[str, Any] | None = None
     dry_run: dict[str, Any] | None = None
-    told: str = ""
+    notice: str = ""
     problem: str = ""
     fields: Sequence[tuple[str, str]] = ()
     status: int = 200
 
     @property
     def filled(self) -> set[str]:
-        """Names of fields in which something stands."""
         return {name for name, value in self.values.items() if value}
 
 
 async def new(request: Request) -> Response:
-    """The form, empty but for what the address names."""
+    """The form, empty except for the address's values."""
     values = launch_form.empty()
     for name in launch_form.NAMES:
         values[name] = request.query_params.get(name, "")
@@ -109,7 +105,7 @@ async def new(request: Request) -> Response:
 
 
 async def submit(request: Request) -> Response:
-    """What the pressed button says: plan, take a row of the plan, show the script, launch."""
+    """Do the pressed button's action: plan, take a row of the plan, show the script, launch."""
     form = await read_form(request)
     shown = _Form(_values(form))
     api, action = api_of(request), str(form.get("do", "plan"))
@@ -132,26 +128,27 @@ async def submit(request: Request) -> Response:
     return await _new_page(request, shown)
 
 
-async def _plan(api: Api, shown: _Form, picked: str | None) -> None:
-    """Ask what fits; fill the form with the row that was picked."""
+async def _plan(api: Api, shown: _Form, with_plan_row: str | None) -> None:
     shown.plan = await api.post("/launches/plan", launch_form.to_plan(shown.values))
     assert shown.plan is not None
     shown.plan["plans"].sort(key=lambda row: not row["fits"])
     for row in shown.plan["plans"]:
-        if row["gpu"] == picked and row["resources"]:
-            profiles = await api.get_known("/launches/profiles")
+        if row["gpu"] == with_plan_row and row["resources"]:
+            profiles = await api.get_cached("/launches/profiles")
             profile = _profile(profiles, shown.values["profile"])
-            shown.values = launch_form.picked(row, shown.plan["model"], shown.values, profile)
-            shown.told = (
-                f"Filled in for {row['gpus']} {row['title']}. Which kind of GPU the job gets is the "
-                "cluster's to say: name it as Slurm's gres or as a constraint where it has several."
+            shown.values = launch_form.with_plan_row(
+                row, shown.plan["model"], shown.values, profile
+            )
+            shown.notice = (
+                f"Filled in for {row['gpus']} {row['title']}. The cluster chooses the kind of "
+                "GPU: if it has several, name one as Slurm's gres or as a constraint."
             )
 
 
 async def _new_page(request: Request, shown: _Form) -> Response:
     api = api_of(request)
     profiles, catalogue, me = await asyncio.gather(
-        api.get_known("/launches/profiles"), _catalogue(api), api.me()
+        api.get_cached("/launches/profiles"), _catalogue(api), api.me()
     )
     profile = _profile(profiles, shown.values["profile"])
     return await page(
@@ -162,7 +159,7 @@ async def _new_page(request: Request, shown: _Form) -> Response:
         shown=shown,
         values=shown.values,
         problem=shown.problem,
-        # One that the problem says already is marked at its field only.
+        # A field that the problem names is marked at the field only.
         fields=shown.fields,
         wrong=dict(shown.fields),
         profiles=profiles,
@@ -176,9 +173,9 @@ async def _new_page(request: Request, shown: _Form) -> Response:
 
 async def _catalogue(api: Api) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = await api.get_known("/launches/catalogue")
+        found: list[dict[str, Any]] = await api.get_cached("/launches/catalogue")
     except ApiError as error:
-        if error.status != 409:  # the operator's file is wrong: a launch says so
+        if error.status != 409:  # the operator's file is wrong: a launch reports it
             raise
         return []
     return found
@@ -190,7 +187,7 @@ def _values(form: FormData) -> dict[str, str]:
 
 
 def _profile(profiles: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The named one; else the one that a launch would take."""
+    """The named profile; else a launch's default."""
     if name:
         return next((one for one in profiles if one["name"] == name), None)
     default = next((one for one in profiles if one["default"]), None)
@@ -200,7 +197,7 @@ def _profile(profiles: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | 
 def _sizes(
     profile: Mapping[str, Any] | None, plan: Mapping[str, Any] | None
 ) -> list[tuple[Mapping[str, Any], str]]:
-    """The profile's sizes, each with whether it takes the planned model's weights."""
+    """The profile's sizes, each with a note whether it takes the planned model's weights."""
     if profile is None:
         return []
     model = plan["model"] if plan else None
@@ -220,12 +217,10 @@ def _sizes(
 
 
 async def one(request: Request) -> Response:
-    """A launch."""
     return await page(request, "launch.html", tab="list", **await _one(request))
 
 
 async def one_part(request: Request) -> Response:
-    """What changes of it, fetched anew until it has ended."""
     context = await _one(request)
     response = fragment(request, "_launch.html", **context)
     if context["is_ended"]:
@@ -234,7 +229,6 @@ async def one_part(request: Request) -> Response:
 
 
 async def act(request: Request) -> Response:
-    """Stop it, or forget it."""
     launch_id, action = request.path_params["launch_id"], request.path_params["action"]
     path = f"/launches/{identifier(launch_id)}"
     if action == "stop":
@@ -255,7 +249,7 @@ async def _one(request: Request) -> dict[str, Any]:
         "launch": launch,
         "log": log,
         "steps": _steps(launch),
-        "again": launch_form.of_spec(launch["spec"]),
+        "again": launch_form.from_spec(launch["spec"]),
         "is_ended": launch["state"] in _ENDED,
         "is_operator": me.is_operator,
         "badges": _BADGES,
@@ -264,7 +258,7 @@ async def _one(request: Request) -> dict[str, Any]:
 
 
 def _steps(launch: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(what happened, when, how long after what came before it)."""
+    """Tuples (event, time, time since the previous event)."""
     names = (
         ("created_at", "Asked for"), ("submitted_at", "Job submitted"), ("started_at", "Job started"),
         ("healthy_at", "Model ready"), ("stopping_at", "Stopping"), ("ended_at", "Ended"),

@@ -1,4 +1,4 @@
-"""One result wherever it is shown: its events, its answer once it has ended, and stopping it."""
+"""One result on any page: its events, its answer once it has ended, and stopping it."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -10,18 +10,18 @@ from starlette.routing import Route
 
 from app.ui.api import ApiError, api_of, identifier, segment
 from app.ui.bounded import MAX_BYTES, get_bounded
-from app.ui.handed_on import ProxiedResponse
+from app.ui.proxied_response import ProxiedResponse
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
 from app.ui.sending import read_form
 from app.ui.session import safe_path
 
-# The API sends a comment when nothing else comes: silence means that it is gone.
+# The API sends a comment when nothing else comes: silence means a lost connection.
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def events(request: Request) -> Response:
-    """The result's events, handed on as the API sends them, with the visitor's token."""
+    """The result's events, proxied as the API sends them, with the visitor's token."""
     headers = {
         name: value
         for name in ("last-event-id",)
@@ -37,7 +37,7 @@ async def events(request: Request) -> Response:
     except ApiError as error:
         await stack.aclose()
         return Response(error.message, error.status or 502, media_type="text/plain")
-    if response.status_code != 200:  # 204: it has seen the end
+    if response.status_code != 200:  # 204: the browser has seen the end
         await stack.aclose()
         return Response(status_code=response.status_code)
 
@@ -46,19 +46,18 @@ async def events(request: Request) -> Response:
             async for part in response.aiter_raw():
                 yield part
         except httpx.HTTPError:
-            return  # the browser comes again, with the id of the last event
+            return  # the browser reconnects, with the id of the last event
 
     return ProxiedResponse(body(), stack, media_type="text/event-stream")
 
 
 async def answer(request: Request) -> Response:
-    """A terminal result, as a part of a page."""
     result_id = identifier(request.path_params["result_id"])
     if "x-part" not in request.headers:
         return RedirectResponse(f"/history/{result_id}", 303)
     api = api_of(request)
     result = await get_bounded(api, f"/results/{result_id}")
-    if result is None:  # it has ended, or it would not be so large
+    if result is None:  # only an ended result is so large
         response = fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
         response.headers["X-State"] = "ended"
         return response
@@ -69,7 +68,7 @@ async def answer(request: Request) -> Response:
 
 
 async def view_of(request: Request, context_id: str) -> str:
-    """How an answer is first shown: that to a chat formatted, that to a text as it is."""
+    """The initial view of an answer: formatted for a chat, plain for a text."""
     try:
         context = await api_of(request).get(f"/contexts/{segment(context_id)}")
     except ApiError:
@@ -78,7 +77,6 @@ async def view_of(request: Request, context_id: str) -> str:
 
 
 async def cancel(request: Request) -> Response:
-    """Stop a result; back to where it was stopped."""
     form = await read_form(request)
     result_id = identifier(request.path_params["result_id"])
     await api_of(request).post(f"/results/{result_id}/cancel")

@@ -1,4 +1,4 @@
-"""The playground: one prompt to one model, with every parameter, and the answer as it comes."""
+"""The playground: one prompt to one model, with every parameter, and the answer as a stream."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _RECENT = 5
 
 
 async def show(request: Request) -> Response:
-    """The empty form, or with what `?from=` was sent with; and what is under way."""
+    """The form, empty or with the request of `?from=`; and the pending results."""
     api = api_of(request)
     form = {"model": request.query_params.get("model", "")}
     if source := request.query_params.get("from"):
@@ -41,7 +41,6 @@ async def show(request: Request) -> Response:
 
 
 async def show_result(request: Request) -> Response:
-    """A result as it comes, with the form filled for the next one."""
     api = api_of(request)
     try:
         result = await get_result(api, identifier(request.path_params["result_id"]))
@@ -62,7 +61,7 @@ async def show_result(request: Request) -> Response:
 
 
 async def send(request: Request) -> Response:
-    """Send what was entered; the answer is at the result's own address."""
+    """Send the form; the answer is at the result's own address."""
     api = api_of(request)
     texts = texts_of(await read_form(request))
     parameters = await read_parameters(api)
@@ -86,7 +85,7 @@ async def _refused(
     problem: str,
     fields: Sequence[tuple[str, str]],
 ) -> Response:
-    """The form as it was entered, below its chat if there is one, and what is wrong with it."""
+    """The form with its entries, below its chat if there is one, and with the errors."""
     try:
         turns = await _conversation(api_of(request), texts.get("after", ""))
     except (ApiError, FormError):
@@ -108,7 +107,7 @@ async def _page(
         form={**form, "key": uuid4().hex},
         models=models,
         chosen=_chosen(models, form.get("model", "")),
-        indexes=await api.get_known("/indexes"),
+        indexes=await api.get_cached("/indexes"),
         parameters=await read_parameters(api),
         pending=[
             one for one in pending if not shown["result"] or one["id"] != shown["result"]["id"]
@@ -119,7 +118,7 @@ async def _page(
 
 
 def _chosen(models: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The model of the form: the one that was named, else the first that is ready."""
+    """The model of the form: the named one, else the first that is ready."""
     named = [one for one in models if one["name"] == name]
     return next(iter(named or models), None)
 
@@ -146,9 +145,9 @@ async def _body(api: Api, texts: Mapping[str, str], parameters: list[Parameter])
 
 
 async def _reopen(api: Api, after: str, values: dict[str, Any]) -> None:
-    """Drop a `max_tokens` that was entered by the page only: what was left for the answer before.
+    """Drop a `max_tokens` that only the page filled in: the rest of the budget of the answer before.
 
-    While that one was pending, nobody knew the length of its prompt.
+    While that one was pending, the length of its prompt was unknown.
     """
     before = await get_result(api, identifier(after))
     is_same = values.get("max_tokens") == before["parameters"].get("max_tokens")
@@ -171,7 +170,7 @@ async def _conversation(api: Api, after: str) -> list[dict[str, str]]:
 
 
 def _options(texts: Mapping[str, str]) -> dict[str, Any]:
-    """What a send takes besides the parameters. Raises FormError."""
+    """Options of a request in addition to its parameters. Raises FormError."""
     options: dict[str, Any] = {}
     wrong = []
     for name, kind in (("priority", int), ("deadline_seconds", float)):
@@ -195,9 +194,9 @@ def _form_of(
     *,
     is_next: bool,
 ) -> dict[str, str]:
-    """The form that a result was sent with, of the parameters that were `entered`.
+    """The form that sent a result, with the parameters that were `entered`.
 
-    `is_next`: for what comes after it in its chat.
+    `is_next`: for the next message of its chat.
     """
     form = {"model": result["model_name"], **to_form(entered)}
     if not context["messages"]:
@@ -210,13 +209,11 @@ def _form_of(
 
 
 async def _entered(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a result as they were entered."""
     parameters = flat(await read_parameters(api))
     return as_entered(result, parameters, await api.get("/models/"))
 
 
 async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a result was sent with."""
     context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
     return context
 
@@ -232,7 +229,6 @@ def _parts(context: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
 def _snippets(
     url: str, result: Mapping[str, Any], context: Mapping[str, Any], *, needs_token: bool
 ) -> dict[str, str]:
-    """The curl and Python lines of a result that was sent."""
     name = "messages" if context["messages"] else "content"
     body = {
         "model": result["model_name"],

@@ -1,4 +1,4 @@
-"""Signing in with a token, and out. A form that met the end of a sign-in is sent after the next."""
+"""Signing in with a token, and out. A form that met the end of a sign-in is sent after the next one."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -13,19 +13,17 @@ from app.ui.sending import fields_of, kept_fields, read_form
 from app.ui.session import TokenTooLongError, safe_path
 
 PATH = "/sign-in"
-# Anyone may send it, and what waits in it is shown again when a token is wrong.
+# Any visitor may send it, and its kept fields are shown again when a token is wrong.
 FORM_BYTES = 1_000_000
-_MAX_KEPT_BYTES = 900_000  # of what waits: it comes back under longer names
-_RESUME = "resume."  # before the names of the fields that wait
+_MAX_KEPT_BYTES = 900_000  # of the kept fields: they come back under longer names
+_RESUME = "resume."  # prefix of the names of the kept fields
 
 
 async def show(request: Request) -> Response:
-    """The form."""
     return _form(request, 200, next_path=safe_path(request.query_params.get("next", "/")))
 
 
 async def submit(request: Request) -> Response:
-    """Try the token; keep it where the API knows it."""
     form = await read_form(request)
     token, next_path = str(form.get("token", "")).strip(), safe_path(str(form.get("next", "/")))
     resumed = [(name, value) for name, value in fields_of(form) if name.startswith(_RESUME)]
@@ -63,18 +61,17 @@ async def submit(request: Request) -> Response:
     return response
 
 
-async def leave(request: Request) -> Response:
-    """Sign out."""
+async def sign_out(request: Request) -> Response:
     response = RedirectResponse("/sign-in", 303)
     request.app.state.sessions.end(response)
     return response
 
 
-async def ask(request: Request) -> Response:
-    """What a visitor sees who is not signed in, or not any more; keeps what he was sending."""
+async def require_sign_in(request: Request) -> Response:
+    """The sign-in page of a visitor without a valid token; keeps the fields of a sent form."""
     is_over = request.state.token is not None
     problem = "Your sign-in has ended." if is_over else None
-    if "x-part" in request.headers:  # a script asks, of a page that stays as it is
+    if "x-part" in request.headers:  # a script's request for a part of a page, which stays
         return Response("Your sign-in has ended.", 401, media_type="text/plain")
     if request.method == "GET":
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -83,9 +80,9 @@ async def ask(request: Request) -> Response:
     if _is_kept(request):
         resumed = [(_RESUME + name, value) for name, value in await kept_fields(request)]
     if resumed and problem:
-        problem += " What you entered is kept: it is sent after you have signed in."
+        problem += " Your entries are kept: they are sent after you have signed in."
     elif problem and not _is_kept(request):
-        problem += " What you entered is too long to be kept here: go back, and copy it first."
+        problem += " Your entries are too long to be kept here: go back, and copy them first."
     path = request.url.path if resumed else _page_before(request)
     return _form(request, 401, next_path=path, problem=problem, resumed=resumed)
 
@@ -96,7 +93,7 @@ def _is_kept(request: Request) -> bool:
 
 
 def _page_before(request: Request) -> str:
-    """Where a form without fields, or an upload, stood: its own address cannot be gone to."""
+    """The page of a form without fields, or of an upload, whose own address has no page."""
     before = urlsplit(request.headers.get("referer", ""))
     if before.netloc != request.headers.get("host"):
         return "/"
@@ -125,5 +122,5 @@ def _form(
 routes = [
     Route(PATH, show),
     Route(PATH, submit, methods=["POST"]),
-    Route("/sign-out", leave, methods=["POST"]),
+    Route("/sign-out", sign_out, methods=["POST"]),
 ]

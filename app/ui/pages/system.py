@@ -1,4 +1,4 @@
-"""System, for operators: what waits, how fast it goes, what fails, and what stands behind it."""
+"""System, for operators: queues, throughput, errors, and the processes behind the service."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -19,59 +19,56 @@ RANGES = {60: "1 hour", 360: "6 hours", 1440: "24 hours"}
 
 
 async def show(request: Request) -> Response:
-    """The page."""
     return await page(request, "system.html", **await _system(request))
 
 
 async def part(request: Request) -> Response:
-    """What of it is fetched anew every few seconds."""
     return fragment(request, "_system.html", **await _system(request))
 
 
 async def _system(request: Request) -> dict[str, Any]:
     text = request.query_params.get("minutes", "")
     minutes = int(text) if text in map(str, RANGES) else 60
-    told = await api_of(request).get("/system", {"minutes": minutes})
+    system = await api_of(request).get("/system", {"minutes": minutes})
     return {
-        "told": told,
+        "system": system,
         "minutes": minutes,
         "ranges": RANGES,
-        "tiles": _tiles(told, minutes),
-        "charts": _charts(told, minutes),
-        "alive": [worker for worker in told["workers"] if worker["is_alive"]],
-        "ended": [worker for worker in told["workers"] if not worker["is_alive"]],
-        "failures": [(row, *explain(row["code"], row["code"])) for row in told["failures"]],
+        "tiles": _tiles(system, minutes),
+        "charts": _charts(system, minutes),
+        "alive": [worker for worker in system["workers"] if worker["is_alive"]],
+        "ended": [worker for worker in system["workers"] if not worker["is_alive"]],
+        "failures": [(row, *explain(row["code"], row["code"])) for row in system["failures"]],
         "api_url": request.app.state.settings.shown_api_url,
     }
 
 
-def _tiles(told: Mapping[str, Any], minutes: int) -> list[tuple[str, str, bool]]:
-    """(name, value, whether it is as it should be)."""
-    alive = sum(worker["is_alive"] for worker in told["workers"])
-    queued = sum(queue["queued"] for queue in told["queues"])
-    oldest = max((queue["oldest_seconds"] or 0 for queue in told["queues"]), default=0)
-    completed = sum(row["completed"] for row in told["history"])
-    failed = sum(row["count"] for row in told["failures"] if row["code"] != "cancelled")
-    slowest = worst("ttft_p95")(told["history"])
+def _tiles(system: Mapping[str, Any], minutes: int) -> list[tuple[str, str, bool]]:
+    """Tuples (name, value, is good)."""
+    alive = sum(worker["is_alive"] for worker in system["workers"])
+    queued = sum(queue["queued"] for queue in system["queues"])
+    oldest = max((queue["oldest_seconds"] or 0 for queue in system["queues"]), default=0)
+    completed = sum(row["completed"] for row in system["history"])
+    failed = sum(row["count"] for row in system["failures"] if row["code"] != "cancelled")
+    slowest = worst("ttft_p95")(system["history"])
     return [
         ("Workers alive", number(alive), alive > 0),
         ("Queued", number(queued), alive > 0 or not queued),
         ("Oldest waits", seconds(oldest) if queued else "none", oldest < 600),
-        ("Running", number(sum(queue["running"] for queue in told["queues"])), True),
+        ("Running", number(sum(queue["running"] for queue in system["queues"])), True),
         (f"Completed, {RANGES[minutes]}", number(completed), True),
         (f"Failed, {RANGES[minutes]}", number(failed), failed * 20 <= completed + failed),
         ("First token, p95", seconds(slowest), True),
-        ("Database", size(told["database"]["size_bytes"]), True),
+        ("Database", size(system["database"]["size_bytes"]), True),
     ]
 
 
-def _charts(told: Mapping[str, Any], minutes: int) -> list[Markup]:
-    history, queues = told["history"], told["queue_history"]
-    times = steps(to_time(told["now"]), minutes, history or queues)
+def _charts(system: Mapping[str, Any], minutes: int) -> list[Markup]:
+    history, queues = system["history"], system["queue_history"]
+    times = steps(to_time(system["now"]), minutes, history or queues)
     width = (times[1] - times[0]).total_seconds()
 
     def rate(name: str, member: str, seconds: float) -> Series:
-        """A sum for so many seconds; none of the last step, which is not over."""
         found = series(name, times, history, total(member), 0).values
         return Series(name, [*((value or 0) * seconds / width for value in found[:-1]), None])
 
@@ -99,7 +96,6 @@ def _charts(told: Mapping[str, Any], minutes: int) -> list[Markup]:
 
 
 def _depths(times: Sequence[datetime], rows: Sequence[Row]) -> list[Series]:
-    """The deepest queues each, the others together."""
     deepest: dict[str, int] = {}
     for row in rows:
         deepest[row["name"]] = max(deepest.get(row["name"], 0), row["queued"])

@@ -1,4 +1,4 @@
-// The chosen match is in sight, wherever in a long text it stands; the page itself stays where it is.
+// Scrolls the chosen match of a long text into view, without scrolling the page.
 const chosen = document.querySelector(".attributed [aria-current]");
 const box = chosen?.closest(".attributed");
 if (box) box.scrollTop += chosen.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 3;

@@ -1,5 +1,5 @@
-// What every page has. Each module looks for its own attributes; without scripts the page still works.
-// Nothing imports this one: pages name it by an address of its own, so that it would run twice.
+// Script of every page. Each module looks for its own attributes; the page also works without scripts.
+// No module imports this one: pages load it by another address, so that it would run twice.
 import { followStreams } from "./stream.js";
 import { refreshParts } from "./refresh.js";
 import { offerPresets } from "./presets.js";
@@ -45,7 +45,7 @@ function listenForClicks() {
   });
 }
 
-// A form is sent once; what would destroy something asks before.
+// A form is sent once; destructive ones ask for a confirmation.
 function guardForms() {
   document.addEventListener("submit", (event) => {
     const form = event.target;
@@ -54,7 +54,7 @@ function guardForms() {
     if (form.dataset.sent) { event.preventDefault(); return; }
     if (form.method === "post") {
       form.dataset.sent = "1";
-      // What takes long says so until its answer is there.
+      // A slow form shows its progress until the response is there.
       if (form.dataset.doing && event.submitter) event.submitter.textContent = form.dataset.doing;
       else setTimeout(() => { delete form.dataset.sent; }, 5000);
     }

@@ -1,5 +1,5 @@
-// Named sets of parameters, kept in this browser alone: of the form's fields those that begin with
-// `p.`, and no prompt. Forms say `data-presets`.
+// Named sets of parameters, stored only in this browser: the form's fields whose names begin with
+// `p.`, without the prompt. Forms have the attribute `data-presets`.
 const KEY = "presets";
 
 const read = () => { try { return JSON.parse(localStorage.getItem(KEY)) ?? {}; } catch { return {}; } };

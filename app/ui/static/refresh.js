@@ -1,5 +1,5 @@
-// Parts of a page that are fetched anew while it is visible: `data-refresh` is their address,
-// `data-every` the seconds between. A part without the attribute in its new form has come to its end.
+// Parts of a page that are refreshed while it is visible: `data-refresh` is their address,
+// `data-every` the interval in seconds. A part whose new form has no such attribute is final.
 import { endOf, prepare, showOffline } from "./parts.js";
 
 export function refreshParts(root) {
@@ -13,7 +13,7 @@ function keep(part) {
   const look = async () => {
     if (!part.isConnected) return;
     if (document.hidden) { document.addEventListener("visibilitychange", look, { once: true }); return; }
-    // Whoever is in the middle of it is not disturbed.
+    // A visitor who uses the part is not disturbed.
     if (isInUse(part)) { again(); return; }
     if (part.querySelector("form[data-doing][data-sent]")) { again(); return; }
     try {
@@ -35,14 +35,14 @@ function keep(part) {
   again();
 }
 
-// Whether somebody types in it, or has marked text of it to copy it.
+// True while the visitor types in it, or has selected text of it.
 function isInUse(part) {
   const marked = getSelection();
   if (!marked.isCollapsed && marked.containsNode(part, true)) return true;
   return part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
 }
 
-// What is scrolled, open and focused stays so, by id.
+// Scrolled, open and focused elements stay so, by id.
 function replace(part, text) {
   const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
   const open = [...part.querySelectorAll("details[open][id]")].map((details) => details.id);

@@ -1,12 +1,12 @@
-// A result's text as it comes: `data-stream` names its events, `data-answer` the part that replaces it
-// at the end. Text is appended once a frame as text nodes, never as HTML and never anew.
+// A result's text as a stream: `data-stream` names its events, `data-answer` the part that replaces it
+// at the end. Text is appended once a frame as text nodes, never as HTML, and never rendered twice.
 //
-// A browser has six connections to a host, for all its tabs: a page that nobody sees holds none, and
-// takes up its streams where it left them.
+// A browser has six connections to a host, for all its tabs: a hidden page holds none, and resumes its
+// streams when it is visible again.
 import { endOf, prepare, showOffline } from "./parts.js";
 
 const RETRY_MS = 2000;
-// A browser lays out a block anew for each text that is added to it: long ones are left alone.
+// A browser lays out a block again for each text that is added to it: long ones are closed.
 const BLOCK = 4000;
 // Offsets count code points, JavaScript UTF-16 units.
 const countPoints = (text) => { let n = 0; for (const _ of text) n += 1; return n; };
@@ -86,7 +86,7 @@ class LiveText {
     else this.end();
   }
 
-  // The API tells how old the result is: clocks of two machines are never compared.
+  // The API returns the result's age: clocks of two machines are never compared.
   begin({ attempt, age, continued_from: continuedFrom = 0 }) {
     this.state.textContent = "running";
     this.state.className = "badge running";
@@ -151,8 +151,8 @@ class LiveText {
     this.element.dispatchEvent(new CustomEvent("answered", { bubbles: true }));
   }
 
-  // EventSource goes on by itself after a break, with the last id; after a refusal, of which it does
-  // not tell the reason, it gives up.
+  // EventSource reconnects by itself after a break, with the last id; after a refusal it stops, without
+  // a reason.
   async lost() {
     showOffline("The connection is lost. The result goes on, and so does this page once it is back.");
     if (this.source?.readyState !== EventSource.CLOSED) return;

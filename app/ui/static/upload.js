@@ -1,5 +1,5 @@
-// Uploads with a progress bar, and refused before they begin where they are too large; a form that
-// works for long says so. Without scripts the same forms do the same.
+// Uploads with a progress bar, and with a check of their size before they begin; slow forms show that
+// they are busy. The same forms also work without scripts.
 export function offerUploads() {
   for (const form of document.querySelectorAll("form[data-upload]")) watch(form);
   for (const form of document.querySelectorAll("form[data-busy]")) {
@@ -22,7 +22,7 @@ function watch(form) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     event.stopPropagation(); // it may be sent again after an error, at once
-    const request = new XMLHttpRequest(); // fetch tells no progress of uploads
+    const request = new XMLHttpRequest(); // fetch reports no progress of uploads
     const progress = bar.querySelector("progress");
     const end = (text) => { tell(text); bar.hidden = true; button.disabled = false; };
     request.upload.addEventListener("progress", (now) => { progress.value = now.loaded / (now.total || 1); });

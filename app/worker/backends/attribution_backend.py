@@ -16,15 +16,16 @@ from app.infini_gram.process import (
     EngineDiedError,
     EngineProcess,
 )
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
-from app.worker.attempt import Attempt, OnText, Place
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.worker.attempt import Attempt, OnText, Target
 
 logger = logging.getLogger(__name__)
 
 # After a lost engine, before one more text is tried.
-_DOUBT_SECONDS = 1.0
+_FAILURE_PAUSE_SECONDS = 1.0
 _ANSWERS = (FailureCode.INVALID_REQUEST, FailureCode.MODEL_ERROR)
-_LONGEST_PAUSE = 30.0  # seconds between two starts of an engine that cannot be started
+_MAX_PAUSE_SECONDS = 30.0  # seconds between two starts of an engine that cannot be started
 
 
 class AttributionBackend:
@@ -38,7 +39,7 @@ class AttributionBackend:
         self._first: EngineProcess | None = None
         self._idle: asyncio.Queue[EngineProcess] = asyncio.Queue()
         self._engines: set[EngineProcess] = set()  # those that have not ended
-        self._doubted_at: float | None = None  # loop time of the last engine lost
+        self._failed_at: float | None = None  # loop time of the last engine lost
         self._on_change: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -48,8 +49,8 @@ class AttributionBackend:
     async def run(self) -> None:
         """Keep the engines up, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for place in range(self._count):
-                group.create_task(self._keep(self._first if place == 0 else None))
+            for number in range(self._count):
+                group.create_task(self._keep(None if number else self._first))
 
     async def _keep(self, engine: EngineProcess | None) -> None:
         pause = 1.0
@@ -62,66 +63,58 @@ class AttributionBackend:
                     self._index, error, pause, extra={"action": "engine_failed"},
                 )  # fmt: skip
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
                 continue
             pause = 1.0
             self._engines.add(engine)
-            self._tell_change()
+            self._notify_change()
             self._idle.put_nowait(engine)
             try:
                 await engine.wait()
             finally:
                 self._engines.remove(engine)
-                self._tell_change()
+                self._notify_change()
                 await engine.end()
             engine = None
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         for handler in self._on_change:
             handler()
 
     def ready(self) -> list[str]:
-        """The index's queue, while an engine is up."""
         return [self._queue] if any(engine.is_alive for engine in self._engines) else []
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever that changes."""
         self._on_change.append(handler)
 
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
-        """The attempt of a claim, still to be run."""
         return Attribution(claim, self, on_text)
 
-    def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
-        """One for each engine that has nothing to do."""
+    def free(self, attempts: Collection[Attempt], exclude: Collection[str] = ()) -> dict[str, int]:
         slots = self._count - len(attempts) if self.ready() else 0
-        if self._doubted_at is not None:
+        if self._failed_at is not None:
             # One text that kills its engine must not be followed by others at once.
-            is_over = asyncio.get_running_loop().time() >= self._doubted_at + _DOUBT_SECONDS
+            is_over = asyncio.get_running_loop().time() >= self._failed_at + _FAILURE_PAUSE_SECONDS
             slots = min(slots, int(is_over and not attempts))
-        return {self._queue: slots} if slots > 0 and self._queue not in besides else {}
+        return {self._queue: slots} if slots > 0 and self._queue not in exclude else {}
 
-    def judge(self, _place: Place, end: AttemptEnd) -> None:
-        """Learn from the end of an attempt whether engines can be trusted."""
+    def record_outcome(self, _target: Target, end: AttemptEnd) -> None:
         if end.outcome in (AttemptOutcome.LOST, AttemptOutcome.RETURNED):
-            self._doubted_at = asyncio.get_running_loop().time()
+            self._failed_at = asyncio.get_running_loop().time()
         elif end.failure is None or end.failure.code in _ANSWERS:
-            self._doubted_at = None
+            self._failed_at = None
 
     def servers(self, _attempts: Collection[Attempt]) -> Mapping[str, int]:
-        """None: nothing of it runs on Triton."""
         return {}
 
-    def silent_places(self, _attempts: Collection[Attempt]) -> list[Place]:
-        """None: an engine answers nothing until it is done, and its death is seen at once."""
+    def silent_targets(self, _attempts: Collection[Attempt]) -> list[Target]:
+        """Return none: an engine is silent until it is done, and its death is seen at once."""
         return []
 
-    async def is_dead(self, _place: Place) -> bool:
-        """Never."""
+    async def is_dead(self, _target: Target) -> bool:
         return False
 
     def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
-        """None."""
         return {}
 
     async def close(self) -> None:
@@ -129,7 +122,7 @@ class AttributionBackend:
 
     @contextlib.asynccontextmanager
     async def engine(self) -> AsyncIterator[EngineProcess]:
-        """An engine that does nothing else; one that is left in mid-work is ended."""
+        """Reserve an engine; one whose work is cut short is ended."""
         engine = await self._idle.get()
         while not engine.is_alive:
             engine = await self._idle.get()
@@ -162,7 +155,7 @@ class Attribution(Attempt):
         self.prompt_tokens, self.finish_reason = found.tokens, "stop"
         self.model_version = found.version
         self.is_over = True  # the end writes it: no chunk of it is kept
-        self._say(found.answer)
+        self._emit(found.answer)
         return AttemptOutcome.COMPLETED, None
 
     async def _attribute(self) -> Attributed:

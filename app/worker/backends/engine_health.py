@@ -1,6 +1,6 @@
 """Health of each model's engine on each server, as one process sees it: by errors, silence and probes.
 
-What each error means for an engine: docs/engine_errors.md.
+The meaning of each error for an engine: docs/engine_errors.md.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from app.inference.triton_errors import (
     StreamLostError,
     UnclearError,
 )
-from app.worker.attempt import Place
+from app.worker.attempt import Target
 from app.worker.backends.circuit_breaker import CircuitBreaker, Probe, ProbeOutcome
 
 logger = logging.getLogger(__name__)
@@ -35,22 +35,21 @@ _AWAY = (NotTakenError, StreamLostError)
 
 
 class EngineHealth:
-    """Which engines may be given results."""
+    """Health of the engines, from this process's streams and probes."""
 
-    def __init__(self, registry: ModelRegistry, fleet: ServerPool, silence_seconds: float) -> None:
+    def __init__(self, registry: ModelRegistry, pool: ServerPool, silence_seconds: float) -> None:
         self._registry = registry
-        self._fleet = fleet
+        self._pool = pool
         self._silent_seconds = silence_seconds * _SILENT_SHARE
         self._probe_seconds = silence_seconds * _PROBE_SHARE
         self._breaker = CircuitBreaker(self._probe, self._on_circuit)
         self._on_change: list[Callable[[], None]] = []
         self._refreshes: set[asyncio.Task[None]] = set()
-        fleet.on_report = self._on_report
+        pool.on_report = self._on_report
         self.allows = self._breaker.allows
         self.succeeded = self._breaker.succeeded
 
     async def close(self) -> None:
-        """End what runs in the background."""
         await self._breaker.close()
         await asyncio.gather(*self._refreshes, return_exceptions=True)
 
@@ -58,54 +57,52 @@ class EngineHealth:
         """Call `handler` whenever an engine was found dead, or answers again."""
         self._on_change.append(handler)
 
-    def record(self, error: GenerationError, place: Place) -> None:
-        """Learn from an error of a stream there."""
+    def record(self, error: GenerationError, target: Target) -> None:
         if isinstance(error, _DEAD):
-            self._breaker.open(place, _one_line(error))
+            self._breaker.open(target, _one_line(error))
         elif isinstance(error, _AWAY):
             is_only = all(
-                place_of(one, place[-1]) == place for one in self._fleet.serving(place[-1])
+                target_of(one, target[-1]) == target for one in self._pool.serving(target[-1])
             )
-            self._breaker.suspect(place, is_only=is_only)
+            self._breaker.suspect(target, is_only=is_only)
 
     async def settled(self, model: str) -> None:
         """Wait a moment for the probes of a model's suspect engines."""
-        places = [place_of(server, model) for server in self._fleet.serving(model)]
-        waits = (self._breaker.settled(place, _SETTLING_SECONDS) for place in places)
+        targets = [target_of(server, model) for server in self._pool.serving(model)]
+        waits = (self._breaker.settled(target, _SETTLING_SECONDS) for target in targets)
         await asyncio.gather(*waits)
 
-    async def clarified(self, error: UnclearError, place: Place) -> GenerationError:
-        """Return the error itself where its engine answers a probe; else that of a dead engine."""
-        if (await self._breaker.ask(place)).answer is ProbeOutcome.ANSWERED:
+    async def clarified(self, error: UnclearError, target: Target) -> GenerationError:
+        """Return the error itself if its engine answers a probe, otherwise that of a dead engine."""
+        if (await self._breaker.ask(target)).answer is ProbeOutcome.ANSWERED:
             return error
         return EngineDeadError(str(error))
 
-    def is_silent(self, place: Place, asked_at: float) -> bool:
-        """Whether nothing was answered there for long; `asked_at`: of the oldest request, loop time."""
-        server = self._fleet.at(place[0])
+    def is_silent(self, target: Target, asked_at: float) -> bool:
+        """Return whether the target is silent for long; `asked_at`: of its oldest request, loop time."""
+        server = self._pool.at(target[0])
         if server is None:
             return False
-        heard_at = max(asked_at, server.heard_at.get(place[-1], 0.0))
+        heard_at = max(asked_at, server.heard_at.get(target[-1], 0.0))
         return asyncio.get_running_loop().time() - heard_at > self._silent_seconds
 
-    async def is_dead(self, place: Place) -> bool:
-        """Whether the engine there, which has been silent for long, answers no probe either."""
-        probe = await self._breaker.ask(place)
+    async def is_dead(self, target: Target) -> bool:
+        """Return whether the engine of a silent target does not answer a probe either."""
+        probe = await self._breaker.ask(target)
         if probe.answer is ProbeOutcome.SILENT:
-            self._breaker.open(place, probe.reason)
+            self._breaker.open(target, probe.reason)
         return probe.answer in (ProbeOutcome.SILENT, ProbeOutcome.FAILED)
 
     def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
-        """The engines that are known to be dead: by model, then by server."""
+        """Return the dead engines by model, then by server."""
         found: dict[str, dict[str, DeadEngine]] = {}
-        for server in self._fleet.servers:
+        for server in self._pool.servers:
             for model, dead in server.dead.items():
                 found.setdefault(model, {})[server.name] = dead
         return found
 
-    async def _probe(self, place: Place) -> Probe:
-        """Generate one token."""
-        server, model = self._fleet.at(place[0]), place[-1]
+    async def _probe(self, target: Target) -> Probe:
+        server, model = self._pool.at(target[0]), target[-1]
         if server is None:
             return Probe(ProbeOutcome.GONE)
         loop, seconds = asyncio.get_running_loop(), self._probe_seconds
@@ -130,9 +127,9 @@ class EngineHealth:
         server.heard_at[model] = loop.time()
         return Probe(ProbeOutcome.ANSWERED)
 
-    def _on_circuit(self, place: Place) -> None:
+    def _on_circuit(self, target: Target) -> None:
         """Show at the server that a circuit opened or closed."""
-        server, model, dead = self._fleet.at(place[0]), place[-1], self._breaker.dead(place)
+        server, model, dead = self._pool.at(target[0]), target[-1], self._breaker.dead(target)
         if server is None:
             return
         extra = {"server": server.name, "model": model}
@@ -155,11 +152,11 @@ class EngineHealth:
 
     def _on_report(self, server: Server, model: str, dead: DeadEngine) -> None:
         """Another worker found an engine dead: ask before more work goes there."""
-        self._breaker.on_report(place_of(server, model), dead.since)
+        self._breaker.on_report(target_of(server, model), dead.since)
 
 
-def place_of(server: Server, model: str) -> Place:
-    """The place of a model on a server: by its address, as its name may soon be another server's."""
+def target_of(server: Server, model: str) -> Target:
+    """Return a model's target on a server: its address, since names are given again."""
     return server.address.grpc, model
 
 

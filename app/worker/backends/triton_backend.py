@@ -24,16 +24,17 @@ from app.inference.triton_errors import (
     UnclearError,
 )
 from app.inference.triton_messages import ID_BYTES, Delta, EarlierText
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Claim
-from app.worker.attempt import Attempt, OnText, Place
-from app.worker.backends.engine_health import EngineHealth, place_of
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.worker.attempt import Attempt, OnText, Target
+from app.worker.backends.engine_health import EngineHealth, target_of
 
 _UNTRACED = contextlib.nullcontext()
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
 
 
 class Generation(Attempt):
-    """One result's text, from one gRPC stream. Its place is a model on a server."""
+    """One result's text, from one gRPC stream. Its target is a model on a server."""
 
     def __init__(self, claim: Claim, backend: "TritonBackend", on_text: OnText) -> None:
         super().__init__(claim, on_text)
@@ -49,25 +50,24 @@ class Generation(Attempt):
         except CannotContinueError as error:
             return self._start_over(str(error))
         except UnclearError as error:
-            return self._judge(await self._backend.health.clarified(error, self.place))
+            return self._to_outcome(await self._backend.health.clarified(error, self.target))
         except GenerationError as error:
             is_refusal = isinstance(error, RefusedError) and resume is not None
             if is_refusal and str(error).startswith(_RESUME_REFUSED):
                 return self._start_over(str(error))
-            return self._judge(error)
+            return self._to_outcome(error)
         if self.finish_reason is None:
             return AttemptOutcome.LOST, _triton_lost("the stream ended without a finish reason")
         return AttemptOutcome.COMPLETED, None
 
     async def _generate(self) -> None:
-        """Have a server generate; one that does not take it leaves it to the next."""
+        """Generate on a server; if it does not take the request, on the next."""
         claim, tried = self.claim, set[str]()
         refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
         cannot_continue: CannotContinueError | None = None
-        if self._backend.choose(claim.model_name) is None:
-            await self._backend.health.settled(claim.model_name)
-        while (server := self._backend.choose(claim.model_name, tried)) is not None:
-            self.server, self.place = server, place_of(server, claim.model_name)
+        server = await self._backend.choose_settled(claim.model_name)
+        while server is not None:
+            self.server, self.target = server, target_of(server, claim.model_name)
             try:
                 with server.occupied(claim.model_name), self._traced(server) as traceparent:
                     await self._ask(server, traceparent)
@@ -82,25 +82,26 @@ class Generation(Attempt):
                 _count(error, claim.model_name)
                 refusal = error
                 tried.add(server.name)
-                self._backend.health.record(error, self.place)
+                self._backend.health.record(error, self.target)
             else:
                 return
+            server = self._backend.choose(claim.model_name, tried)
         raise cannot_continue or refusal
 
     async def _ask(self, server: Server, traceparent: str | None) -> None:
-        """Have a server generate the answer, or the rest of it. Raises CannotContinueError."""
+        """Generate the answer, or the rest of it. Raises CannotContinueError."""
         claim, resume = self.claim, self.claim.resume
         run = partial(server.client.run, claim.model_name)
         if resume is None:
             return await run(
-                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                *(claim.prompt, claim.parameters, self._on_delta, traceparent),
                 wants_ids=claim.resumable,
             )
         try:
             if resume.token_ids is None:
                 raise CannotContinueError("the ids of its tokens are not known")
             return await run(
-                *(claim.prompt, claim.parameters, self._hear, traceparent),
+                *(claim.prompt, claim.parameters, self._on_delta, traceparent),
                 wants_ids=True,
                 earlier=EarlierText(resume.text, resume.token_ids),
             )
@@ -111,10 +112,10 @@ class Generation(Attempt):
         if parameters["max_tokens"] <= 0:
             self.finish_reason = "length"
             return None
-        return await run(claim.prompt + resume.text, parameters, self._hear, traceparent)
+        return await run(claim.prompt + resume.text, parameters, self._on_delta, traceparent)
 
     def _start_over(self, reason: str) -> tuple[AttemptOutcome, Failure | None]:
-        """Leave the result to an attempt that begins anew: a reader's text must not be replaced
+        """Leave the result to an attempt that begins again: a reader's text must not be replaced
         within one attempt."""
         self.starts_over = True
         message = (
@@ -123,7 +124,7 @@ class Generation(Attempt):
         return AttemptOutcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
 
     def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
-        """The span of a stream, if it is traced; the context that Triton is told."""
+        """Span of a stream, if it is traced; gives the context for Triton."""
         claim = self.claim
         if claim.trace is None or tracing.active is None:
             return _UNTRACED
@@ -135,7 +136,7 @@ class Generation(Attempt):
         }
         return tracing.active.calling("triton", claim.trace, attributes)
 
-    def _hear(self, delta: Delta) -> None:
+    def _on_delta(self, delta: Delta) -> None:
         self.heard_at = asyncio.get_running_loop().time()
         if self.server is not None:
             self.server.heard_at[self.claim.model_name] = self.heard_at
@@ -152,7 +153,7 @@ class Generation(Attempt):
         if delta.model_version is not None:
             self.model_version = delta.model_version
         if delta.text:
-            self._say(delta.text)
+            self._emit(delta.text)
 
     def _count_tokens(self, delta: Delta) -> None:
         """Count a response's tokens; keep their ids and log probabilities."""
@@ -168,12 +169,11 @@ class Generation(Attempt):
                 message = f"The model's log probabilities cannot be read: {error}."
                 raise ModelFailedError(message) from error
 
-    def _judge(self, error: GenerationError) -> tuple[AttemptOutcome, Failure | None]:
-        """What an error of the stream means for the attempt."""
+    def _to_outcome(self, error: GenerationError) -> tuple[AttemptOutcome, Failure | None]:
         if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
-            # What a server did not take is counted and recorded by then.
+            # Requests that a server did not take are counted and recorded by then.
             _count(error, self.claim.model_name)
-            self._backend.health.record(error, self.place)
+            self._backend.health.record(error, self.target)
         if isinstance(error, RefusedError):
             return AttemptOutcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         if isinstance(error, ModelFailedError):
@@ -194,36 +194,33 @@ class TritonBackend:
     def __init__(
         self,
         registry: ModelRegistry,
-        fleet: ServerPool,
+        pool: ServerPool,
         silence_seconds: float,
         *,
         continues_by_text: bool = False,
     ) -> None:
-        """`silence_seconds`: after which an engine that answers nothing is taken for dead."""
+        """`silence_seconds`: an engine that answers nothing for so long is dead."""
         self.continues_by_text = continues_by_text
-        self.health = EngineHealth(registry, fleet, silence_seconds)
+        self.health = EngineHealth(registry, pool, silence_seconds)
         self._registry = registry
-        self._fleet = fleet
+        self._pool = pool
 
     async def close(self) -> None:
-        """End what runs in the background."""
         await self.health.close()
 
     def ready(self) -> list[str]:
-        """Names of the models that are ready now."""
         return self._registry.ready()
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever models or servers became ready, or ceased to be."""
         self._registry.on_change(handler)
         self.health.on_change(handler)
 
-    def free(self, attempts: Collection[Attempt], besides: Collection[str] = ()) -> dict[str, int]:
-        """The free slots by model: each server's are shared between the models that it has ready."""
+    def free(self, attempts: Collection[Attempt], exclude: Collection[str] = ()) -> dict[str, int]:
+        """Return the free slots by model; each server shares its own between its ready models."""
         slots = Counter[str]()
-        for server in self._fleet.servers:
-            for model, count in _share(server, besides).items():
-                if self.health.allows(place_of(server, model)):
+        for server in self._pool.servers:
+            for model, count in _share(server, exclude).items():
+                if self.health.allows(target_of(server, model)):
                     slots[model] += count
         for attempt in attempts:
             if isinstance(attempt, Generation) and attempt.server is None:  # about to choose one
@@ -237,71 +234,72 @@ class TritonBackend:
         """
         servers = [
             one
-            for one in self._fleet.serving(model)
-            if one.name not in tried and self.health.allows(place_of(one, model))
+            for one in self._pool.serving(model)
+            if one.name not in tried and self.health.allows(target_of(one, model))
         ]
         return min(
             servers, key=lambda one: (one.running.total() / one.slots, one.name), default=None
         )
 
+    async def choose_settled(self, model: str) -> Server | None:
+        """Choose, if need be after a moment for the probes of the model's engines."""
+        if (server := self.choose(model)) is None:
+            await self.health.settled(model)
+            server = self.choose(model)
+        return server
+
     def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
-        """The attempt of a claim, still to be run."""
         attempt = Generation(claim, self, on_text)
         attempt.keeps_text_without_ids = self.continues_by_text
         return attempt
 
-    def judge(self, place: Place, end: AttemptEnd) -> None:
-        """Learn from the end of an attempt there: one that completed shows that its engine works."""
+    def record_outcome(self, target: Target, end: AttemptEnd) -> None:
         if end.outcome is AttemptOutcome.COMPLETED:
-            self.health.succeeded(place)
+            self.health.succeeded(target)
 
     def servers(self, attempts: Collection[Attempt]) -> Counter[str]:
-        """How many of these attempts run on each server."""
         return Counter(
             attempt.server.name
             for attempt in attempts
             if isinstance(attempt, Generation) and attempt.server is not None
         )
 
-    def silent_places(self, attempts: Collection[Attempt]) -> list[Place]:
-        """The places that answered nothing for long although one of these attempts runs there."""
-        asked: dict[Place, float] = {}
+    def silent_targets(self, attempts: Collection[Attempt]) -> list[Target]:
+        asked: dict[Target, float] = {}
         for attempt in attempts:
             if isinstance(attempt, Generation) and attempt.server is not None:
-                asked[attempt.place] = min(
-                    attempt.asked_at, asked.get(attempt.place, attempt.asked_at)
+                asked[attempt.target] = min(
+                    attempt.asked_at, asked.get(attempt.target, attempt.asked_at)
                 )
-        return [place for place, at in asked.items() if self.health.is_silent(place, at)]
+        return [target for target, at in asked.items() if self.health.is_silent(target, at)]
 
-    async def is_dead(self, place: Place) -> bool:
-        """Whether the engine there, which has been silent for long, answers no probe either."""
-        return await self.health.is_dead(place)
+    async def is_dead(self, target: Target) -> bool:
+        return await self.health.is_dead(target)
 
     def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
-        """The engines that are known to be dead: by model, then by server."""
         return self.health.dead_engines()
 
 
 def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
-    """The parameters of a text of which `done` tokens are generated, and sent as a prompt."""
+    """Return the parameters for the rest of a text whose first `done` tokens are in its prompt."""
     rest = dict(parameters) | {"max_tokens": parameters["max_tokens"] - done}
     if parameters.get("min_tokens"):
         rest["min_tokens"] = max(0, parameters["min_tokens"] - done)
     return rest
 
 
-def _share(server: Server, besides: Collection[str]) -> dict[str, int]:
-    """A server's free slots, shared between its models, `besides` those that need none.
+def _share(server: Server, exclude: Collection[str]) -> dict[str, int]:
+    """A server's free slots, shared between its models, `exclude` those that need none.
 
     Those of which it runs least come first when there are fewer slots than models.
     """
-    models = [name for name in server.ready() if name not in besides]
+    models = [name for name in server.ready() if name not in exclude]
     free = server.slots - server.running.total()
     if free <= 0 or not models:
         return {}
     models.sort(key=lambda name: server.running[name])
     share, rest = divmod(free, len(models))
-    return {name: share + (place < rest) for place, name in enumerate(models)}
+    return {name: share + (number < rest) for number, name in enumerate(models)}
 
 
 _KINDS = (

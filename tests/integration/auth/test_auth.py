@@ -415,7 +415,7 @@ async def test_a_revocation_is_told_to_every_process(
     guarded: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is forgotten by time here: only the notification ends what is remembered."""
-    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", FOREVER)
+    monkeypatch.setattr("app.auth.authenticator._CACHE_TTL_SECONDS", FOREVER)
     async with (
         run_service(guarded, with_worker=False) as one,
         run_service(guarded, with_worker=False) as other,
@@ -440,8 +440,8 @@ async def test_a_revocation_is_told_to_every_process(
 async def test_without_a_notification_it_holds_when_the_answer_is_old(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert authenticator._REMEMBER_SECONDS <= 10
-    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", 0.5)
+    assert authenticator._CACHE_TTL_SECONDS <= 10
+    monkeypatch.setattr("app.auth.authenticator._CACHE_TTL_SECONDS", 0.5)
     key, token = await closed.services.tokens.create("red"), sign(CLAIMS)
     assert await status(closed, key.text) == await status(closed, token) == 200
     # As if the notification was lost.
@@ -454,7 +454,7 @@ async def test_without_a_notification_it_holds_when_the_answer_is_old(
 async def test_a_listener_that_comes_back_asks_again(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", FOREVER)
+    monkeypatch.setattr("app.auth.authenticator._CACHE_TTL_SECONDS", FOREVER)
     key = await closed.services.tokens.create("red")
     assert await status(closed, key.text) == 200
     await connection.execute("UPDATE api_keys SET revoked_at = now()")  # nobody is told
@@ -478,7 +478,7 @@ async def test_an_answer_that_a_revocation_overtook_is_not_remembered(
     connection: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.auth.authenticator._REMEMBER_SECONDS", FOREVER)
+    monkeypatch.setattr("app.auth.authenticator._CACHE_TTL_SECONDS", FOREVER)
     tokens = TokenStore(closed.services.database, guarded)
     authenticator = Authenticator(tokens, guarded)
     key = await tokens.create("red")
@@ -493,7 +493,7 @@ async def test_an_answer_that_a_revocation_overtook_is_not_remembered(
             )
 
         await until(is_waiting)
-        authenticator.forget()
+        authenticator.clear_cache()
     assert (await asking).team_id == "red"  # it came before
     await connection.execute("UPDATE api_keys SET revoked_at = now()")
     with pytest.raises(InvalidTokenError):
@@ -503,12 +503,12 @@ async def test_an_answer_that_a_revocation_overtook_is_not_remembered(
 async def test_guesses_push_out_no_good_answer(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.authenticator._MAX_REMEMBERED", 10)
+    monkeypatch.setattr("app.auth.authenticator._MAX_CACHED", 10)
     key = await closed.services.tokens.create("red")
     assert await status(closed, key.text, "/nothing") == 404
     answers = await asyncio.gather(*(status(closed, new_key().text) for _ in range(100)))
     assert set(answers) <= {401, 429}
-    assert len(closed.services.authenticator._bad._answers) == 10
+    assert len(closed.services.authenticator._refused._verdicts) == 10
     async with connection.transaction():
         await connection.execute("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE")
         assert await status(closed, key.text, "/nothing") == 404

@@ -65,7 +65,7 @@ async def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         check=True, capture_output=True,
     )  # fmt: skip
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    monkeypatch.setattr("app.auth.jwks._LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("app.auth.jwks._MIN_INTERVAL_SECONDS", 0.0)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     found = Issuer()
@@ -96,7 +96,7 @@ async def test_a_service_takes_the_issuers_tokens(issuer: Issuer, settings: Sett
         answer = await service.client.get("/results/", headers=bearer(TOKEN))
         assert answer.status_code == 200
         await service.services.tokens.revoke_token("tenstorrent", "debug-test")
-        service.services.authenticator.forget()
+        service.services.authenticator.clear_cache()
         answer = await service.client.get("/results/", headers=bearer(TOKEN))
         assert answer.status_code == 401
 
@@ -113,7 +113,7 @@ async def test_a_service_takes_the_issuers_tokens(issuer: Issuer, settings: Sett
 async def test_answers_that_are_no_keys(
     issuer: Issuer, wrong: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.jwks._FETCH_SECONDS", 2.0)
+    monkeypatch.setattr("app.auth.jwks._FETCH_TIMEOUT_SECONDS", 2.0)
     for name, value in wrong.items():
         setattr(issuer, name, value)
     by = verifier(issuer.url)

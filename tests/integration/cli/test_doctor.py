@@ -9,8 +9,9 @@ import asyncpg
 import orjson
 import pytest
 
-from app.cli import checks
-from app.cli.checks import Finding, Level, examine
+from app.cli.doctor import database as database_checks, local
+from app.cli.doctor.checks import examine
+from app.cli.doctor.findings import Finding, Level
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
 from tests.conftest import ROOT, make_settings, run_service
@@ -121,12 +122,12 @@ async def test_what_the_server_is_set_to_is_judged(
 
 async def test_clocks_that_differ(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for ahead, level in ((5.0, Level.WARN), (-100.0, Level.FAIL)):
-        monkeypatch.setattr(checks, "_now", lambda ahead=ahead: time.time() - ahead)
+        monkeypatch.setattr(database_checks, "_now", lambda ahead=ahead: time.time() - ahead)
         assert only(await examine(settings), "clock").level is level
 
 
 async def test_little_space(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_LITTLE_SPACE", 10**18)
+    monkeypatch.setattr(local, "_MIN_FREE_BYTES", 10**18)
     findings = of(await examine(settings), "disk")
     assert {one.level for one in findings} == {Level.WARN}
 
@@ -149,7 +150,7 @@ def test_settings_that_contradict_or_expose(
     postgres_server: PostgresServer, change: dict[str, object], level: Level, word: str
 ) -> None:
     settings = make_settings(postgres_server, "x", None, **change)
-    found = [one for one in checks.check_settings(settings) if one.level is level]
+    found = [one for one in local.check_settings(settings) if one.level is level]
     assert word in " ".join(one.found for one in found), found
     assert all(one.to_do for one in found)
 
@@ -181,9 +182,9 @@ def test_the_command(
     assert table.stdout.splitlines()[0].split() == ["part", "found", "what", "to", "change"]
     assert "python -m app worker" in table.stdout
     assert postgres_server.password not in table.stdout
-    told = run(environment | {"TRITON_GRPC_SERVICE": "127.0.0.1:1"}, "--json")
-    assert told.returncode == 1
-    levels = {one["part"]: one["level"] for one in orjson.loads(told.stdout)}
+    reported_at = run(environment | {"TRITON_GRPC_SERVICE": "127.0.0.1:1"}, "--json")
+    assert reported_at.returncode == 1
+    levels = {one["part"]: one["level"] for one in orjson.loads(reported_at.stdout)}
     assert (levels["triton"], levels["database"], levels["schema"]) == ("fail", "ok", "ok")
     wrong = run({"LLM_DATABASE_URL": "x", "LLM_PORT": "99999"}, "--json")
     assert wrong.returncode == 1

@@ -243,7 +243,7 @@ async def loading(
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "loading loader stood still for 3 s"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "loading loader hung for 3 s"),
         ("os.kill(os.getppid(), signal.SIGKILL)", "Triton crashed while it loaded loader"),
     ],
     ids=["stopped", "crash"],
@@ -251,32 +251,36 @@ async def loading(
 async def test_a_load_that_is_lost_is_begun_again(
     action: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with loading(tmp_path, action, monkeypatch) as (triton, told):
+    async with loading(tmp_path, action, monkeypatch) as (triton, reported_at):
 
-        def tell(text: str) -> None:
-            told.append(text)
+        def report(text: str) -> None:
+            reported_at.append(text)
             if "start 2 of 3" in text:
                 (tmp_path / "loads").touch()
 
         async with asyncio.timeout(90):
-            await triton.start(tell)
+            await triton.start(report)
         assert not triton.is_down
-        assert re.search(rf"loading loader \(\d+ s.*\) \(start 2 of 3: {reason}", "\n".join(told))
-        assert not any("start 3 of 3" in text for text in told)
+        assert re.search(
+            rf"loading loader \(\d+ s.*\) \(start 2 of 3: {reason}", "\n".join(reported_at)
+        )
+        assert not any("start 3 of 3" in text for text in reported_at)
         assert f"make run: {reason}" in (tmp_path / "log").read_text()
         if "still" in reason:
-            assert any(re.search(r"\(\d+ s, [123] s without progress\)$", text) for text in told)
+            assert any(
+                re.search(r"\(\d+ s, [123] s without progress\)$", text) for text in reported_at
+            )
 
 
 async def test_a_load_that_always_hangs_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with loading(tmp_path, "time.sleep(1000)", monkeypatch) as (triton, told):
+    async with loading(tmp_path, "time.sleep(1000)", monkeypatch) as (triton, reported_at):
         with pytest.raises(
-            StartError, match=r"^Triton: loading loader stood still for 3 s, 3 times \(log: "
+            StartError, match=r"^Triton: loading loader hung for 3 s, 3 times \(log: "
         ):
             async with asyncio.timeout(90):
-                await triton.start(told.append)
+                await triton.start(reported_at.append)
         assert triton.is_down
         # A killed process stays in the process table until its last thread has ended.
         _, alive = await asyncio.to_thread(psutil.wait_procs, running(tmp_path), timeout=30)
@@ -288,8 +292,8 @@ async def test_a_long_load_that_works_is_left_alone(
 ) -> None:
     work = "while time.monotonic() < end: time.sleep(0.1); sum(range(10**6))"
     action = f"end = time.monotonic() + 6\n            {work}"
-    async with loading(tmp_path, action, monkeypatch) as (triton, told):
+    async with loading(tmp_path, action, monkeypatch) as (triton, reported_at):
         async with asyncio.timeout(90):
-            await triton.start(told.append)
-        assert any(re.search(r"loading loader \([456] s", text) for text in told)
-        assert not any("start 2" in text for text in told)
+            await triton.start(reported_at.append)
+        assert any(re.search(r"loading loader \([456] s", text) for text in reported_at)
+        assert not any("start 2" in text for text in reported_at)

@@ -11,7 +11,8 @@ from app.core.errors import DatabaseUnavailableError
 from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.queue.job_queue import JobQueue, NewContext
+from app.queue.enqueue import NewContext
+from app.queue.job_queue import JobQueue
 from app.results.contexts import ContextStore
 from tests.conftest import make_settings
 from tests.integration.support import until

@@ -27,10 +27,14 @@ from app.core.errors import ConflictError
 from app.core.ids import created_at, new_id
 from app.core.settings import Settings
 from app.queue.admission import Admission
+from app.queue.claim import claim_within_limits, owned_results
 from app.queue.depth import QueueDepth
+from app.queue.enqueue import NewContext, NewResult
+from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.queue.idempotency import IdempotencyKeys, NewKey
-from app.queue.job_queue import AttemptEnd, AttemptOutcome, Chunk, JobQueue, NewContext, NewResult
+from app.queue.job_queue import JobQueue
 from app.queue.position import QueuePositions
+from app.queue.progress import Chunk
 from app.queue.team_limits import Limits, RunningLimits, TeamLimits
 from app.results.contexts import ContextStore
 from app.results.export import ResultExport
@@ -319,8 +323,14 @@ async def test_claim(table: Table) -> None:
 
 async def test_claim_within_limits(table: Table) -> None:
     limits = RunningLimits(None, {TEAM: 320, "other": 3})
-    claim = table.queue._claim_within_limits(table.worker, "model-0", 50, limits)
-    await check(table, claim, "ix_results_queue_team", "ix_results_worker_id", "pk_results")
+
+    async def claim() -> None:
+        async with table.database.connection() as connection:
+            await claim_within_limits(
+                *(connection, table.worker, "model-0", 50, limits), continues=True
+            )
+
+    await check(table, claim(), "ix_results_queue_team", "ix_results_worker_id", "pk_results")
 
 
 async def test_admission(table: Table) -> None:
@@ -350,14 +360,14 @@ async def test_claim_of_suspects(table: Table) -> None:
 
 
 async def test_owned(table: Table) -> None:
-    owned = table.database.run(lambda connection: table.queue.owned(connection, table.worker))
+    owned = table.database.run(lambda connection: owned_results(connection, table.worker))
     await check(table, owned, "ix_results_worker_id")
 
 
 async def test_append_and_end(table: Table) -> None:
     chunks = [Chunk(identifier, 1, 0, "text", 1, 1) for identifier in table.running[:100]]
     await check(table, table.queue.append(table.worker, chunks), "pk_results")
-    lane = table.queue.ending_lane(table.worker, 5.0)
+    lane = table.queue.end_batcher(table.worker, 5.0)
     ends = [AttemptEnd(i, 1, AttemptOutcome.COMPLETED, output="x") for i in table.running[100:200]]
     await check(table, lane.submit_all(ends), "pk_results")
 
@@ -387,7 +397,7 @@ async def test_append_and_end_in_a_young_table(
         young = replace(table, database=database, queue=JobQueue(database, settings))
         chunks = [Chunk(identifier, 1, 0, "text", 1, 1) for identifier in ids[:10]]
         await check(young, young.queue.append(worker, chunks), "pk_results", few=1000)
-        lane = young.queue.ending_lane(worker, 5.0)
+        lane = young.queue.end_batcher(worker, 5.0)
         ends = [AttemptEnd(i, 1, AttemptOutcome.COMPLETED, output="x") for i in ids[:10]]
         await check(young, lane.submit_all(ends), "pk_results", few=1000)
 
@@ -467,7 +477,7 @@ async def test_a_burst_of_which_statistics_know_nothing(
         await check(young, young.queue.enqueue(results), "ix_results_queue", few=900)
         claims = await claim_all(young.queue, worker, {"m": 10})
         ends = [AttemptEnd(claim.id, claim.attempt, AttemptOutcome.RETURNED) for claim in claims]
-        lane = young.queue.ending_lane(worker, 5.0)
+        lane = young.queue.end_batcher(worker, 5.0)
         await check(young, lane.submit_all(ends), "pk_results", "ix_results_queue", few=900)
         claiming = claim_all(young.queue, worker, {"m": 10})
         await check(young, claiming, "ix_results_queue", few=900)
@@ -504,11 +514,8 @@ async def test_queue_position(table: Table) -> None:
         "SELECT * FROM results WHERE state = 'pending' AND worker_id IS NULL LIMIT $1", 1
     )
     assert row is not None
-    await check(
-        table,
-        table.positions.estimate(row["id"], row["model_name"], is_running=False),
-        "ix_results_queue",
-    )
+    estimate = table.positions.estimate(row["id"], row["model_name"], is_running=False)
+    await check(table, estimate, "ix_results_queue")
 
 
 async def test_request_of_a_retry(table: Table) -> None:

@@ -113,7 +113,7 @@ async def test_what_is_restored_goes_on_and_nothing_runs_twice(
             assert (await all_results(service)).keys() == before.keys()
 
             # Keys are there, and new results follow.
-            assert (await service.services.tokens.list("red"))[0]["prefix"] in api_key.text
+            assert (await service.services.tokens.list("red"))[0].prefix in api_key.text
             assert (await finish(service, "new"))["state"] == "completed"
     finally:
         await postgres_server.execute(f"DROP DATABASE {restored.database_name} WITH (FORCE)")

@@ -263,7 +263,7 @@ async def test_the_least_busy_server_is_next(both: Service) -> None:
     sent = [await send(both, LONG) for _ in range(6)]
     await until_running_on(both, default=3, second=3)
     place = {
-        str(attempt.claim.id): attempt.place[0]
+        str(attempt.claim.id): attempt.target[0]
         for attempt in both.services.hub._running.values()
         if isinstance(attempt, Attempt)
     }

@@ -24,8 +24,9 @@ import orjson
 import pytest
 
 from app.cli.main import main
-from app.infini_gram import builder
-from app.infini_gram.builder import BuildError, BuildOptions, build
+from app.infini_gram import build_space, builder, suffix_array
+from app.infini_gram.build_options import BuildError, BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.declarations import BYTES, Declaration, read_declarations
 from app.infini_gram.engine import Engine
 from app.infini_gram.manifest import verify
@@ -173,7 +174,7 @@ def test_several_parts_on_several_processors(
     """As a large corpus is indexed: 8 parts are merged to one array."""
     texts = some_texts(documents=6000)
     (tmp_path / "a.jsonl").write_bytes(lines(*({"text": text} for text in texts)))
-    monkeypatch.setattr(builder, "_SMALL", 0)
+    monkeypatch.setattr(suffix_array, "_SINGLE_CPU_BYTES", 0)
     steps: list[str] = []
     options = BuildOptions(tmp_path / "a.jsonl", tmp_path / "a", str(DEMO_TOKENIZER), cpus=8)
     build(options, lambda step, _share, _detail: steps.append(step))
@@ -196,7 +197,7 @@ def test_check_and_list(tmp_path: Path) -> None:
     done = index(tmp_path, "check", "small")
     assert (done.returncode, done.stdout) == (
         0,
-        "small is as it was built: 1 documents, 1,001 tokens, 0.0 MB\n",
+        "small is unchanged: 1 documents, 1,001 tokens, 0.0 MB\n",
     )
     assert "ok" in index(tmp_path, "list").stdout
     # The same size and time: only reading tells.
@@ -385,7 +386,7 @@ def refused(tmp_path: Path, corpus: Path, *more: str | Path, name: str = "small"
         ("a.txt", b" \n\n", "The corpus is empty"),
         ("a.jsonl", b'\n{"text": ""}\n', "The corpus is empty"),
         ("a.txt", b"fine\nnot \xff", "a.txt, line 2: it is not UTF-8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: no JSON: "),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: invalid JSON: "),
         ("a.jsonl", b'{"text": "a"}\n{"words": "b"}\n', "a.jsonl, line 2: it has no text"),
         # Without the time: all processes that share the tests must give it the same name.
         ("a.jsonl.gz", gzip.compress(b'{"text": "a"}' * 99, mtime=0)[:30], "a.jsonl.gz is damaged"),
@@ -432,7 +433,7 @@ def test_arguments_that_are_wrong(tmp_path: Path, arguments: tuple[str, ...]) ->
 def test_room_is_asked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_bytes(b"0123456789" * 1_000_000)
     options = BuildOptions(tmp_path / "a.txt", tmp_path / "a")
-    monkeypatch.setattr(builder, "_available_memory", lambda: 400_000_000)
+    monkeypatch.setattr(build_space, "available_memory", lambda: 400_000_000)
     with pytest.raises(BuildError, match=r"Too little memory: about 420 MB needed, 400 MB"):
         build(options)
     monkeypatch.undo()
@@ -478,7 +479,7 @@ def test_nothing_is_left_of_an_interrupted_build(
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert b"Interrupted: nothing is left of it." in errors
+    assert b"Interrupted: no files are left." in errors
     assert output == b""
     assert list(out.iterdir()) == []
     assert not (tmp_path / "indexes.toml").exists()

@@ -199,7 +199,7 @@ IDS: list[Any] = [[-1], [2**16], [2**70], [None], ["1"], [1.0], [True]]
     ],
 )
 def test_token_ids(index: BuiltIndex, call: Callable[[Engine, Any], object], ids: Any) -> None:
-    with pytest.raises(EngineInputError, match="is no token id of this index"):
+    with pytest.raises(EngineInputError, match="is not a token id of this index"):
         call(index.engine, ids)
 
 

@@ -63,7 +63,7 @@ DAMAGES = [Path.unlink, cut, lengthen, alter, empty, to_directory]
 
 def test_whole(copy: Declaration) -> None:
     told: list[tuple[int, int]] = []
-    manifest = verify(copy.path, tell=lambda done, of: told.append((done, of)))
+    manifest = verify(copy.path, report=lambda done, of: told.append((done, of)))
     assert told[-1] == (manifest.size, manifest.size)
     assert manifest.built_with == "infini-gram 2.6.0"
 

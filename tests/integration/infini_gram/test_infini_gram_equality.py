@@ -13,7 +13,8 @@ import pytest
 
 from app.core.settings import Settings
 from app.infini_gram.attribution import AttributionRequest, attribute
-from app.infini_gram.builder import BuildOptions, build
+from app.infini_gram.build_options import BuildOptions
+from app.infini_gram.builder import build
 from bench.corpus import texts, train_tokenizer, write_corpus
 from bench.index_questions import KINDS, Asker, Bare, ByteWords, FileWords, Speaks
 from tests.conftest import Service, run_service

@@ -127,8 +127,8 @@ async def test_models_that_lead_out_of_their_root(launching: Service, tmp_path: 
     for name, words in (
         ("out", "leads out of the profile's model roots"),
         ("entry", "does not allow that (triton_entries)"),
-        ("empty", "it is no model"),
-        ("absent", "it is no model"),
+        ("empty", "it is not a model"),
+        ("absent", "it is not a model"),
     ):
         accepted = await launch(launching, profile="strict", model=str(root / name), name=name)
         ended = await until_state(launching, accepted["id"], "failed")

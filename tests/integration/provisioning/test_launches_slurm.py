@@ -131,11 +131,10 @@ def limited(
         )
         spec = to_spec(request, read_profiles(settings.profiles_file), {})
         async with Database(settings, "test") as database:
-            row = await LaunchStore(database).create("default", "slurm", spec)
-        cluster.kept.add(f"llm-{row['id']}")
+            launch = await LaunchStore(database).create("default", "slurm", spec)
+        cluster.kept.add(f"llm-{launch.id}")
         await worker.start()
-        identifier: UUID = row["id"]
-        return identifier
+        return launch.id
 
     yield Limited(settings, asyncio.run(begin()))
     asyncio.run(worker.stop())
@@ -444,11 +443,11 @@ async def test_the_time_limit(limited: Limited, cluster: SlurmCluster) -> None:
         store = LaunchStore(database)
 
         async def has_ended() -> bool:
-            return (await store.get("default", limited.launch))["ended_at"] is not None
+            return (await store.get("default", limited.launch)).ended_at is not None
 
         await until(has_ended, 120)
         ended = await store.get("default", limited.launch)
-    assert ended["state"] == "timeout"
-    assert "TIMEOUT, its time limit was reached" in ended["reason"]
+    assert ended.state == "timeout"
+    assert "TIMEOUT, its time limit was reached" in ended.reason
     cluster.kept.clear()
     assert cluster.jobs() == []

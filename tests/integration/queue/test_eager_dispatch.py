@@ -8,15 +8,15 @@ import asyncpg
 import pytest
 
 from app.core.settings import Settings
-from app.queue.job_queue import Claim
+from app.queue.claim import Claim
 from app.worker.worker import Worker
 from tests.conftest import Service, run_service, short_lease
 from tests.integration.queue.test_job_queue import Bench, bench, keyed, make_result, queue_settings
 from tests.integration.support import finish, read, send, until
 
 
-class Place:
-    """A worker that would start whatever is given to it."""
+class Dispatcher:
+    """A worker that starts all results it is given."""
 
     def __init__(self, worker_id: UUID, room: int = 100) -> None:
         self.worker_id = worker_id
@@ -24,8 +24,9 @@ class Place:
         self.counts: list[int] = []
         self.begun: list[Claim] = []
         self.started: list[Claim] = []
+        self.aborted = 0
 
-    def may_start(self, models: Sequence[str]) -> list[bool]:
+    def reserve(self, models: Sequence[str]) -> list[bool]:
         return [number < self.room for number in range(len(models))]
 
     def begin(self, claims: Sequence[Claim]) -> None:
@@ -33,19 +34,24 @@ class Place:
         self.begun += claims
         self.counts.append(len(claims))
 
-    def settle(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+    def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
         assert worker_id == self.worker_id
         begun = {claim.id: claim for claim in self.begun}
         assert all(begun.get(claim.id, claim) == claim for claim in claims)
         self.begun.clear()
         self.started += claims
 
+    def abort(self, worker_id: UUID) -> None:
+        assert worker_id == self.worker_id
+        self.begun.clear()
+        self.aborted += 1
+
 
 @pytest.fixture
-async def place(bench: Bench) -> Place:
-    place = Place(await bench.worker())
-    bench.queue.birthplace = place
-    return place
+async def dispatcher(bench: Bench) -> Dispatcher:
+    dispatcher = Dispatcher(await bench.worker())
+    bench.queue.dispatcher = dispatcher
+    return dispatcher
 
 
 async def state(connection: asyncpg.Connection, result_id: UUID) -> tuple[object, ...]:
@@ -57,75 +63,87 @@ async def state(connection: asyncpg.Connection, result_id: UUID) -> tuple[object
     return tuple(row)
 
 
-async def test_claimed_as_it_is_stored(bench: Bench, place: Place) -> None:
+async def test_claimed_as_it_is_stored(bench: Bench, dispatcher: Dispatcher) -> None:
     (result_id,) = await bench.add()
-    assert await state(bench.connection, result_id) == ("pending", place.worker_id, 1, True)
-    (claim,) = place.started
+    assert await state(bench.connection, result_id) == ("pending", dispatcher.worker_id, 1, True)
+    (claim,) = dispatcher.started
     assert (claim.id, claim.attempt, claim.is_suspect) == (result_id, 1, False)
     assert claim.prompt
     assert claim.parameters == {"max_tokens": 3}
     assert await bench.claim(await bench.worker()) == []
 
 
-async def test_a_saved_context_gives_its_prompt(bench: Bench, place: Place) -> None:
+async def test_a_saved_context_gives_its_prompt(bench: Bench, dispatcher: Dispatcher) -> None:
     (first,) = await bench.add()
     context_id = await bench.connection.fetchval(
         "SELECT context_id FROM results WHERE id = $1", first
     )
     again = make_result(context_id=context_id, new_context=None)
     assert await bench.queue.enqueue([again]) == [True]
-    assert place.started[1].prompt == place.started[0].prompt
+    assert dispatcher.started[1].prompt == dispatcher.started[0].prompt
 
 
-async def test_nothing_that_waits_is_overtaken(bench: Bench, place: Place) -> None:
-    bench.queue.birthplace = None
+async def test_nothing_that_waits_is_overtaken(bench: Bench, dispatcher: Dispatcher) -> None:
+    bench.queue.dispatcher = None
     (waiting,) = await bench.add()
-    bench.queue.birthplace = place
+    bench.queue.dispatcher = dispatcher
     (later,) = await bench.add()
-    assert place.started == []
+    assert dispatcher.started == []
     assert await state(bench.connection, later) == ("pending", None, 0, False)
     claims = await bench.claim(await bench.worker())
     assert [claim.id for claim in claims] == [waiting, later]
 
 
-async def test_only_as_many_as_there_is_room_for(bench: Bench, place: Place) -> None:
-    place.room = 2
+async def test_only_as_many_as_there_is_room_for(bench: Bench, dispatcher: Dispatcher) -> None:
+    dispatcher.room = 2
     ids = await bench.add(5)
-    assert [claim.id for claim in place.started] == ids[:2]
+    assert [claim.id for claim in dispatcher.started] == ids[:2]
     assert [claim.id for claim in await bench.claim(await bench.worker())] == ids[2:]
 
 
-async def test_a_worker_that_is_dead_claims_nothing(bench: Bench, place: Place) -> None:
+async def test_a_worker_that_is_dead_claims_nothing(bench: Bench, dispatcher: Dispatcher) -> None:
     await bench.connection.execute(
-        "UPDATE workers SET dead_at = now() WHERE id = $1", place.worker_id
+        "UPDATE workers SET dead_at = now() WHERE id = $1", dispatcher.worker_id
     )
     (result_id,) = await bench.add()
-    assert place.started == []
+    assert dispatcher.started == []
     assert await state(bench.connection, result_id) == ("pending", None, 0, False)
 
 
-async def test_a_suspect_is_alone(bench: Bench, place: Place) -> None:
+async def test_a_failed_statement_aborts_what_has_begun(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    await bench.connection.execute("ALTER TABLE results RENAME TO hidden")
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await bench.add()
+    assert dispatcher.counts == [1]
+    assert (dispatcher.begun, dispatcher.started, dispatcher.aborted) == ([], [], 1)
+
+
+async def test_a_suspect_is_alone(bench: Bench, dispatcher: Dispatcher) -> None:
     (suspect,) = await bench.add()
     await bench.connection.execute("UPDATE results SET engine_deaths = 2 WHERE id = $1", suspect)
     (innocent,) = await bench.add()
-    assert [claim.id for claim in place.started] == [suspect]
+    assert [claim.id for claim in dispatcher.started] == [suspect]
     assert await state(bench.connection, innocent) == ("pending", None, 0, False)
 
 
-async def test_an_outdated_place_frees_what_it_was_given(bench: Bench, place: Place) -> None:
+async def test_an_outdated_dispatcher_frees_what_it_was_given(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
     (result_id,) = await bench.add()
-    assert await bench.queue.retire(place.worker_id) == 1
+    assert await bench.queue.retire(dispatcher.worker_id) == 1
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)
 
 
-async def test_repetitions_do_not_begin_early(bench: Bench, place: Place) -> None:
+async def test_repetitions_do_not_begin_early(bench: Bench, dispatcher: Dispatcher) -> None:
     first, again = keyed("k"), keyed("k")
     assert await bench.queue.enqueue([first]) == [True]
     assert await bench.queue.enqueue([again]) == [False]
-    assert place.counts == [0, 0]
-    assert [claim.id for claim in place.started] == [first.id]
+    assert dispatcher.counts == [0, 0]
+    assert [claim.id for claim in dispatcher.started] == [first.id]
     await bench.add(3)
-    assert place.counts == [0, 0, 3]
+    assert dispatcher.counts == [0, 0, 3]
 
 
 async def test_what_is_not_stored_is_stopped(
@@ -139,7 +157,7 @@ async def test_what_is_not_stored_is_stopped(
     )
     assert refused.status_code == 500
     await connection.execute("ALTER TABLE hidden RENAME TO results")
-    worker = service.services.queue.birthplace
+    worker = service.services.queue.dispatcher
     assert isinstance(worker, Worker)
     assert not worker._attempts._early
 
@@ -151,13 +169,13 @@ async def test_what_is_not_stored_is_stopped(
 
 
 async def test_retiring_waits_for_what_is_being_stored_as_claimed(
-    bench: Bench, place: Place
+    bench: Bench, dispatcher: Dispatcher
 ) -> None:
     """A statement under way when its worker leaves: freed at once, and not counted as lost."""
     storing = bench.connection.transaction()
     await storing.start()
     await bench.connection.execute(
-        "SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE", place.worker_id
+        "SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE", dispatcher.worker_id
     )
     context_id = await bench.connection.fetchval(
         "INSERT INTO contexts (id, content) VALUES (gen_random_uuid(), 'c') RETURNING id"
@@ -168,22 +186,24 @@ async def test_retiring_waits_for_what_is_being_stored_as_claimed(
            VALUES (gen_random_uuid(), $1, 'm', '{}', now() + interval '1 h', $2, 1, now())
            RETURNING id""",
         context_id,
-        place.worker_id,
+        dispatcher.worker_id,
     )
-    retiring = asyncio.create_task(bench.queue.retire(place.worker_id))
+    retiring = asyncio.create_task(bench.queue.retire(dispatcher.worker_id))
     await asyncio.sleep(0.2)
     await storing.commit()
     assert await retiring == 1
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)
 
 
-async def test_the_first_places_go_to_the_highest_priority(bench: Bench, place: Place) -> None:
-    place.room = 2
+async def test_the_first_slots_go_to_the_highest_priority(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    dispatcher.room = 2
     results = [make_result(priority=priority) for priority in (-5, -1, 0, -5, 0)]
     assert all(await bench.queue.enqueue(results))
-    assert {claim.id for claim in place.started} == {results[2].id, results[4].id}
+    assert {claim.id for claim in dispatcher.started} == {results[2].id, results[4].id}
     claims = await bench.claim(await bench.worker())
-    assert {claim.id for claim in claims} == {results[place].id for place in (1, 0, 3)}
+    assert {claim.id for claim in claims} == {results[number].id for number in (1, 0, 3)}
 
 
 async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:
@@ -219,16 +239,16 @@ async def test_slots_are_kept(settings: Settings, connection: asyncpg.Connection
 
 
 @short_lease
-async def test_a_lost_place_is_rescued_by_its_heartbeat(
+async def test_a_lost_confirmation_is_rescued_by_its_heartbeat(
     service: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Committed as claimed, and never started: as if the answer of the statement was lost."""
     await finish(service, "{{chunks=1}}")
-    worker = service.services.queue.birthplace
+    worker = service.services.queue.dispatcher
     assert worker is not None
     with monkeypatch.context() as patch:
-        settle = worker.settle
-        patch.setattr(worker, "settle", lambda worker_id, _: settle(worker_id, []))
+        confirm = worker.confirm
+        patch.setattr(worker, "confirm", lambda worker_id, _: confirm(worker_id, []))
         sent = await send(service, "{{chunks=2}} tell")
     result = await read(service, sent["id"], wait=20)
     assert result["state"] == "completed"

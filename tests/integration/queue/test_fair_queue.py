@@ -9,8 +9,9 @@ import pytest
 
 from app.core.database import Database
 from app.core.settings import Settings
-from app.queue import sql as sql
-from app.queue.job_queue import AttemptOutcome, NewContext, NewResult
+from app.queue.claim import LOCK_QUEUE
+from app.queue.enqueue import NewContext, NewResult
+from app.queue.finish import AttemptOutcome
 from app.queue.team_limits import ANY_MODEL, Limits, TeamLimits
 from tests.conftest import connect, make_settings
 from tests.integration.queue.test_job_queue import Bench, ended, make_result
@@ -191,7 +192,7 @@ async def test_a_claim_that_must_wait_for_another_holds_up_no_other_model(
     await bench.add(team_id="a", model_name="n")
     worker = await bench.worker()
     async with bench.connection.transaction():
-        await bench.connection.execute(sql.LOCK_QUEUE, "n")
+        await bench.connection.execute(LOCK_QUEUE, "n")
         claims = bench.queue.claims(worker, {"m": 5, "n": 5})
         assert [claim.id for claim in await anext(claims)] == [free]
         waiting = asyncio.ensure_future(anext(claims))

@@ -16,17 +16,13 @@ from app.core.errors import CANCELLED, Failure, FailureCode
 from app.core.ids import new_id
 from app.core.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.core.settings import Settings
+from app.queue.claim import Claim, owned_results
+from app.queue.conclude import MAX_BATCH
+from app.queue.enqueue import NewContext, NewResult
+from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.queue.idempotency import NewKey
-from app.queue.job_queue import (
-    AttemptEnd,
-    AttemptOutcome,
-    Chunk,
-    Claim,
-    JobQueue,
-    NewContext,
-    NewResult,
-)
-from app.queue.sql import MAX_BATCH
+from app.queue.job_queue import JobQueue
+from app.queue.progress import Chunk
 from app.results.contexts import ContextStore
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
@@ -48,6 +44,7 @@ class Bench:
         self, database: Database, settings: Settings, connection: asyncpg.Connection
     ) -> None:
         self.database = database
+        self.settings = settings
         self.queue = JobQueue(database, settings)
         self.connection = connection
 
@@ -72,7 +69,7 @@ class Bench:
         return await claim_all(self.queue, worker, {model: count})
 
     async def end(self, worker: UUID, *ends: AttemptEnd) -> list[bool]:
-        lane = self.queue.ending_lane(worker, 5.0)
+        lane = self.queue.end_batcher(worker, 5.0)
         return list(await lane.submit_all(ends))
 
     async def row(self, result_id: UUID) -> asyncpg.Record:
@@ -259,7 +256,7 @@ async def test_enqueue_with_a_key_survives_a_connection_lost_at_commit(bench: Be
 
 async def test_two_queues_take_keys_in_opposite_orders(bench: Bench) -> None:
     """Two processes, each batch with the same keys the other way round: one winner each."""
-    other = JobQueue(bench.database, bench.queue._settings)
+    other = JobQueue(bench.database, bench.settings)
     for number in range(20):
         keys = [f"{number} {n}" for n in range(50)]
         one, two = [keyed(key) for key in keys], [keyed(key) for key in reversed(keys)]
@@ -518,7 +515,7 @@ async def test_an_end_that_was_committed_is_known_as_ours(bench: Bench) -> None:
         # Requeued rows have no owner any more: only the attempt tells.
         (other, True, [False, True, True]),
     ):  # fmt: skip
-        lane = bench.queue.ending_lane(owner, 5.0)
+        lane = bench.queue.end_batcher(owner, 5.0)
         async with bench.database.connection() as connection:
             assert list(await lane._statement(connection, ends, resent)) == ours
 
@@ -533,7 +530,7 @@ class Waiting:
     def awaits(self, result_id: UUID) -> bool:
         return result_id in self.ids
 
-    def hand(self, row: asyncpg.Record) -> None:
+    def deliver(self, row: asyncpg.Record) -> None:
         assert self.handed.setdefault(row["id"], row) is row
 
 
@@ -542,7 +539,7 @@ async def test_an_end_hands_on_what_a_read_gives(bench: Bench, queue_settings: S
     await bench.add(5)
     done, failed, back, unawaited, not_ours = await bench.claim(worker)
     audience = Waiting(claim.id for claim in (done, failed, back, not_ours))
-    lane = bench.queue.ending_lane(worker, 5.0, audience)
+    lane = bench.queue.end_batcher(worker, 5.0, audience)
     said: dict[str, Any] = {"output": "é🙂", "finish_reason": "stop", "logprobs": '[{"1": 0.50}]'}
     ends = [
         ended(done, **said, prompt_tokens=2, completion_tokens=3, first_token_seconds=0.1),
@@ -745,7 +742,7 @@ async def test_cancels_race_completions(bench: Bench) -> None:
     identifiers = await bench.add(60)
     worker = await bench.worker()
     claims = await bench.claim(worker)
-    lane = bench.queue.ending_lane(worker, 5.0)
+    lane = bench.queue.end_batcher(worker, 5.0)
     await asyncio.gather(
         *(lane.submit(ended(claim)) for claim in claims),
         *(bench.queue.cancel("default", id=identifier) for identifier in identifiers),
@@ -929,10 +926,10 @@ async def test_owned_tells_attempt_and_cancellation(bench: Bench) -> None:
     claims = await bench.claim(worker)
     await bench.queue.cancel("default", id=second)
     async with bench.database.connection() as connection:
-        owned = await bench.queue.owned(connection, worker)
+        owned = await owned_results(connection, worker)
         assert owned == {first: (1, False), second: (1, True)}
         await bench.end(worker, *(ended(claim) for claim in claims))
-        assert await bench.queue.owned(connection, worker) == {}
+        assert await owned_results(connection, worker) == {}
 
 
 async def test_expire_ends_only_queued_results_past_their_deadline(bench: Bench) -> None:
@@ -958,10 +955,10 @@ async def test_tell_stopped_reaches_owners_in_batches(bench: Bench) -> None:
         CANCELLED_CHANNEL, lambda *event: told.put_nowait(event[-1])
     )
     identifiers = [new_id() for _ in range(MAX_BATCH + 1)]
-    await bench.queue.tell_stopped(identifiers)
+    await bench.queue.notify_stopped(identifiers)
     payloads = [await asyncio.wait_for(told.get(), 30) for _ in range(2)]
     assert [UUID(hex=d) for payload in payloads for d in payload.split(",")] == identifiers
-    await bench.queue.tell_stopped([])
+    await bench.queue.notify_stopped([])
 
 
 async def until_blocked(bench: Bench) -> None:
@@ -998,7 +995,7 @@ class Waiter:
     def awaits(self, _: UUID) -> bool:
         return True
 
-    def hand(self, row: asyncpg.Record) -> None:
+    def deliver(self, row: asyncpg.Record) -> None:
         self.rows.append(row)
 
 
@@ -1013,7 +1010,7 @@ async def test_a_completed_text_is_attributed_by_a_result_of_its_own(
     worker, waiter = await bench.worker(), Waiter()
     claims = {claim.id: claim for claim in await bench.claim(worker)}
     assert [claims[one].has_attribution for one in (*sources, plain)] == [True, True, False]
-    lane = bench.queue.ending_lane(worker, 5.0, waiter if is_awaited else None)
+    lane = bench.queue.end_batcher(worker, 5.0, waiter if is_awaited else None)
     ends = [
         ended(claims[one], output=f"text {place}", has_attribution=claims[one].has_attribution)
         for place, one in enumerate((*sources, plain))

@@ -14,7 +14,7 @@ import pytest
 from app.auth.principal import Principal
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.queue.job_queue import NewContext, NewResult
+from app.queue.enqueue import NewContext, NewResult
 from app.queue.team_limits import ANY_MODEL, Limits
 from tests.conftest import Service, run_service
 from tests.integration.support import until

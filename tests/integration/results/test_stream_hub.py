@@ -58,7 +58,7 @@ class Hub:
         worker = await self.bench.worker()
         claims = await self.bench.claim(worker, len(ids))
         assert len(claims) == len(ids)
-        lane = self.bench.queue.ending_lane(worker, 5.0)
+        lane = self.bench.queue.end_batcher(worker, 5.0)
         await asyncio.gather(*(lane.submit(ended(claim)) for claim in claims))
 
     async def listening_pid(self) -> int | None:

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from app.core.settings import Settings
-from app.queue.job_queue import Claim
+from app.queue.claim import Claim
 from app.results.streams import hub as stream_hub_module, interest as watched_module
 from app.worker.backends.triton_backend import Generation, TritonBackend
 from tests.conftest import Service

@@ -242,7 +242,7 @@ async def test_every_process_reports_a_dead_engine(
     ):
         first.kill_engine()
         place = (first.address("grpc"), MODEL)
-        backend = service.services.queue.birthplace._backend  # type: ignore[union-attr]
+        backend = service.services.queue.dispatcher._backend  # type: ignore[union-attr]
         backend.health.record(EngineDeadError("found by this worker"), place)
         for process in (service, api, idle):
             await until_dead(process)
@@ -339,7 +339,7 @@ async def test_a_full_engine_is_not_dead(
             await run(model, "a {{first_delay_ms=60000}}", *arguments)
 
         monkeypatch.setattr(server.client, "run", probes_wait)
-        backend = service.services.queue.birthplace._backend  # type: ignore[union-attr]
+        backend = service.services.queue.dispatcher._backend  # type: ignore[union-attr]
         assert not await backend.is_dead((server.address.grpc, MODEL))
         monkeypatch.undo()
         assert (await served(service))["ready"]

@@ -259,7 +259,7 @@ async def test_a_rotated_key_is_found_by_reading_again(
     assert await refused(by, new)
     write_keys(tmp_path, to_jwk(EC_KEY, kid="e"))
     assert await refused(by, new)  # not again so soon: anybody can name unknown keys
-    monkeypatch.setattr("app.auth.jwks._LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("app.auth.jwks._MIN_INTERVAL_SECONDS", 0.0)
     await asyncio.gather(*(by.verify(new) for _ in range(5)))
     assert await refused(by, jwt.encode(ISSUED, RSA_KEY, "RS256", headers={"kid": "r"}))
 
@@ -267,7 +267,7 @@ async def test_a_rotated_key_is_found_by_reading_again(
 async def test_keys_that_were_read_stay_while_they_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.jwks._LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("app.auth.jwks._MIN_INTERVAL_SECONDS", 0.0)
     file = Path(write_keys(tmp_path, to_jwk(EC_KEY, kid="e")))
     by = verifier(LLM_JWKS=str(file), **PLACE)
     token = jwt.encode(ISSUED, EC_KEY, "ES256", headers={"kid": "e"})

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from app.cli.up import preflight
@@ -37,8 +36,7 @@ def check(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 def set_memory(monkeypatch: pytest.MonkeyPatch, mib: int) -> None:
-    memory = SimpleNamespace(available=mib * preflight.MIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(preflight, "available_memory", lambda: mib * preflight.MIB)
 
 
 def set_free_space(monkeypatch: pytest.MonkeyPatch, mib: int) -> None:

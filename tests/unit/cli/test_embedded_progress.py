@@ -31,7 +31,7 @@ async def test_a_terminal_shows_steps_as_one_moving_line() -> None:
     terminal = Terminal()
     async with Progress(terminal) as progress:
         async with progress.step("Triton") as triton, progress.step("API"):
-            triton.tell("loading demo")
+            triton.report("loading demo")
             await until(terminal, "Triton: loading demo 0 s · API 0 s")
         progress.line("done")
     shown = terminal.getvalue()
@@ -55,7 +55,7 @@ async def test_a_log_hears_of_slow_steps_only(monkeypatch: pytest.MonkeyPatch) -
             pass
         assert log.getvalue() == "  Quick done (0.0 s)\n"
         async with progress.step("Slow") as slow:
-            slow.tell("thinking")
+            slow.report("thinking")
             await until(log, "  Slow: thinking 0 s\n")
     assert "\x1b" not in log.getvalue()
 

@@ -48,7 +48,7 @@ def test_the_table(model: Path, capsys: Output) -> None:
         "",
         "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time.",
         "",
-        "What to ask Slurm for, or why it does not fit:",
+        "Resources to request from Slurm, or the reason why it does not fit:",
         "a100-80  --gres=gpu:1 -c 6 --mem=32G -t 01:10:00",
         "t4-16    holds 6 of 16 requests of 8192 tokens",
     ]
@@ -153,7 +153,7 @@ def test_the_table_fits_100_columns(model: Path, capsys: Output) -> None:
         (["--minutes", "0"], "--minutes: must be a whole number from 1 to 525600, not '0'"),
         (
             ["--gpu-memory-utilization", "90"],
-            "--gpu-memory-utilization: must be above 0, and at most 1 (0.9, say), not '90'",
+            "--gpu-memory-utilization: must be above 0, and at most 1 (for example 0.9), not '90'",
         ),
         (["--gpu-memory-utilization", "nan"], "--gpu-memory-utilization: must be above 0, and"),
         (["--gpu-memory-utilization", "90%"], "--gpu-memory-utilization: must be above 0, and"),
@@ -176,7 +176,7 @@ def test_wrong_options_are_told_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpu", "tpu"], "'tpu' is no GPU known here: there are t4-16, "),
+        (["--gpu", "tpu"], "'tpu' is not a known GPU: there are t4-16, "),
         (["--context", "100000"], "context: 100000 tokens are more than the model's 8192"),
     ],
 )

@@ -1,7 +1,8 @@
-"""Tool calls in a model's text: found in each format, however the text is cut, and nothing lost."""
+"""Tool calls in a model's text: found in each format, for all cuts of the text; other text stays."""
 
 import json
 from collections.abc import Callable
+from itertools import cycle
 from uuid import UUID
 
 import pytest
@@ -24,6 +25,20 @@ ADD = ToolCall("add", '{"a": 1}')
 NOW = ToolCall("now", "{}")
 
 
+def read_in_pieces(reader: Reader, text: str, sizes: list[int]) -> tuple[str, list[ToolCall]]:
+    """The text and the calls of a text that is cut into pieces of these sizes, again and again."""
+    pieces, at = [], 0
+    for size in cycle(sizes):
+        if at >= len(text):
+            break
+        pieces += reader.feed(text[at : at + size])
+        at += size
+    pieces += reader.finish()
+    assert "" not in pieces
+    words = "".join(piece for piece in pieces if isinstance(piece, str))
+    return words, [piece for piece in pieces if isinstance(piece, ToolCall)]
+
+
 @pytest.mark.parametrize(
     ("tool_format", "text", "words", "calls"),
     [
@@ -36,6 +51,7 @@ NOW = ToolCall("now", "{}")
             "Done.",
             [ADD, NOW],
         ),
+        (HERMES, 'So:\n<tool_call>{"name":"now"}</tool_call>\nDone', "So:Done", [NOW]),
         # The end token may come before the closing tag, or cut it.
         (HERMES, '<tool_call>{"name":"add","arguments":{"a":1}}', "", [ADD]),
         (HERMES, '<tool_call>{"name":"add","arguments":{"a":1}} </tool', "", [ADD]),
@@ -47,12 +63,22 @@ NOW = ToolCall("now", "{}")
         (MISTRAL, 'Hm[TOOL_CALLS][{"name":"add","arguments":{"a":1}}, {"name":"now"}]', "Hm", [ADD, NOW]),
         (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now{}', "", [ADD, NOW]),
         (MISTRAL, '[TOOL_CALLS]add[CALL_ID]a1B2[ARGS]{"a": 1}', "", [ADD]),
+        (MISTRAL, "[TOOL_CALLS]now{} or [", "or [", [NOW]),
+        # Strings may hold braces and quotation marks.
+        (LLAMA, '{"name": "f", "parameters": {"x": "}\\""}}!', "!", [ToolCall("f", '{"x": "}\\""}')]),
+        # Separators behind the last call are dropped.
+        (LLAMA, '{"name": "now"}; ', "", [NOW]),
+        (LLAMA, '{"name": "now"}; {"name":', '{"name":', [NOW]),
+        (MISTRAL, '[TOOL_CALLS][{"name": "now"}] Done', "Done", [NOW]),
+        (MISTRAL, "[TOOL_CALLS]now{}[TOOL_CALLS]Done!", "[TOOL_CALLS]Done!", [NOW]),
+        (MISTRAL, "[TOOL_CALLS]now{}[TOOL_CALLS]Done", "[TOOL_CALLS]Done", [NOW]),
     ],
 )  # fmt: skip
 def test_calls_are_found(
     tool_format: ToolFormat, text: str, words: str, calls: list[ToolCall]
 ) -> None:
     assert read_all(reader_of(tool_format), text) == (words, calls)
+    assert read_in_pieces(reader_of(tool_format), text, [1]) == (words, calls)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +95,7 @@ def test_calls_are_found(
         (HERMES, '<tool_call>{"name": "f"}</tool_call'.replace("_call<", "<") + "x"),
         (HERMES, "<tool_call>" + '{"a":' * 5000 + "1" + "}" * 5000 + "</tool_call>"),
         (HERMES, '<tool_call>{"name": "\\ud800"}</tool_call>'),
+        (HERMES, '<tool_call>{"x": <tool_call>{"name": "f"}</tool_call>'),
         (HERMES, "a < b <tool"),
         (HERMES, "  \n"),
         (LLAMA, '{"answer": 42}'),
@@ -82,8 +109,8 @@ def test_calls_are_found(
     ],
 )
 def test_what_is_no_call_stays_text(tool_format: ToolFormat, text: str) -> None:
-    words, calls = read_all(reader_of(tool_format), text)
-    assert (words, calls) == (text, [])
+    assert read_all(reader_of(tool_format), text) == (text, [])
+    assert read_in_pieces(reader_of(tool_format), text, [1]) == (text, [])
 
 
 def test_a_call_behind_a_broken_one_is_found() -> None:
@@ -111,6 +138,7 @@ FRAGMENTS = st.sampled_from(
         "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", ";",
         "[", "]", ",", " ", "\n", "{", "}", '"', "\\", "f", "add", '{"name": "f"}', "🙂",
         '{"name": "f", "arguments": {"x": "}\\""}}', '{"name": "f", "parameters": {}}',
+        '<tool_call>{"name": "f"}</tool_call>', '[TOOL_CALLS][{"name": "f"}', "[TOOL_CALLS]f{}",
     ]
 )  # fmt: skip
 
@@ -123,18 +151,9 @@ FRAGMENTS = st.sampled_from(
 @example('[TOOL_CALLS]f{"x": 1}f', [1], MAKERS[2])
 @example('{"name": "f"};;', [1], MAKERS[1])
 def test_the_cuts_change_nothing(text: str, sizes: list[int], make: Callable[[], Reader]) -> None:
-    """Any text in any pieces says the same, and every character that is no call's is told."""
-    whole = read_all(make(), text)
-    reader, pieces, at, turn = make(), [], 0, 0
-    while at < len(text):
-        size = sizes[turn % len(sizes)]
-        pieces += reader.feed(text[at : at + size])
-        at, turn = at + size, turn + 1
-    pieces += reader.finish()
-    words = "".join(piece for piece in pieces if isinstance(piece, str))
-    calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-    assert (words, calls) == whole
-    assert not any(piece == "" for piece in pieces)
+    """The calls and the text do not depend on the cuts; a text that holds no call is returned whole."""
+    words, calls = read_in_pieces(make(), text, sizes)
+    assert (words, calls) == read_all(make(), text)
     if not calls:
         assert words == text
     for call in calls:
@@ -153,13 +172,13 @@ def test_the_cuts_change_nothing(text: str, sizes: list[int], make: Callable[[],
         ("{{ messages[0].content }}", None),
     ],
 )
-def test_the_format_is_told_by_the_templates_markers(
+def test_the_format_is_detected_by_the_templates_markers(
     template: str, found: ToolFormat | None
 ) -> None:
     assert detect_format(template) is found
 
 
-def test_ids_are_the_same_whenever_they_are_told() -> None:
+def test_ids_are_the_same_at_each_reading() -> None:
     result = UUID("01890000-0000-7000-8000-000000000000")
     assert call_id(HERMES, result, 0) == f"call_{result.hex}0"
     short = [call_id(MISTRAL, result, place) for place in range(3)]

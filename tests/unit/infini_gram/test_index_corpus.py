@@ -73,10 +73,10 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b'{"text": "a"}\n{"text": ', "line 2: no JSON: "),
+        (b'{"text": "a"}\n{"text": ', "line 2: invalid JSON: "),
         (b'{"text": "a"}\n{"text": "\xe9"}', "line 2: it is not UTF-8"),
-        (b'{"text": "\\ud800"}', "line 1: no JSON: "),
-        (b'{"text": "a"}\n["text"]', "line 2: no JSON object"),
+        (b'{"text": "\\ud800"}', "line 1: invalid JSON: "),
+        (b'{"text": "a"}\n["text"]', "line 2: not a JSON object"),
         (b'{"texts": "a"}', "line 1: it has no text"),
         (b'{"text": null}', "line 1: it has no text"),
     ],
@@ -125,12 +125,12 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.zst").unlink()
     with pytest.raises(CorpusError, match=r"holds no \.txt, \.jsonl or \.ndjson file"):
         Corpus(tmp_path)
-    with pytest.raises(CorpusError, match="is no file"):
+    with pytest.raises(CorpusError, match="is not a file"):
         Corpus(Path("/dev/null"))
 
 
 def test_documents_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "MOST_DOCUMENT_BYTES", 20)
+    monkeypatch.setattr(corpora, "MAX_DOCUMENT_BYTES", 20)
     (tmp_path / "a.txt").write_text("ten bytes\n" * 3)
     with pytest.raises(CorpusError, match="--split blocks"):
         read(tmp_path / "a.txt")

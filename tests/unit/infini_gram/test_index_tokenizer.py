@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from app.core.errors import InvalidRequestError
 from app.infini_gram.declarations import BYTES
-from app.infini_gram.tokenizer import MOST_IDS, TokenizerError, open_tokenizer
+from app.infini_gram.tokenizer import MAX_IDS, TokenizerError, open_tokenizer
 from tests.indexes import DEMO_TOKENIZER, TOKENIZERS
 
 TEXTS = ["", "def foo(self):\n    return 1", "Grüße, 東京 🙂", " leading", "\ta\r\n", "a\x00b"]
@@ -80,16 +80,16 @@ def test_word_pieces(tmp_path: Path) -> None:
 
 
 def test_ids_that_two_bytes_cannot_hold(tmp_path: Path) -> None:
-    vocabulary = {"[UNK]": 0, "[SEP]": 1} | {f"w{n}": n for n in range(2, MOST_IDS)}
-    assert open_tokenizer(_save(tmp_path, vocabulary)).vocab_size == MOST_IDS
-    vocabulary["one more"] = MOST_IDS
+    vocabulary = {"[UNK]": 0, "[SEP]": 1} | {f"w{n}": n for n in range(2, MAX_IDS)}
+    assert open_tokenizer(_save(tmp_path, vocabulary)).vocab_size == MAX_IDS
+    vocabulary["one more"] = MAX_IDS
     with pytest.raises(TokenizerError, match="ids up to 65535: an index holds ids up to 65534"):
         open_tokenizer(_save(tmp_path, vocabulary))
 
 
 def test_the_end_of_text(tmp_path: Path) -> None:
     file = _save(tmp_path, {"[UNK]": 0, "a": 1, "end": 2})
-    with pytest.raises(TokenizerError, match="name the token's id"):
+    with pytest.raises(TokenizerError, match="give the token's id"):
         open_tokenizer(file)
     assert open_tokenizer(file, 2).end_id == 2
     with pytest.raises(TokenizerError, match="no token 3"):

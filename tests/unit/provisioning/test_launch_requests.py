@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 from app.api.json_codec import parse
 from app.core.errors import InvalidRequestError
 from app.provisioning.catalogue import CatalogueEntry, read_catalogue
+from app.provisioning.job_end import job_from_exit_file
 from app.provisioning.job_script import ModelPlace, engine_settings, render_script
 from app.provisioning.jobs import End, Phase
 from app.provisioning.profiles import Profile, ProfileError, Provider, read_profiles
-from app.provisioning.reconciler import job_by_its_file
 from app.provisioning.spec import LaunchCreate, LaunchSpec, to_spec
 from app.provisioning.store import Launch
 from tests.plan_configs import KNOWN
@@ -295,10 +295,10 @@ def test_how_a_job_ended_by_what_it_left(
     """What is known of a job that Slurm has forgotten."""
     now = datetime.now(UTC)
     launch = Launch(
-        LAUNCH, "one", provider, "della", spec_of(profiles), "healthy", "", None, "7", "n1", None,
-        None, 0, now, now, now, now, None, now, now,
+        LAUNCH, "one", provider, "della", "demo", spec_of(profiles), "healthy", "", None, "7", "n1",
+        None, None, None, 0, None, now, now, now, now, None, None,
     )  # fmt: skip
-    job = job_by_its_file(launch, status, seconds)
+    job = job_from_exit_file(launch, status, seconds)
     assert (job.phase, job.end, job.exit_code, job.id) == (Phase.ENDED, end, status, "7")
 
 

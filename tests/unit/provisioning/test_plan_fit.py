@@ -8,7 +8,7 @@ from app.provisioning.sizing.architecture import read_facts
 from app.provisioning.sizing.facts import GIB, PlanError
 from app.provisioning.sizing.fit import DEFAULT_CONTEXT, Engine, plan, plan_on
 from app.provisioning.sizing.gpus import GPUS, find_gpus
-from app.provisioning.sizing.resources import ask_for
+from app.provisioning.sizing.resources import resources_for
 from app.provisioning.sizing.weights import weight_bytes
 from tests.plan_configs import KNOWN
 
@@ -120,7 +120,7 @@ def test_many_requests_on_a_small_gpu_lack_room_for_their_overhead() -> None:
     verdicts = [plan_on(opt, GPUS["t4-16"], 1, 2048, requests).verdict for requests in (1, 20_000)]
     assert verdicts == [
         "fits, in float16",
-        "lacks 3.1 GiB per GPU for weights and overhead: ask for fewer requests",
+        "lacks 3.1 GiB per GPU for weights and overhead: request a lower concurrency",
     ]
 
 
@@ -207,7 +207,7 @@ def test_the_context_is_the_models_but_not_too_long() -> None:
             1,
             1,
             Engine(gpu_memory_utilization=1.5),
-            "gpu_memory_utilization: must be above 0, and at most 1 (0.9, say), not 1.5",
+            "gpu_memory_utilization: must be above 0, and at most 1 (for example 0.9), not 1.5",
         ),
         (1, 1, Engine(gpu_memory_utilization=float("nan")), "gpu_memory_utilization: must be"),
         (1, 1, Engine(max_gpus=0), "max_gpus: must be a whole number"),
@@ -227,7 +227,7 @@ def test_gpus_are_found_by_their_beginning() -> None:
     assert find_gpus("a10") == [GPUS["a10-24"]]
     assert find_gpus("h200-141") == [GPUS["h200-141"]]
     assert find_gpus("a100") == [GPUS["a100-40"], GPUS["a100-80"]]
-    with pytest.raises(PlanError, match="'tpu' is no GPU known here: there are t4-16, "):
+    with pytest.raises(PlanError, match="'tpu' is not a known GPU: there are t4-16, "):
         find_gpus("tpu")
 
 
@@ -239,7 +239,7 @@ def test_all_gpus_by_default_each_once() -> None:
 
 def test_what_to_ask_a_scheduler_for() -> None:
     asked = plan_on(LLAMA_70B, A100, 4, serve_minutes=120).resources
-    assert asked == ask_for(2 * 70_553_706_496, 4, 120)
+    assert asked == resources_for(2 * 70_553_706_496, 4, 120)
     assert asked.gres == "gpu:4"
     assert asked.cpu_cores == 12
     # 8 + 4 x 4 + 141.1 GB, in steps of 8; 120 + 3 + 141.1 GB at 0.5 GB/s, in steps of 10.
@@ -260,4 +260,4 @@ def test_what_is_read_is_asked_for_whatever_it_becomes() -> None:
     assert asked["gptq"].memory_gb < plain.memory_gb - 90
     # A file of 32 bits is read whole, and becomes 16.
     gemma = read_facts(KNOWN["google/gemma-2-9b"].config)
-    assert plan_on(gemma, A100, 1).resources == ask_for(4 * gemma.parameters, 1, 60)
+    assert plan_on(gemma, A100, 1).resources == resources_for(4 * gemma.parameters, 1, 60)

@@ -79,10 +79,10 @@ def test_what_is_no_config(tmp_path: Path, content: bytes, message: str) -> None
 def test_what_is_no_file(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{tmp_path}/config.json: there is no such file"
     (tmp_path / "config.json").mkdir()
-    assert refusal(tmp_path).endswith("config.json: is no file")
+    assert refusal(tmp_path).endswith("config.json: is not a file")
     os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe").endswith("pipe: is no file")
-    assert refusal(Path("/dev/null")) == "/dev/null: is no file"
+    assert refusal(tmp_path / "pipe").endswith("pipe: is not a file")
+    assert refusal(Path("/dev/null")) == "/dev/null: is not a file"
     assert refusal(Path("a\0b")).endswith("there is no such file")
     assert refusal(Path("x" * 5000)).endswith("cannot be read: File name too long")
 
@@ -368,7 +368,7 @@ def test_a_wrong_index_is_named(tmp_path: Path, content: str, message: str) -> N
     [
         ({"dtype": "F16", "data_offsets": [0, 10]}, 1 << 60, "its header is too long"),
         ({"dtype": "F16", "data_offsets": [0, 10]}, MAX_HEADER_BYTES + 1, "its header is too long"),
-        ({"dtype": "F16", "data_offsets": [0, 10]}, 5, "its header is no JSON"),
+        ({"dtype": "F16", "data_offsets": [0, 10]}, 5, "its header is not JSON"),
         ({"dtype": "F16", "data_offsets": [10, 0]}, None, "tensor 'a' is not inside the file"),
         ({"dtype": "F16", "data_offsets": [-1, 0]}, None, "tensor 'a' is not inside the file"),
         ({"dtype": "F16", "data_offsets": [0.5, 1]}, None, "tensor 'a' is not inside the file"),

@@ -84,3 +84,17 @@ def test_make_targets_named_in_the_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z][a-z-]*)", (ROOT / "README.md").read_text()))
     assert named <= targets
+
+
+def test_files_that_documents_name_exist() -> None:
+    named = re.compile(
+        r"(?<![\w/.-])(?:(app|bench|db|tests|tools|triton)|(?:unit|integration|chaos|e2e))"
+        r"/[\w/.-]+\.(?:py|sh|toml)\b"
+    )
+    missing = []
+    for document in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for match in named.finditer(document.read_text()):
+            path = ROOT / match[0] if match[1] else ROOT / "tests" / match[0]
+            if not path.exists():
+                missing.append(f"{document.relative_to(ROOT)}: {match[0]}")
+    assert not missing

@@ -1,6 +1,6 @@
 """The row type of results: the columns that every reader of a result selects."""
 
-from app.queue.sql import READ_COLUMNS
+from app.queue.finish import READ_COLUMNS
 from app.results.pages import LIST_COLUMNS
 from app.results.rows import ResultRow
 

@@ -15,7 +15,7 @@ from app.ui.bulk.results import (
     AnsweredRow,
     LineTooLongError,
     PartAnswers,
-    harmless,
+    escape_formula,
     join,
     output_of,
     read_answer,
@@ -79,7 +79,7 @@ async def test_answers_find_their_rows_over_parts_and_gaps() -> None:
     parts = [
         PartAnswers(3, lines_of([done(1, "a"), done(3, "c")]), lines_of([failed(2)])),
         PartAnswers(1),  # under way
-        PartAnswers(2, lines_of([done(2, "f")]), None, otherwise=stopped),
+        PartAnswers(2, lines_of([done(2, "f")]), None, default=stopped),
     ]
     found = await joined(rows, parts)
     assert [(row.line, row.answer.status, row.answer.output) for row in found] == [
@@ -142,7 +142,7 @@ def test_answers_of_each_endpoint() -> None:
     ],
 )
 def test_formulas_are_made_harmless(text: str, is_formula: bool) -> None:
-    assert harmless(text) == ("'" + text if is_formula else text)
+    assert escape_formula(text) == ("'" + text if is_formula else text)
 
 
 async def test_csv() -> None:

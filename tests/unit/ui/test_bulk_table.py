@@ -126,7 +126,7 @@ def zipped() -> bytes:
         (b"\x89PNG\r\n\x1a\n", "a picture (PNG)"),
         (b"\x1f\x8b\x08", "compressed (gzip)"),
         (b"a,b\n1,\x00\n", "NUL bytes"),
-        ("a,b\n1,2\n".encode("utf-16-le"), "UTF-16 without the mark"),
+        ("a,b\n1,2\n".encode("utf-16-le"), "UTF-16 without a byte order mark"),
         ("a,b\n1,2\n".encode("utf-32"), "UTF-32"),
         (b"a,b\n1,2\n1,caf\xe9\n", "Line 3 is not UTF-8: the byte 0xe9 cannot stand there."),
         (b"a\rb\rcaf\xe9\r", "Line 3 is not UTF-8"),

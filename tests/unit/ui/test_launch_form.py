@@ -14,11 +14,11 @@ from app.ui.launch_form import (
     FIELDS,
     NotJsonError,
     empty,
-    of_spec,
-    picked,
+    from_spec,
     takes,
     to_launch,
     to_plan,
+    with_plan_row,
 )
 
 MODEL = {"disk_bytes": 40_000_000_000}
@@ -84,18 +84,23 @@ def test_what_is_no_config_is_told(text: str) -> None:
 
 
 def test_a_row_of_the_plan_fills_the_form() -> None:
-    filled = picked(ROW, MODEL, empty() | {"name": "kept"}, profile(32, 80, 100))
+    filled = with_plan_row(ROW, MODEL, empty() | {"name": "kept"}, profile(32, 80, 100))
     assert {name: value for name, value in filled.items() if value} == {
         "name": "kept", "tier": "80", "resources.gpus": "2", "resources.cpus": "8",
         "resources.memory_gb": "64", "engine.max_model_len": "8192", "time_limit_minutes": "70",
     }  # fmt: skip
-    kept = picked(ROW, MODEL, empty() | {"time_limit_minutes": "9", "tier": "x"}, profile(80))
+    kept = with_plan_row(
+        ROW, MODEL, empty() | {"time_limit_minutes": "9", "tier": "x"}, profile(80)
+    )
     assert (kept["time_limit_minutes"], kept["tier"]) == ("9", "x")
-    assert picked(ROW, MODEL, empty(), profile(32, max_minutes=20))["tier"] == ""
-    assert picked(ROW, MODEL, empty(), profile(32, max_minutes=20))["time_limit_minutes"] == "20"
-    assert picked(ROW, MODEL, empty(), profile(None, 50))["tier"] == "50"
-    assert picked(ROW, MODEL, empty(), profile(32, None))["tier"] == "None"
-    assert picked(ROW, MODEL, empty(), None)["time_limit_minutes"] == "70"
+    assert with_plan_row(ROW, MODEL, empty(), profile(32, max_minutes=20))["tier"] == ""
+    assert (
+        with_plan_row(ROW, MODEL, empty(), profile(32, max_minutes=20))["time_limit_minutes"]
+        == "20"
+    )
+    assert with_plan_row(ROW, MODEL, empty(), profile(None, 50))["tier"] == "50"
+    assert with_plan_row(ROW, MODEL, empty(), profile(32, None))["tier"] == "None"
+    assert with_plan_row(ROW, MODEL, empty(), None)["time_limit_minutes"] == "70"
     assert takes({"max_model_size_gb": 40}, MODEL)
     assert not takes({"max_model_size_gb": 39.9}, MODEL)
 
@@ -107,7 +112,7 @@ def test_a_launch_can_be_asked_for_again() -> None:
         modules=["a/1", "b"], time_limit_minutes=60, idle_minutes=0.5, start_minutes=30, priority=0,
         engine=EngineOptions(max_model_len=100, enforce_eager=True), trust_remote_code=False,
     ).model_dump()  # fmt: skip
-    again = to_launch(empty() | of_spec(spec))
+    again = to_launch(empty() | from_spec(spec))
     engine = {name: value for name, value in spec["engine"].items() if value is not None}
     resources = {name: spec[name] for name in ResourceRequest.model_fields}
     expected = {name: value for name, value in spec.items() if value and name not in resources}

@@ -9,7 +9,9 @@ import pytest
 
 from app.core.ids import new_id
 from app.inference.triton_messages import Delta
-from app.queue.job_queue import Chunk, Claim, JobQueue
+from app.queue.claim import Claim
+from app.queue.job_queue import JobQueue
+from app.queue.progress import Chunk
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt
 from app.worker.backends.triton_backend import Generation, TritonBackend
@@ -64,7 +66,7 @@ class Desk:
 
 
 def say(attempt: Generation, text: str, finish_reason: str | None = None) -> None:
-    attempt._hear(Delta(text, finish_reason, 1, 1, None, None))
+    attempt._on_delta(Delta(text, finish_reason, 1, 1, None, None))
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.worker.attempt import Place
+from app.worker.attempt import Target
 from app.worker.backends.circuit_breaker import CircuitBreaker, Probe, ProbeOutcome
 
-PLACE: Place = ("host:8001", "m")
+PLACE: Target = ("host:8001", "m")
 
 
 class Engine:
@@ -18,13 +18,13 @@ class Engine:
     def __init__(self) -> None:
         self.answer = ProbeOutcome.ANSWERED
         self.probes = 0
-        self.changes: list[Place] = []
+        self.changes: list[Target] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.breaker = CircuitBreaker(self.probe, self.changes.append)
 
-    async def probe(self, place: Place) -> Probe:
-        assert place == PLACE
+    async def probe(self, target: Target) -> Probe:
+        assert target == PLACE
         self.probes += 1
         await self.may_answer.wait()
         return Probe(self.answer, "it is ill")

@@ -4,35 +4,33 @@ import argparse
 import asyncio
 import sys
 
-_HELP = """Looks at settings, database, workers, Triton and disks from here, with the settings that the
-processes of the service have, and says what to change. Nothing is changed.
-Exit status 1: something fails. 0: nothing does, though there may be warnings."""
+from app.cli.arguments import Subcommands, add_command
+
+_HELP = """Checks settings, database, workers, Triton and disks from this machine, with the settings of the
+service's processes, and reports what to change. The command itself changes nothing.
+Exit status 1: a check failed. 0: no check failed; there may be warnings."""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "doctor",
-        help="Look at a deployment, and say what to change.",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_to(commands: Subcommands) -> None:
+    text = "Check a deployment, and report what to change."
+    parser = add_command(commands, "doctor", text, _run, description=_HELP)
     parser.add_argument("--json", action="store_true", help="print a JSON list")
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     import orjson
     from pydantic import ValidationError
 
-    from app.cli.checks import Level, examine, of_invalid_settings
+    from app.cli.doctor.checks import examine
+    from app.cli.doctor.findings import Level
+    from app.cli.doctor.local import settings_errors
     from app.cli.table import write_table
     from app.core.settings import Settings
 
     try:
         settings = Settings()
     except ValidationError as error:
-        findings = of_invalid_settings(error)
+        findings = settings_errors(error)
     else:
         findings = asyncio.run(examine(settings))
     if options.json:

@@ -6,25 +6,24 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-_INTERRUPTED = 130  # as a shell reports SIGINT
+from app.cli.arguments import Subcommands, add_command, add_subcommands
+
+_INTERRUPTED = 130  # a shell's exit status of SIGINT
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the commands to the command line."""
-    parser = commands.add_parser("model", help="Download models, and write entries to serve them.")
-    actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    download = actions.add_parser("download", help="Download a model, and nothing else.")
-    write = actions.add_parser(
-        "write", help="Write a model's entry for docker-compose, after its download."
+def add_to(commands: Subcommands) -> None:
+    parser = add_command(commands, "model", "Download models, and write entries to serve them.")
+    actions = add_subcommands(parser)
+    download = add_command(actions, "download", "Only download a model.", _download)
+    write = add_command(
+        actions, "write", "Write a model's entry for docker-compose, after its download.", _write
     )
     for action in (download, write):
         action.add_argument("model", help="Hugging Face id (with @revision) or local directory")
         action.add_argument(
             "--data", type=Path, default=Path(".data"), help="directory of downloads (.data)"
         )
-    download.set_defaults(run=_download)
-    write.set_defaults(run=_write)
     write.add_argument("--name", help="the entry's name (the last part of the model's)")
     write.add_argument("--quantization", help="quantization method, as vLLM names it")
     write.add_argument("--max-model-len", type=int, help="longest prompt plus output, tokens")

@@ -1,4 +1,4 @@
-"""Answers of the API that are handed on as they come, and end with their reader."""
+"""Responses of the API that are proxied as streams, and end with their reader."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
@@ -9,10 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 
 class ProxiedResponse(StreamingResponse):
-    """Sends what `body` yields; `held` is closed at the end, however that comes.
+    """Sends the parts of `body`, and closes `held` at every end.
 
     A generator that has not begun does not run its `finally`: a browser that leaves before the first
-    byte would leave the connection to the API open, and whatever the API does for it, for good.
+    byte would leave the connection to the API, and the API's work for it, open indefinitely.
     """
 
     def __init__(
@@ -32,6 +32,6 @@ class ProxiedResponse(StreamingResponse):
 
 
 async def parts_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Its body as it comes. Where the API breaks off, so does this: the browser is told."""
+    """The body as a stream. If the API breaks off, so does this: the browser notices it."""
     async for part in response.aiter_bytes():
         yield part

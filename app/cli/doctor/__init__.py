@@ -1,0 +1,1 @@
+"""`python -m app doctor`: checks of a deployment, and a remedy for each problem."""

@@ -1,0 +1,95 @@
+"""Checks of the settings and of this machine's disks."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from app.api.startup_checks import check_startup
+from app.cli.doctor.findings import Finding, fail, ok, warn
+from app.core.addresses import is_loopback
+from app.core.settings import Settings
+
+_MIN_FREE_BYTES = 1_000_000_000  # bytes
+
+
+def settings_errors(error: ValidationError) -> list[Finding]:
+    return [
+        fail(
+            "settings",
+            f"{'.'.join(str(part) for part in one['loc']) or 'several'}: {one['msg']}",
+            "Correct it: docs/settings.md.",
+        )
+        for one in error.errors()
+    ]
+
+
+def check_settings(settings: Settings) -> list[Finding]:
+    """Check the settings, also in combination."""
+    exposure = check_startup(settings)
+    findings = [warn("exposure", text, "See docs/authentication.md.") for text in exposure.warnings]
+    if exposure.refusal:
+        findings.append(fail("exposure", exposure.refusal, "The API does not start like this."))
+    findings += _contradictions(settings)
+    if not findings:
+        findings.append(ok("settings", "; ".join(exposure.notes) or "consistent"))
+    return findings
+
+
+def _contradictions(settings: Settings) -> Iterator[Finding]:
+    part = "settings"
+    if settings.default_deadline_seconds > settings.max_deadline_seconds:
+        yield warn(
+            part,
+            "LLM_DEFAULT_DEADLINE_SECONDS exceeds LLM_MAX_DEADLINE_SECONDS",
+            "Requests without a deadline get a later one than clients may request: raise the latter.",
+        )
+    if settings.team_max_queued is not None and settings.team_max_queued > settings.max_queued:
+        yield warn(
+            part,
+            "LLM_TEAM_MAX_QUEUED exceeds LLM_MAX_QUEUED",
+            "The former has no effect: lower it.",
+        )
+    if settings.flush_seconds >= settings.lease_seconds:
+        yield warn(
+            part,
+            "LLM_FLUSH_SECONDS is not below LLM_LEASE_SECONDS",
+            "A lost worker's text is lost with it: flush more often.",
+        )
+    if not is_loopback(settings.metrics_host) and settings.metrics_port is not None:
+        yield warn(
+            "exposure",
+            f"metrics are served on {settings.metrics_host}:{settings.metrics_port} without a token",
+            "They show how much each team uses: restrict access by a network policy, or bind "
+            "127.0.0.1 (LLM_METRICS_HOST).",
+        )
+    if settings.webhook_allow_private:
+        yield warn(
+            "exposure",
+            "LLM_WEBHOOK_ALLOW_PRIVATE is set",
+            "Clients can have the worker call internal addresses: unset it outside of development.",
+        )
+    if not settings.model_repository.is_dir():
+        yield warn(
+            part,
+            f"LLM_MODEL_REPOSITORY={settings.model_repository} is not a directory",
+            "Chat and the check of lengths need its tokenizers and templates: mount the repository "
+            "that Triton serves.",
+        )
+
+
+def check_disks(settings: Settings) -> Iterator[Finding]:
+    for path in {Path(tempfile.gettempdir()), Path.cwd()}:
+        yield disk_space("disk", path)
+    if settings.indexes_file is not None and settings.indexes_file.parent.is_dir():
+        yield disk_space("disk", settings.indexes_file.parent)
+
+
+def disk_space(part: str, path: Path) -> Finding:
+    free = shutil.disk_usage(path).free
+    text = f"{path}: {free / 1e9:.1f} GB are free"
+    if free < _MIN_FREE_BYTES:
+        return warn(part, text, "Free some space.")
+    return ok(part, text)

@@ -1,0 +1,62 @@
+"""Tool calls inside a model's text: detection of the format that a chat template teaches, and parsing.
+
+A format is one module: its parser, its marker in templates, and a member of `ToolFormat` here. Text
+that resembles a call and is not one stays text.
+"""
+
+import hashlib
+from enum import StrEnum
+from uuid import UUID
+
+from app.inference.tool_calls import hermes, llama3_json, mistral
+from app.inference.tool_calls.forced import NamedReader, reader_of_forced
+from app.inference.tool_calls.reader import CallReader, Format, Reader, read_all
+from app.inference.tool_calls.source import Piece, ToolCall
+
+__all__ = [
+    "NamedReader",
+    "Piece",
+    "Reader",
+    "ToolCall",
+    "ToolFormat",
+    "call_id",
+    "detect_format",
+    "read_all",
+    "reader_of",
+    "reader_of_forced",
+]
+
+
+class ToolFormat(StrEnum):
+    """A model's notation of tool calls, fixed by its training. Detection tries them in this order."""
+
+    definition: Format
+
+    def __new__(cls, definition: Format) -> "ToolFormat":
+        member = str.__new__(cls, definition.name)
+        member._value_ = definition.name
+        member.definition = definition
+        return member
+
+    MISTRAL = mistral.FORMAT
+    HERMES = hermes.FORMAT
+    LLAMA3_JSON = llama3_json.FORMAT
+
+
+def detect_format(template: str) -> ToolFormat | None:
+    """The format that a chat template teaches, by its markers; None if it is not supported."""
+    return next((one for one in ToolFormat if one.definition.is_taught_by(template)), None)
+
+
+def reader_of(tool_format: ToolFormat) -> Reader:
+    return CallReader(tool_format.definition.parse)
+
+
+def call_id(tool_format: ToolFormat | None, result_id: UUID, place: int) -> str:
+    """The id of a result's call, the same at each reading.
+
+    Mistral's templates accept only ids of nine letters and digits.
+    """
+    if tool_format is ToolFormat.MISTRAL:
+        return hashlib.sha256(f"{result_id}:{place}".encode()).hexdigest()[:9]
+    return f"call_{result_id.hex}{place}"

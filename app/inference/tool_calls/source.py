@@ -1,0 +1,208 @@
+"""Incremental parsing of a text that arrives in pieces, into text and tool calls."""
+
+import json
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+# A step of a parser: it yields to wait for more text, and never after the text's end.
+Parsing = Generator[None, None, _T]
+
+_SPACE = " \t\r\n"
+_LOOKAHEAD = 32  # characters; no separator is longer
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+@dataclass(slots=True, frozen=True)
+class ToolCall:
+    """One call: the tool's name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+Piece = str | ToolCall
+
+
+class Source:
+    """The text that is not emitted yet, and a parser's position in it.
+
+    Space next to a call is not emitted.
+    """
+
+    def __init__(self) -> None:
+        self.buffer = ""
+        self.at = 0
+        self.is_ended = False
+        self._call_start = 0  # position behind the separators
+        self._pieces: list[Piece] = []
+        self._space = ""  # behind text: dropped before a call
+        self._has_calls = False
+        self._is_after_call = False  # no text since the last call
+
+    def take_pieces(self) -> list[Piece]:
+        if self.is_ended and self._space and not self._has_calls:
+            self._pieces.append(self._space)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def copy_until(self, marker: str) -> Parsing[bool]:
+        """Emit text up to the next marker and step over it; False if none follows."""
+        while (place := self.buffer.find(marker)) < 0:
+            held = 0 if self.is_ended else _overlap(self.buffer, marker)
+            self.emit_text(len(self.buffer) - held)
+            if self.is_ended:
+                return False
+            yield
+        self.emit_text(place)
+        self.at = len(marker)
+        return True
+
+    def copy_rest(self) -> Parsing[None]:
+        while True:
+            self.emit_text(len(self.buffer))
+            if self.is_ended:
+                return
+            yield
+
+    def skip(self, separators: tuple[str, ...] = ()) -> Parsing[None]:
+        """Step over space and separators."""
+        while True:
+            rest = self.buffer[self.at : self.at + _LOOKAHEAD]
+            is_open = not rest or any(one != rest and one.startswith(rest) for one in separators)
+            if is_open and not self.is_ended:
+                yield
+                continue
+            found = next((one for one in (*separators, *_SPACE) if rest.startswith(one)), None)
+            if found is None:
+                self._call_start = self.at
+                return
+            self.at += len(found)
+
+    def read_object(self) -> Parsing[str | None]:
+        """The JSON text of an object, if one begins at this position; None also if it never ends."""
+        if not self.buffer.startswith("{", self.at):
+            return None
+        start, depth, is_string = self.at, 0, False
+        at = start
+        while True:
+            while at >= len(self.buffer):
+                if self.is_ended:
+                    return None
+                yield
+            character = self.buffer[at]
+            if is_string and character == "\\":
+                at += 1  # the next character is escaped
+            elif character == '"':
+                is_string = not is_string
+            elif not is_string:
+                depth += (character == "{") - (character == "}")
+            at += 1
+            if not depth:
+                self.at = at
+                return self.buffer[start:at]
+
+    def close(self, marker: str) -> Parsing[bool]:
+        """Step over space and a marker, which may be cut off or missing at the text's end."""
+        yield from self.skip()
+        while (rest := self.buffer[self.at : self.at + len(marker)]) != marker:
+            if self.is_ended or not marker.startswith(rest):
+                break
+            yield
+        self.at += len(rest)
+        return marker.startswith(rest)
+
+    # --- emitting -------------------------------------------------------------------------------
+
+    def emit_text(self, length: int) -> None:
+        """Emit the buffer's beginning as text."""
+        text = self.buffer[:length]
+        self.buffer, self.at = self.buffer[length:], 0
+        if self._is_after_call:
+            text = text.lstrip(_SPACE)
+        bare = text.rstrip(_SPACE)
+        if bare:
+            self._pieces.append(self._space + bare)
+            self._space, self._is_after_call = text[len(bare) :], False
+        else:
+            self._space += text
+
+    def emit_call(self, call: ToolCall) -> None:
+        """Emit a call that ends at this position."""
+        self._pieces.append(call)
+        self._has_calls = self._is_after_call = True
+        self._space = ""
+        self.buffer, self.at = self.buffer[self.at :], 0
+
+    def reject(self, opening: str) -> None:
+        """Emit as text what is not a call: its opening alone, since a call may follow that.
+
+        At the text's end, emit everything.
+        """
+        self.emit_text(len(self.buffer) if self.is_ended else len(opening))
+
+    def end_calls(self, opening: str = "") -> None:
+        """Drop the separators behind the last call; an opening that other text follows is text."""
+        has_rest = self._call_start < len(self.buffer)
+        is_opening = bool(opening) and self.buffer.startswith(opening)
+        if self._has_calls and not (has_rest and is_opening):
+            self.buffer, self.at = self.buffer[self._call_start :], 0
+        else:
+            self.reject(opening)
+
+
+def parse_sequence(source: Source, separators: tuple[str, ...]) -> Parsing[None]:
+    """Parse calls as JSON objects from the text's beginning; text may follow them."""
+    while True:
+        yield from source.skip(separators)
+        call = to_call((yield from source.read_object()))
+        if call is None:
+            source.end_calls()
+            yield from source.copy_rest()
+            return
+        source.emit_call(call)
+
+
+def _overlap(text: str, marker: str) -> int:
+    """The number of characters at the end of `text` that may be the beginning of `marker`."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def to_call(text: str | None, name: str | None = None) -> ToolCall | None:
+    """A call from its JSON text, which holds the arguments alone if the name is given; else None."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        arguments: Any = value
+        if name is None:
+            name = value.get("name")
+            key = next((key for key in _ARGUMENT_KEYS if key in value), None)
+            arguments = {} if key is None else value[key]
+            if isinstance(arguments, str):  # some models encode them twice
+                arguments = json.loads(arguments, parse_constant=_refuse_constant)
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            return None
+        name.encode()
+        return ToolCall(name, _to_text(arguments))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _to_text(arguments: dict[str, Any]) -> str:
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair has no UTF-8 form
+        return json.dumps(arguments, allow_nan=False)
+    return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

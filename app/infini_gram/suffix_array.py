@@ -1,0 +1,103 @@
+"""The suffix array of a shard, made by the package's own indexer."""
+
+import contextlib
+import math
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from app.infini_gram.build_options import GIB, BuildError, BuildOptions, Report
+from app.infini_gram.manifest import WIDTH
+from app.infini_gram.tokenizer import Tokenizer
+
+_SINGLE_CPU_BYTES = 2_000_000  # bytes of tokens that one processor indexes in a moment
+# The indexer's log text for each step, and the path that grows during it.
+_STEPS = (("make-part", "parts-0"), ("merge", "merged-0"), ("concat", "table.0"))
+
+
+def pointer_width(size: int) -> int:
+    """Bytes of an entry of the suffix array over so many bytes of tokens: the indexer's formula."""
+    return max(1, math.ceil(math.log2(max(2, size)) / 8))
+
+
+def make_suffix_array(
+    options: BuildOptions, directory: Path, tokenizer: Tokenizer, tokens: int, report: Report
+) -> None:
+    size = tokens * WIDTH[tokenizer.dtype]
+    log_file = directory / "build.log"
+    # The indexer runs shell commands with this path, and replaces words in it: use a plain path.
+    with tempfile.TemporaryDirectory(prefix="infini-gram-", dir=_plain_directory()) as plain:
+        link = Path(plain) / "build"
+        link.symlink_to(directory.absolute(), target_is_directory=True)
+        command = [sys.executable, "-I", "-u", "-m", "infini_gram.indexing"]
+        command += ["--data_dir", str(link), "--save_dir", str(link), "--temp_dir", str(link)]
+        command += ["--token_dtype", tokenizer.dtype]
+        command += ["--cpus", str(1 if size < _SINGLE_CPU_BYTES else options.cpus)]
+        command += ["--mem", str(max(1, options.memory // GIB))]
+        command += ["--ulimit", str(options.open_files or _max_open_files())]
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603 # our own arguments
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                start_new_session=True,
+            )
+        try:
+            while process.poll() is None:
+                _report_step(directory, log_file, tokens * pointer_width(size), report)
+                time.sleep(0.05)
+        finally:
+            _end(process)
+    if process.returncode != 0 or not (directory / "table.0").is_file():
+        lines = [line.strip() for line in _log_text(log_file).splitlines() if line.strip()]
+        raise BuildError(
+            f"The indexer failed (status {process.returncode}): {' | '.join(lines[-3:])}"
+        )
+    log_file.unlink()
+
+
+def _report_step(directory: Path, log_file: Path, expected: int, report: Report) -> None:
+    text = _log_text(log_file)
+    begun = [(name, output) for name, output in _STEPS if f"({name})" in text]
+    if begun:
+        name, output = begun[-1]
+        report(f"suffix array, {name}", min(1.0, _size(directory / output) / expected), "")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files of a directory; either may disappear meanwhile."""
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            return sum(file.stat().st_size for file in path.iterdir())
+        return path.stat().st_size
+    return 0
+
+
+def _log_text(log_file: Path) -> str:
+    return log_file.read_bytes()[-20_000:].decode(errors="replace")
+
+
+def _plain_directory() -> str:
+    """A temporary directory whose path has no characters that a shell interprets."""
+    chosen = tempfile.gettempdir()
+    return chosen if re.fullmatch(r"[A-Za-z0-9/._-]+", chosen) else "/tmp"  # noqa: S108
+
+
+def _max_open_files() -> int:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

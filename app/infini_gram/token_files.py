@@ -1,0 +1,114 @@
+"""Writer of a shard's files, except the suffix array: the tokens, with their documents and counts."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+
+from app.infini_gram.build_options import BuildError, Report
+from app.infini_gram.corpus import Corpus, CorpusDocument
+from app.infini_gram.manifest import WIDTH
+from app.infini_gram.tokenizer import Tokenizer
+
+# Texts that are encoded together, on all processors.
+_BATCH_CHARACTERS = 1_000_000
+_BATCH_DOCUMENTS = 1_000
+
+
+@dataclass(slots=True)
+class WrittenTokens:
+    """Counts of the written corpus, and the first tokens of its first and last document for a check."""
+
+    documents: int = 0
+    tokens: int = 0
+    first: bytes = b""
+    last: bytes = b""
+
+
+class _Files:
+    def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
+        self._directory = directory
+        self._width = WIDTH[tokenizer.dtype]
+        self._code = "B" if self._width == 1 else "H"
+        self._separator = b"\xff" * self._width
+        self._counts: Counter[int] = Counter()
+        self._size = self._metadata_size = 0
+        self.written = WrittenTokens()
+
+    def __enter__(self) -> "_Files":
+        self._tokenized, self._offset = self._new("tokenized"), self._new("offset")
+        self._metadata, self._metaoff = self._new("metadata"), self._new("metaoff")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self._tokenized, self._offset, self._metadata, self._metaoff):
+            file.close()
+
+    def _new(self, kind: str) -> BinaryIO:
+        return (self._directory / f"{kind}.0").open("wb")
+
+    def add(self, documents: list[CorpusDocument], encoded: list[bytes]) -> None:
+        """Write documents with their tokens; documents without tokens are left out."""
+        offsets, metaoffs = array("Q"), array("Q")
+        for document, tokens in zip(documents, encoded, strict=True):
+            if not tokens:
+                continue
+            row = {"path": document.path, "linenum": document.line, "metadata": document.metadata}
+            line = orjson.dumps(row) + b"\n"
+            content = self._separator + tokens
+            self._tokenized.write(content)
+            self._metadata.write(line)
+            offsets.append(self._size)
+            metaoffs.append(self._metadata_size)
+            self._size += len(content)
+            self._metadata_size += len(line)
+            self._counts.update(array(self._code, content))
+            self.written.first = self.written.first or tokens[: 8 * self._width]
+            self.written.last = tokens[: 8 * self._width]
+        self._offset.write(offsets.tobytes())
+        self._metaoff.write(metaoffs.tobytes())
+        self.written.documents += len(offsets)
+        self.written.tokens = self._size // self._width
+
+    def write_unigrams(self) -> None:
+        """Write lines `id count`. A byte index has lines `count`: there the engine reads ids as characters."""
+        if self._width == 1:
+            lines = [f"{self._counts[one]}\n" for one in range(256)]
+        else:
+            lines = [f"{one} {count}\n" for one, count in sorted(self._counts.items())]
+        (self._directory / "unigram.0").write_text("".join(lines))
+
+
+def write_tokens(
+    directory: Path, corpus: Corpus, tokenizer: Tokenizer, report: Report
+) -> WrittenTokens:
+    with _Files(directory, tokenizer) as files:
+        for batch in _batches(corpus):
+            files.add(batch, tokenizer.encode_for_disk([document.text for document in batch]))
+            written = files.written
+            report(
+                "tokens",
+                corpus.read_bytes / max(1, corpus.size),
+                f"{written.documents:,} documents, {written.tokens:,} tokens",
+            )
+        files.write_unigrams()
+    if not files.written.documents:
+        raise BuildError("The corpus is empty: no document has a text")
+    return files.written
+
+
+def _batches(corpus: Corpus) -> Iterator[list[CorpusDocument]]:
+    batch: list[CorpusDocument] = []
+    size = 0
+    for document in corpus:
+        batch.append(document)
+        size += len(document.text)
+        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,241 @@
+"""Claiming: a worker takes results from the queue, in the order of priority, virtual time and age."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+from asyncpg import Record
+
+from app.core.database import Connection
+from app.queue.continuation import Interrupted, Resume, load_resumes
+from app.queue.team_limits import RunningLimits
+
+# A result that was in flight at this many engine deaths runs alone from then on.
+SUSPECT_DEATHS = 2
+
+
+@dataclass(slots=True, frozen=True)
+class Claim:
+    """One attempt that this worker may write, as claimed."""
+
+    id: UUID
+    attempt: int
+    model_name: str
+    prompt: str
+    parameters: dict[str, Any]
+    seconds_left: float
+    is_suspect: bool
+    has_attribution: bool = False  # one is to follow its completion
+    team_id: str = ""
+    trace: str | None = None
+    resumable: bool = False
+    resume: Resume | None = None  # the text of earlier attempts, to be continued
+
+
+# The worker $1, unless it is marked dead; that waits until this claim is committed.
+_ME = """me AS (
+  SELECT id FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE
+)"""
+_START = """
+UPDATE results r
+SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
+FROM contexts c
+WHERE c.id = r.context_id AND """
+_CLAIMED = """
+RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
+          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths,
+          r.attribution, r.team_id, r.trace, r.resumable, r.text_attempt,
+          CASE WHEN r.text_attempt IS NOT NULL THEN r.attempt_history END AS attempt_history
+"""
+# An array: a generic plan takes the limit for a tenth of the queue, and would join all ids.
+_START_PICKED = f"{_START} r.id = ANY (ARRAY(SELECT id FROM picked)) {_CLAIMED}"
+
+
+def _without_suspects(model: str) -> str:
+    return f"""NOT EXISTS (
+    SELECT FROM results s WHERE s.model_name = {model}
+      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})"""
+
+
+def _next_team(condition: str) -> str:
+    """The first team, in the order of their ids, with a result that waits for the model $2."""
+    return f"""(
+    SELECT r.team_id FROM results r
+    WHERE r.model_name = $2 AND {condition}
+      r.state = 'pending' AND r.worker_id IS NULL
+    ORDER BY r.team_id LIMIT 1)"""
+
+
+CLAIM = f"""
+WITH {_ME}, picked AS (
+  SELECT p.id FROM me, unnest($2::text[], $3::int[]) AS w(model_name, free)
+  CROSS JOIN LATERAL (
+    SELECT r.id FROM results r
+    WHERE r.model_name = w.model_name
+      AND r.state = 'pending' AND r.worker_id IS NULL
+      AND (r.not_before IS NULL OR r.not_before <= now())
+    ORDER BY r.priority DESC, r.fair_key, r.id
+    LIMIT w.free FOR UPDATE SKIP LOCKED
+  ) p
+  WHERE {_without_suspects("w.model_name")}
+)
+{_START_PICKED}
+"""
+
+# Excludes other counts of a model's running results until the transaction ends.
+LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtext('results.model_name'), hashtext($1))"
+
+# For a model with running limits: $3 results, at most $4 (NULL: any number) of each team, or as $5
+# and $6 have it. Run under LOCK_QUEUE, so that no two workers count the same. It visits the teams that
+# wait, and no row of one at its limit.
+_CLAIM_WITHIN_LIMITS = f"""
+WITH RECURSIVE {_ME}, waiting AS (
+  {_next_team("")}
+  UNION ALL
+  SELECT n.team_id FROM waiting w CROSS JOIN LATERAL {_next_team("r.team_id > w.team_id AND")} n
+), running AS (
+  SELECT team_id, count(*)::int AS count FROM results
+  WHERE state = 'pending' AND worker_id IS NOT NULL AND model_name = $2 GROUP BY team_id
+), picked AS (
+  SELECT p.id FROM me, waiting w
+  LEFT JOIN running USING (team_id)
+  LEFT JOIN unnest($5::text[], $6::int[]) AS l(team_id, most) USING (team_id)
+  CROSS JOIN LATERAL (
+    SELECT r.id, r.priority, r.fair_key FROM results r
+    WHERE r.model_name = $2 AND r.team_id = w.team_id
+      AND r.state = 'pending' AND r.worker_id IS NULL
+      AND (r.not_before IS NULL OR r.not_before <= now())
+    ORDER BY r.priority DESC, r.fair_key, r.id
+    -- `least` ignores NULL: no limit.
+    LIMIT least($3::int, coalesce(l.most, $4::int)
+      - least(coalesce(running.count, 0), coalesce(l.most, $4::int)))
+    FOR UPDATE SKIP LOCKED
+  ) p
+  WHERE {_without_suspects("$2")}
+  ORDER BY p.priority DESC, p.fair_key, p.id LIMIT $3::int
+)
+{_START_PICKED}
+"""
+
+# Run under LOCK_QUEUE, so that two workers cannot each find the model empty.
+_CLAIM_SUSPECT = f"""
+{_START} r.id = (
+  SELECT s.id FROM results s
+  WHERE s.model_name = $2 AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS}
+    AND s.worker_id IS NULL AND (s.not_before IS NULL OR s.not_before <= now())
+  ORDER BY s.id LIMIT 1 FOR UPDATE)
+AND NOT EXISTS (
+  SELECT FROM results o
+  WHERE o.state = 'pending' AND o.worker_id IS NOT NULL AND o.model_name = $2)
+AND EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE)
+{_CLAIMED}
+"""
+
+_SUSPECT_MODELS = f"""
+SELECT DISTINCT model_name FROM results
+WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS NULL
+  AND model_name = ANY($1::text[])
+"""
+
+_OWNED = """
+SELECT id, attempt, cancel_requested_at IS NOT NULL AS is_cancelled FROM results
+WHERE worker_id = $1 AND state = 'pending'
+"""
+
+
+async def claim(
+    connection: Connection, worker_id: UUID, free: Mapping[str, int], *, continues: bool
+) -> list[Claim]:
+    """Claim up to `free[model]` results of each model; `continues` the text of lost attempts."""
+    rows = await connection.fetch(CLAIM, worker_id, list(free), list(free.values()))
+    return await _to_claims(connection, rows, continues=continues)
+
+
+async def claim_within_limits(
+    connection: Connection,
+    worker_id: UUID,
+    model: str,
+    free: int,
+    limits: RunningLimits,
+    *,
+    continues: bool,
+) -> list[Claim]:
+    """Claim results of a model of which teams may run only so many."""
+    async with connection.transaction():
+        await connection.execute(LOCK_QUEUE, model)
+        rows = await connection.fetch(
+            _CLAIM_WITHIN_LIMITS,
+            worker_id,
+            model,
+            free,
+            limits.default,
+            list(limits.of_teams),
+            list(limits.of_teams.values()),
+        )
+    return await _to_claims(connection, rows, continues=continues)
+
+
+async def suspect_models(connection: Connection, models: Sequence[str]) -> list[str]:
+    """Return those of the models for which a suspect waits."""
+    rows = await connection.fetch(_SUSPECT_MODELS, list(models))
+    return [row["model_name"] for row in rows]
+
+
+async def claim_suspect(
+    connection: Connection, worker_id: UUID, model: str, *, continues: bool
+) -> list[Claim]:
+    """Claim one result that must run alone, if nothing runs on its model."""
+    async with connection.transaction():
+        await connection.execute(LOCK_QUEUE, model)
+        rows = await connection.fetch(_CLAIM_SUSPECT, worker_id, model)
+    return await _to_claims(connection, rows, continues=continues)
+
+
+async def owned_results(connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
+    """Return the pending results of a worker: id -> (attempt, whether a cancellation is requested).
+
+    The heartbeat passes its own connection: no retry may delay the next renewal.
+    """
+    rows = await connection.fetch(_OWNED, worker_id)
+    return {row["id"]: (row["attempt"], row["is_cancelled"]) for row in rows}
+
+
+async def _to_claims(
+    connection: Connection, rows: Sequence[Record], *, continues: bool
+) -> list[Claim]:
+    interrupted = [
+        Interrupted(
+            id=row["id"],
+            attempt=row["attempt"],
+            text_attempt=row["text_attempt"],
+            max_tokens=orjson.loads(row["parameters"]).get("max_tokens", 0),
+            history=orjson.loads(row["attempt_history"]),
+        )
+        for row in rows
+        if row["text_attempt"] is not None
+    ]
+    if continues:
+        resumes = await load_resumes(connection, interrupted)
+    else:
+        fault = "LLM_CONTINUE_LOST_ATTEMPTS is off"
+        resumes = {one.id: Resume(one.text_attempt, fault=fault) for one in interrupted}
+    return [_to_claim(row, resumes.get(row["id"]), continues=continues) for row in rows]
+
+
+def _to_claim(row: Record, resume: Resume | None, *, continues: bool) -> Claim:
+    return Claim(
+        id=row["id"],
+        attempt=row["attempt"],
+        model_name=row["model_name"],
+        prompt=row["prompt"],
+        parameters=orjson.loads(row["parameters"]),
+        seconds_left=row["seconds_left"],
+        is_suspect=row["engine_deaths"] >= SUSPECT_DEATHS,
+        has_attribution=row["attribution"] is not None,
+        team_id=row["team_id"],
+        trace=row["trace"],
+        resumable=row["resumable"] and continues,
+        resume=resume,
+    )

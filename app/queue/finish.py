@@ -1,0 +1,200 @@
+"""The end of attempts, as their worker reports it: a result ends, or returns to the queue."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+from uuid import UUID
+
+from asyncpg import Record
+
+from app.core.database import Connection, await_standby
+from app.core.errors import Failure
+from app.core.record_set import RecordSet
+from app.queue.claim import SUSPECT_DEATHS
+from app.queue.conclude import NOTIFY_CONCLUDED, conclude_sql
+from app.queue.notifications import notify_enqueued
+from app.queue.progress import IS_OURS, lock_results_sql
+from app.queue.virtual_time import next_key_sql, step_behind_sql
+
+# The columns of a result for its readers: its end gives the same to those who wait in its process.
+READ_COLUMNS = (
+    "id", "team_id", "context_id", "model_name", "model_version", "state", "output", "error_code",
+    "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
+    "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
+    "finished_at", "metadata", "retry_of", "logprobs", "erased_at", "store", "request", "kind",
+    "source_id", "attribution", "text_attempt", "continuations",
+)  # fmt: skip
+
+
+class AttemptOutcome(StrEnum):
+    """The end of an attempt from the view of its worker. The queue decides the result's state."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    LOST = "lost"  # Triton took the request, then the stream broke: counts as an attempt
+    RETURNED = "returned"  # never taken, or handed back at shutdown: counts for nothing
+
+
+@dataclass(slots=True, frozen=True)
+class AttemptEnd:
+    """The end of one attempt: its outcome, and the model's answer until then."""
+
+    result_id: UUID
+    attempt: int
+    outcome: AttemptOutcome
+    output: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    logprobs: str | None = None
+    model_version: int | None = None
+    first_token_seconds: float | None = None
+    failure: Failure | None = None
+    retry_after_seconds: float = 0.0
+    has_attribution: bool = False
+    # If the result is requeued: whether its stored text stays. `output` is empty where the attempt
+    # leaves it as it found it.
+    keeps_text: bool = False
+    continued_from: int | None = None  # length of the text that it was to continue
+    continued: bool = False  # and the model did
+
+
+class ResultWaiters(Protocol):
+    """The readers in this process that wait for results to end."""
+
+    def awaits(self, result_id: UUID) -> bool:
+        """Return whether a reader waits for this one."""
+
+    def deliver(self, row: Record) -> None:
+        """Deliver a result that has just ended, with its READ_COLUMNS."""
+
+
+_ENDS = RecordSet(
+    AttemptEnd,
+    ("failure", "has_attribution"),
+    {
+        "error_code": ("text", lambda end: end.failure and end.failure.code),
+        "error_message": ("text", lambda end: end.failure and end.failure.message),
+        "error_retryable": ("bool", lambda end: end.failure and end.failure.retryable),
+    },
+)
+_MAX_ATTEMPTS = f"${2 + len(_ENDS.types)}::int"
+_AWAITED = f"${3 + len(_ENDS.types)}::uuid[]"
+
+# An attribution refers to its source's context, which is locked before results are: a context's
+# deletion takes this order.
+_HOLD_CONTEXTS = """held AS MATERIALIZED (
+  SELECT id FROM contexts WHERE id IN (SELECT context_id FROM results WHERE id = ANY($2::uuid[]))
+  ORDER BY id FOR KEY SHARE
+), """
+_CONTEXTS_ARE_HELD = "(SELECT count(*) FROM held) >= 0"
+
+# The attributions that completed texts were sent with become results. If several of one team are
+# stored at once, each stands a step behind the other.
+_ATTRIBUTE = f"""due AS (
+  SELECT e.id, e.team_id, e.context_id, e.output, e.priority, e.webhook_url, e.store,
+    e.retain_seconds, e.trace, e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
+    (SELECT l.weight FROM team_limits l WHERE l.team_id = e.team_id AND l.weight IS NOT NULL
+       AND l.model_name IN (e.attribution ->> 'queue', '*')
+     ORDER BY l.model_name = '*' LIMIT 1), 1) AS step
+  FROM ended e WHERE e.state = 'completed' AND e.attribution IS NOT NULL
+), attributions AS (
+  INSERT INTO results (id, team_id, kind, context_id, source_id, model_name, prompt, parameters,
+                       priority, deadline_at, deadline_seconds, webhook_url, store, retain_seconds,
+                       trace, fair_key)
+  SELECT (d.attribution ->> 'id')::uuid, d.team_id, 'attribution', d.context_id, d.id, d.model_name,
+         d.output, d.attribution -> 'parameters', d.priority,
+         now() + make_interval(secs => (d.attribution ->> 'deadline_seconds')::float8),
+         (d.attribution ->> 'deadline_seconds')::float8, d.webhook_url, d.store,
+         d.retain_seconds, d.trace, {next_key_sql("d")} + {step_behind_sql("d")}
+  FROM due d
+  ON CONFLICT (id) DO NOTHING RETURNING model_name
+), """
+_ATTRIBUTED = (
+    "attribution",
+    "context_id",
+    "priority",
+    "output",
+    "store",
+    "retain_seconds",
+    "trace",
+)
+
+
+def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
+    """End a batch of attempts; returns the ids of those that were the worker's.
+
+    `reads`: with the READ_COLUMNS of the awaited results. `attributes`: with attributions of those
+    that completed. Both only where the batch needs them: they copy each row with all its text.
+    """
+    columns = ["id", "state", "team_id", "webhook_url"]
+    columns += _ATTRIBUTED if attributes else ()
+    columns += READ_COLUMNS if reads else ()
+    returned = ", ".join(f"r.{column}" for column in dict.fromkeys(columns))
+    locked = lock_results_sql("UPDATE", _CONTEXTS_ARE_HELD if attributes else "true")
+    enqueued = f"(SELECT {notify_enqueued()} FROM attributions)" if attributes else "NULL"
+    return f"""
+WITH {_HOLD_CONTEXTS if attributes else ""}{locked}, judged AS (
+  SELECT r.id, i.*, i.outcome = 'lost' AS lost, i.outcome = 'lost' AS engine_died,
+    CASE
+      WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
+      WHEN i.outcome IN ('completed', 'failed') THEN i.outcome
+      WHEN r.deadline_at <= now() THEN 'expired'
+      WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= {_MAX_ATTEMPTS} THEN
+        CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
+      ELSE 'requeued' END AS verdict
+  FROM ({_ENDS.select(2)}) i JOIN locked r ON r.id = i.result_id
+  WHERE {IS_OURS}
+), {conclude_sql(returned)}, {_ATTRIBUTE if attributes else ""}totals AS (
+  SELECT array_agg(id) AS ids, {NOTIFY_CONCLUDED}, {enqueued} AS enqueued FROM concluded
+)
+SELECT * FROM totals {f"LEFT JOIN ended e ON e.id = ANY({_AWAITED})" if reads else ""}
+"""
+
+
+# By whether it reads, and whether it attributes.
+_END_ATTEMPTS = {
+    (reads, attributes): _end_attempts_sql(reads=reads, attributes=attributes)
+    for reads in (False, True)
+    for attributes in (False, True)
+}
+
+_ALREADY_ENDED = """
+SELECT r.id FROM results r
+JOIN unnest($2::uuid[], $3::int[]) AS i(id, attempt) ON r.id = i.id
+WHERE r.attempt = i.attempt AND (r.worker_id = $1 AND r.state <> 'pending' OR r.worker_id IS NULL)
+"""
+
+
+async def end_attempts(
+    connection: Connection,
+    worker_id: UUID,
+    ends: Sequence[AttemptEnd],
+    max_attempts: int,
+    waiters: ResultWaiters | None,
+    *,
+    resent: bool,
+) -> list[bool]:
+    """Commit the ends of attempts; whether each was the worker's.
+
+    Awaited results are delivered from the statement that ends them.
+    """
+    awaited = [end.result_id for end in ends if waiters and waiters.awaits(end.result_id)]
+    rows = await connection.fetch(
+        _END_ATTEMPTS[bool(awaited), any(end.has_attribution for end in ends)],
+        worker_id,
+        *_ENDS.arguments(ends),
+        max_attempts,
+        *([awaited] if awaited else ()),
+    )
+    if waiters and awaited and rows[0]["id"] is not None:
+        for row in rows:
+            waiters.deliver(row)
+    ours = set(rows[0]["ids"] or ())
+    if resent and len(ours) < len(ends):
+        ids, attempts = [end.result_id for end in ends], [end.attempt for end in ends]
+        again = await connection.fetch(_ALREADY_ENDED, worker_id, ids, attempts)
+        ours |= {row["id"] for row in again}
+        await await_standby(connection)
+    return [end.result_id in ours for end in ends]

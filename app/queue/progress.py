@@ -1,0 +1,61 @@
+"""Progress of running attempts: their text so far, in case that their worker dies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from app.core.database import Connection
+from app.core.listener import APPENDED, join_ids
+from app.core.record_set import RecordSet
+
+
+@dataclass(slots=True, frozen=True)
+class Chunk:
+    """Text of a running attempt, to be kept should its worker die. Offsets are code points."""
+
+    result_id: UUID
+    attempt: int
+    offset: int
+    text: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    logprobs: str | None = None  # of its tokens, as a JSON list
+    token_ids: bytes | None = None  # of its tokens, as little-endian INT32
+
+
+_CHUNKS = RecordSet(Chunk)
+
+
+def lock_results_sql(strength: str, condition: str = "true") -> str:
+    """A CTE of the results $2, locked in the order of their ids.
+
+    By their ids alone: with their worker and state as well, the planner reads all rows of the worker,
+    and its past ones that are not vacuumed yet, for each id.
+    """
+    return f"""locked AS MATERIALIZED (
+  SELECT id, worker_id, attempt, state, cancel_requested_at, deadline_at, lost_attempts,
+    engine_deaths
+  FROM results WHERE id = ANY($2::uuid[]) AND {condition} ORDER BY id FOR {strength}
+)"""
+
+
+# Whether the attempt of a row `i` is still the worker's, $1.
+IS_OURS = "r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'"
+
+_APPEND = f"""
+WITH {lock_results_sql("SHARE")}, appended AS (
+  INSERT INTO result_chunks ({", ".join(f'"{name}"' for name in _CHUNKS.types)})
+  SELECT i.* FROM ({_CHUNKS.select(2)}) i JOIN locked r ON r.id = i.result_id WHERE {IS_OURS}
+  ON CONFLICT DO NOTHING
+)
+SELECT pg_notify('{APPENDED}', ids) FROM unnest(${2 + len(_CHUNKS.types)}::text[]) AS n(ids)
+"""
+
+
+async def append_chunks(
+    connection: Connection, worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID] = ()
+) -> None:
+    """Store text of attempts that are still the worker's; notify readers of the `watched` results."""
+    await connection.execute(
+        _APPEND, worker_id, *_CHUNKS.arguments(chunks), list(join_ids(watched))
+    )

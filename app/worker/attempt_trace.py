@@ -1,0 +1,57 @@
+"""Spans of an attempt's life: in the queue, the writes of its text, its end."""
+
+import time
+from uuid import UUID
+
+from app.core import tracing
+from app.core.ids import created_at
+from app.queue.claim import Claim
+from app.queue.finish import AttemptEnd
+from app.worker.attempt import Attempt
+
+
+def trace_queue(claim: Claim, worker_id: UUID) -> None:
+    """Record the time from the result's creation to now."""
+    if tracing.active is None or claim.trace is None:
+        return
+    created = created_at(claim.id).timestamp()
+    attributes = _attributes(claim, worker_id)
+    tracing.active.record("queue", claim.trace, created, time.time(), attributes)
+
+
+def trace_end(attempt: Attempt, end: AttemptEnd | None, ended_at: float, worker_id: UUID) -> None:
+    """Record the writes of the attempt's text, and the time from its end to the commit of that."""
+    claim = attempt.claim
+    if tracing.active is None or claim.trace is None:
+        return
+    attributes = _attributes(claim, worker_id)
+    if attempt.flushes is not None:
+        # One span for all: a long answer is written a thousand times.
+        flushes: tracing.Attributes = {
+            "llm.flushes": attempt.flushes.count,
+            "llm.slowest_flush_seconds": attempt.flushes.slowest,
+        }
+        first, last = attempt.flushes.first, attempt.flushes.last
+        tracing.active.record("flush", claim.trace, first, last, {**attributes, **flushes})
+    if end is not None:
+        outcome: dict[str, str | int | float | bool] = {
+            "llm.outcome": str(end.outcome),
+            "gen_ai.usage.input_tokens": end.prompt_tokens or 0,
+            "gen_ai.usage.output_tokens": end.completion_tokens or 0,
+        }
+        if end.failure is not None:
+            outcome["error.type"] = str(end.failure.code)
+        tracing.active.record(
+            *("finish", claim.trace, ended_at, time.time(), {**attributes, **outcome}),
+            is_error=end.failure is not None,
+        )
+
+
+def _attributes(claim: Claim, worker_id: UUID) -> tracing.Attributes:
+    return {
+        "llm.result_id": str(claim.id),
+        "llm.attempt": claim.attempt,
+        "llm.team_id": claim.team_id,
+        "llm.worker_id": str(worker_id),
+        "gen_ai.request.model": claim.model_name,
+    }
