@@ -110,6 +110,11 @@ class InvalidRequestError(ServiceError):
     status, code, title = 422, "invalid_request", "The request is not valid"
 
 
+def invalid_field(field: str, message: str, **extra: object) -> InvalidRequestError:
+    """The error of one wrong member, parameter or header of a request."""
+    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)], extra=extra)
+
+
 class SearchTooSlowError(ServiceError):
     status, code, title = 422, "search_too_slow", "The search takes too long"
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from app.core.errors import FieldError, InvalidRequestError
+from app.core.errors import invalid_field
 from app.infini_gram.engine import Engine
 from app.infini_gram.engine_types import Document, Span
 
@@ -188,7 +188,7 @@ class _Windows:
         )
         self._tokens += len(document.token_ids)
         if self._tokens > MAX_DOCUMENT_TOKENS:
-            raise _refused(
+            raise invalid_field(
                 "maximumContextLength",
                 f"the documents would have more than {MAX_DOCUMENT_TOKENS:,} tokens together; ask "
                 "for less context, fewer documents per span, or a lower density of spans",
@@ -229,7 +229,7 @@ def cut(document: Document, length: int, context: int) -> tuple[list[int], int]:
 
 def _check_length(found: int, most: int, unit: str) -> None:
     if found > most:
-        raise _refused("response", f"has {found:,} {unit}, and {most:,} are most")
+        raise invalid_field("response", f"has {found:,} {unit}, and {most:,} are most")
 
 
 def _check_frequency(
@@ -258,7 +258,7 @@ def _check_frequency(
         reached = max(reached, right)
         places += min(parameters.maximum_frequency, most)
     if places > MAX_PLACES:
-        raise _refused(
+        raise invalid_field(
             "maximumFrequency",
             f"is too large for this text, whose parts occur too often: {enough:,} is safe",
         )
@@ -300,7 +300,3 @@ def _measure(
         if ids[right - 1] in delimiters:
             break
     return most, end, True
-
-
-def _refused(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

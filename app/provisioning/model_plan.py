@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.core.errors import FieldError, InvalidRequestError
+from app.core.errors import invalid_field
 from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
 from app.provisioning.profiles import Name, Profile, Provider
 from app.provisioning.resources import facts_of
@@ -83,14 +83,16 @@ def plan_model(
     try:
         gpus = dict.fromkeys(gpu for name in request.gpus or GPUS for gpu in find_gpus(name))
     except PlanError as error:
-        raise _wrong("gpus", str(error)) from error
+        raise invalid_field("gpus", str(error)) from error
     try:
         facts = with_quantization(facts, request.quantization)
         plans = plan(facts, gpus, request.context, request.concurrency, engine, request.minutes)
     except PlanError as error:
         option, _, message = str(error).partition(": ")
         raise (
-            _wrong(option, message) if option in _OPTIONS else _wrong("body", str(error))
+            invalid_field(option, message)
+            if option in _OPTIONS
+            else invalid_field("body", str(error))
         ) from error
     return to_document(facts, plans)
 
@@ -102,7 +104,7 @@ def _facts(
         try:
             return read_facts(request.config)
         except PlanError as error:
-            raise _wrong("config", str(error)) from error
+            raise invalid_field("config", str(error)) from error
     choice = ModelChoice(
         model=request.model,
         revision=request.revision,
@@ -113,7 +115,7 @@ def _facts(
     try:
         facts = facts_of(model, revision, profile)
     except PlanError as error:
-        raise _wrong("model", str(error)) from error
+        raise invalid_field("model", str(error)) from error
     if facts is None:
         place = "cache" if not model.startswith("/") else "model roots"
         why = (
@@ -121,9 +123,5 @@ def _facts(
             if profile.host
             else f"it has no config.json in the {place} of the profile {profile.name!r}"
         )
-        raise _wrong("model", f"{why}: send the document of its config.json as `config`")
+        raise invalid_field("model", f"{why}: send the document of its config.json as `config`")
     return facts
-
-
-def _wrong(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])

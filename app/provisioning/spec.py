@@ -1,11 +1,12 @@
 """A launch's request, and its completion by the profile, the tier and the catalogue."""
 
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from app.core.errors import FieldError, InvalidRequestError
+from app.core.errors import invalid_field
 from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
 from app.provisioning import patterns
@@ -119,15 +120,15 @@ def to_spec(
 ) -> LaunchSpec:
     """Complete a request; blocks. Raises InvalidRequestError that names the wrong field."""
     if is_static_name(request.name):
-        raise _wrong("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
+        raise invalid_field("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
     offered = catalogue.get(request.model)
     profile, model, revision = resolve(request, profiles, offered)
     resources = _resources(request, profile, offered, model, revision)
     if request.trust_remote_code and not profile.trust_remote_code:
-        raise _wrong("trust_remote_code", f"the profile {profile.name!r} does not allow it")
+        raise invalid_field("trust_remote_code", f"the profile {profile.name!r} does not allow it")
     minutes = request.time_limit_minutes or profile.default_minutes
     if minutes > profile.max_minutes:
-        raise _wrong(
+        raise invalid_field(
             "time_limit_minutes", f"the profile allows at most {profile.max_minutes} minutes"
         )
     return LaunchSpec(
@@ -136,14 +137,14 @@ def to_spec(
         revision=revision,
         profile=profile.name,
         served_name=request.served_name or _served_name(request.model),
-        tier=resources["tier"],
-        gpus=resources["gpus"],
-        cpus=resources["cpus"],
-        memory_gb=resources["memory_gb"],
-        gres=resources["gres"],
-        partition=request.partition or resources["partition"] or profile.partition,
+        tier=resources.tier,
+        gpus=resources.gpus,
+        cpus=resources.cpus,
+        memory_gb=resources.memory_gb,
+        gres=resources.gres,
+        partition=request.partition or resources.partition or profile.partition,
         account=request.account or profile.account,
-        constraint=request.constraint or resources["constraint"] or profile.constraint,
+        constraint=request.constraint or resources.constraint or profile.constraint,
         modules=list(profile.modules if request.modules is None else request.modules),
         time_limit_minutes=minutes,
         idle_minutes=_given(request.idle_minutes, profile.idle_minutes),
@@ -178,11 +179,11 @@ def _profile(
     profile = find_profile(profiles, name, request.provider)
     if profile is None:
         known = ", ".join(profiles) or "none: the operator writes them (LLM_PROFILES_FILE)"
-        raise _wrong(
+        raise invalid_field(
             "profile" if name else "provider", f"there is no such profile; there are {known}"
         )
     if request.provider not in (None, profile.provider):
-        raise _wrong("provider", f"the profile {profile.name!r} is of {profile.provider}")
+        raise invalid_field("provider", f"the profile {profile.name!r} is of {profile.provider}")
     return profile
 
 
@@ -191,9 +192,9 @@ def _model(request: ModelChoice, profile: Profile, offered: CatalogueEntry | Non
     if not model.startswith("/"):
         return model
     if request.revision is not None:
-        raise _wrong("revision", "only of a Hugging Face id: a path has none")
+        raise invalid_field("revision", "only of a Hugging Face id: a path has none")
     if not is_below_a_root(model, profile.model_roots):
-        raise _wrong("model", f"must lie below a model root of the profile {profile.name!r}")
+        raise invalid_field("model", f"must lie below a model root of the profile {profile.name!r}")
     return model
 
 
@@ -210,29 +211,27 @@ def _resources(
     offered: CatalogueEntry | None,
     model: str,
     revision: str | None,
-) -> dict[str, Any]:
+) -> Resources:
     """The tier's resources, overridden by the request's."""
     tier = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
     size = offered.size_gb if offered else None
     if size is None and tier is None:
         size = size_of(model, revision, profile)
-    suggested: Resources | None = suggest_resources(profile, size, tier)
+    suggested = suggest_resources(profile, size, tier)
     if suggested is None:
         names = ", ".join(one.name for one in profile.tiers)
         what = "has no such tier" if tier else f"has no tier for {size} GB"
-        raise _wrong("tier", f"the profile {profile.name!r} {what}; there are {names}")
+        raise invalid_field("tier", f"the profile {profile.name!r} {what}; there are {names}")
     given = request.resources
     gpus = suggested.gpus if given.gpus is None else given.gpus
     follows = suggested.gres if gpus == suggested.gpus else (f"gpu:{gpus}" if gpus else None)
-    return {
-        "tier": suggested.tier,
-        "gpus": gpus,
-        "cpus": given.cpus or suggested.cpus,
-        "memory_gb": given.memory_gb or suggested.memory_gb,
-        "gres": given.gres or follows,
-        "constraint": suggested.constraint,
-        "partition": suggested.partition,
-    }
+    return replace(
+        suggested,
+        gpus=gpus,
+        cpus=given.cpus or suggested.cpus,
+        memory_gb=given.memory_gb or suggested.memory_gb,
+        gres=given.gres or follows,
+    )
 
 
 def _served_name(model: str) -> str:
@@ -241,9 +240,5 @@ def _served_name(model: str) -> str:
     except ModelRepositoryError:
         name = ""
     if not patterns.fits(patterns.NAME, name):
-        raise _wrong("served_name", f"{model!r} gives no plain name: name one")
+        raise invalid_field("served_name", f"{model!r} gives no plain name: name one")
     return name
-
-
-def _wrong(field: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)])
