@@ -143,7 +143,7 @@ def _list(options: argparse.Namespace) -> int:
             manifest = verify(one.path, checksums=False)
             Engine(one)
             unknown = unverified(one.path, manifest)
-            state = f"{unknown[0]} has changed since its last check: check it" if unknown else "ok"
+            state = f"{unknown[0]} is unverified: check it" if unknown else "ok"
             rows.append([one.name, *_figures(manifest), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])

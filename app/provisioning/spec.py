@@ -1,7 +1,8 @@
 """A launch's request, and its completion by the profile, the tier and the catalogue."""
 
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -136,14 +137,14 @@ def to_spec(
         revision=revision,
         profile=profile.name,
         served_name=request.served_name or _served_name(request.model),
-        tier=resources["tier"],
-        gpus=resources["gpus"],
-        cpus=resources["cpus"],
-        memory_gb=resources["memory_gb"],
-        gres=resources["gres"],
-        partition=request.partition or resources["partition"] or profile.partition,
+        tier=resources.tier,
+        gpus=resources.gpus,
+        cpus=resources.cpus,
+        memory_gb=resources.memory_gb,
+        gres=resources.gres,
+        partition=request.partition or resources.partition or profile.partition,
         account=request.account or profile.account,
-        constraint=request.constraint or resources["constraint"] or profile.constraint,
+        constraint=request.constraint or resources.constraint or profile.constraint,
         modules=list(profile.modules if request.modules is None else request.modules),
         time_limit_minutes=minutes,
         idle_minutes=_given(request.idle_minutes, profile.idle_minutes),
@@ -210,13 +211,13 @@ def _resources(
     offered: CatalogueEntry | None,
     model: str,
     revision: str | None,
-) -> dict[str, Any]:
+) -> Resources:
     """The tier's resources, overridden by the request's."""
     tier = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
     size = offered.size_gb if offered else None
     if size is None and tier is None:
         size = size_of(model, revision, profile)
-    suggested: Resources | None = suggest_resources(profile, size, tier)
+    suggested = suggest_resources(profile, size, tier)
     if suggested is None:
         names = ", ".join(one.name for one in profile.tiers)
         what = "has no such tier" if tier else f"has no tier for {size} GB"
@@ -224,15 +225,13 @@ def _resources(
     given = request.resources
     gpus = suggested.gpus if given.gpus is None else given.gpus
     follows = suggested.gres if gpus == suggested.gpus else (f"gpu:{gpus}" if gpus else None)
-    return {
-        "tier": suggested.tier,
-        "gpus": gpus,
-        "cpus": given.cpus or suggested.cpus,
-        "memory_gb": given.memory_gb or suggested.memory_gb,
-        "gres": given.gres or follows,
-        "constraint": suggested.constraint,
-        "partition": suggested.partition,
-    }
+    return replace(
+        suggested,
+        gpus=gpus,
+        cpus=given.cpus or suggested.cpus,
+        memory_gb=given.memory_gb or suggested.memory_gb,
+        gres=given.gres or follows,
+    )
 
 
 def _served_name(model: str) -> str:

@@ -110,12 +110,12 @@ class Api:
 
     async def me(self) -> Me:
         """The visitor, cached for a few seconds."""
-        problem = await self.get_cached("/me")
+        owner = await self.get_cached("/me")
         return Me(
-            problem["team_id"],
-            frozenset(problem["scopes"]),
-            problem["max_priority"],
-            problem["is_authenticated"],
+            owner["team_id"],
+            frozenset(owner["scopes"]),
+            owner["max_priority"],
+            owner["is_authenticated"],
         )
 
     async def get(self, path: str, params: Params | None = None) -> Any:

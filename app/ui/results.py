@@ -10,7 +10,6 @@ from app.ui.markdown import can_render, render_markdown
 from app.ui.remedies import explain
 from app.ui.render import number, seconds, to_time
 
-VIEWS = ("rendered", "plain")
 # Pages show the beginning of a longer text, and a link to all of it.
 MAX_SHOWN_CHARACTERS = 100_000
 # Members that the API omits if they are empty.

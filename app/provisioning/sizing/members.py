@@ -98,11 +98,6 @@ class Members:
             raise PlanError(f"{self._place}{name}: must be a list of at most {most} tables")
         return [Members(item, f"{self._place}{name}[{place}].") for place, item in enumerate(value)]
 
-    def refuse_others(self, *known: str) -> None:
-        for name in self._document:
-            if name not in known:
-                raise PlanError(f"{self._place}{name[:80]}: unknown; there are {', '.join(known)}")
-
     def numbers(self, name: str, high: int) -> list[int]:
         """A list of whole numbers from 0 to `high`, at most `high` of them; empty if absent."""
         value = self.get(name)

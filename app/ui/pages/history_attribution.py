@@ -83,8 +83,8 @@ async def _attributed_text(
                 raise
             return None
         return source["result"] if source and isinstance(source["result"], str) else None
-    shown = context or await context_of(api, result)
-    return shown["content"] if isinstance(shown["content"], str) else None
+    text = (context or await context_of(api, result))["content"]
+    return text if isinstance(text, str) else None
 
 
 async def without_answer(result: Mapping[str, Any]) -> dict[str, Any]:

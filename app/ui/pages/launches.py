@@ -128,12 +128,12 @@ async def submit(request: Request) -> Response:
     return await _new_page(request, shown)
 
 
-async def _plan(api: Api, shown: _Form, with_plan_row: str | None) -> None:
+async def _plan(api: Api, shown: _Form, picked: str | None) -> None:
     shown.plan = await api.post("/launches/plan", launch_form.to_plan(shown.values))
     assert shown.plan is not None
     shown.plan["plans"].sort(key=lambda row: not row["fits"])
     for row in shown.plan["plans"]:
-        if row["gpu"] == with_plan_row and row["resources"]:
+        if row["gpu"] == picked and row["resources"]:
             profiles = await api.get_cached("/launches/profiles")
             profile = _profile(profiles, shown.values["profile"])
             shown.values = launch_form.with_plan_row(

@@ -42,13 +42,13 @@ async def test_files_have_the_room_of_the_largest_one(api: Service) -> None:
         files = {"file": ("a.csv", content)}
         uploaded = await http.post("/bulk/files", data={"purpose": "batch"}, files=files)
         path = uploaded.headers["location"]
-        with app.state.bulk_room.held(1000):
+        with app.state.bulk_space.reserve(1000):
             for refused in (await http.get(path), await http.post(path, data={"prompt": "prompt"})):
                 assert refused.status_code == 503
                 assert refused.headers["retry-after"] == "30"
                 assert "Other files are being read" in refused.text
             assert 'name="prompt" value="prompt"' in refused.text  # to be sent again
-            with app.state.bulk_room.held(400):  # something smaller finds it
+            with app.state.bulk_space.reserve(400):  # something smaller finds it
                 pass
         assert (await http.get(path)).status_code == 200
         assert (await http.get(path)).status_code == 200  # what was held is given back

@@ -78,7 +78,7 @@ def test_nothing_declares_nothing(tmp_path: Path) -> None:
         ('[indexes.a]\npath = "a"\ndelimiters = {"." = true}', "indexes.a.delimiters: must"),
         ('[indexes.v1]\npath = "a"', "the beginning of other routes"),
         ('[indexes.Results]\npath = "a"', "the beginning of other routes"),
-        ('[indexes."../a"]\npath = "a"', "no plain name"),
+        ('[indexes."../a"]\npath = "a"', "not a plain name"),
         ('[indexes.a]\npath = "a"\n[indexes.A]\npath = "b"', "in its case only"),
     ],
 )
