@@ -80,7 +80,7 @@ is no finding. The load generator's own CPU is not counted. Needed beside what `
   python -m bench p7 --rows 10000000 a longer table (about 8 GB of disk)
   python -m bench --record           all of it, and write tables and plots into docs/benchmarks.md
 
-Progress goes to stderr, raw numbers to bench/results/ as JSON, with their plots as
+What is being done is told on stderr. Raw numbers go to bench/results/ as JSON, with their plots as
 SVG files. The status is 1 when a goal was missed."""
 
 

@@ -1,4 +1,4 @@
-"""Baselines of the HTTP side: the least that each job needs, on the same HTTP server.
+"""What the HTTP side is held against: the least that each job needs, on the same HTTP server.
 
 A program with six Starlette routes and no middleware: validate only, a fixed answer, a fixed chat
 completion, a fixed generation, one INSERT per request, one SELECT per poll. Bodies and answers have the service's own schemas.

@@ -9,5 +9,5 @@ class Instant:
 
     @bentoml.task  # type: ignore[untyped-decorator]
     async def complete(self, prompt: str) -> str:
-        """Return a text as short as the scripted model's."""
-        return f"text: {prompt}"
+        """Say something as short as the scripted model does."""
+        return f"said: {prompt}"

@@ -1,7 +1,7 @@
 """Whole lives of BentoML's tasks: submitted, run, kept in its SQLite, fetched.
 
-BentoML stores requests and results, as the service does, but does not sync them to disk; its guide
-recommends this for development. Its task calls no model: the measurement is of BentoML alone.
+BentoML stores what it was asked and what came of it, as ours does, but without syncing it to disk;
+its guide says that this is for development. Its task calls no model: what is measured is BentoML.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Calibration of the simulation of the service on this machine, and the loops that verify it.
+"""What the simulation of the service is told about this machine, and the loops that it is held against.
 
-Statements are measured by themselves (`bench.statements`). The other costs of a request, a generation and
-a wake-up are chosen so that the simulation of two loops spends the CPU time that was measured there.
+Statements are measured by themselves (`bench.statements`). What a request, a generation and a wake-up
+cost beside them is what makes the simulation spend, at two loops, the CPU time that was measured there.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _CHUNK_MS = 10
 
 _DAMPING = 0.5
 _MOST_WAKING = 0.3  # of a part's time where many call
-# The cost of each part that is not measured by itself.
+# What of each part's costs is not measured by itself.
 _WORK = {
     API: "request",
     WORKER: "generation",
@@ -50,8 +50,8 @@ _WORK = {
     POSTGRES: "digest",
 }
 
-ONE_CHUNK = "Write it. {{chunks=1}}"
-MANY_CHUNKS = f"Write it. {{{{chunks={CHUNKS} delay_ms={_CHUNK_MS}}}}}"
+ONE_CHUNK = "Say it. {{chunks=1}}"
+MANY_CHUNKS = f"Say it. {{{{chunks={CHUNKS} delay_ms={_CHUNK_MS}}}}}"
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,7 +96,7 @@ class Loops:
         *,
         warm_up: bool = True,
     ) -> Measured:
-        """So many callers with `Prefer: wait`, as in P2; the cost of an idle service is subtracted."""
+        """So many callers with `Prefer: wait`, as in P2; what nobody asked for is left out."""
         body = {"model": MODEL, "content": prompt, "parameters": {"max_tokens": 64}}
         request = post("/results/", orjson.dumps(body), "Prefer: wait=30\r\n")
         seconds = min(self.options.seconds, seconds)

@@ -1,4 +1,4 @@
-"""Costs of processes, from /proc: CPU time of whole trees, and proportional memory."""
+"""What processes cost, from /proc: CPU time of whole trees, and proportional memory."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def pss_kilobytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1])
-    raise RuntimeError(f"process {pid} reports no Pss")
+    raise RuntimeError(f"process {pid} tells no Pss")
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,7 +62,7 @@ async def measure(parts: Mapping[str, int], work: Awaitable[Load]) -> Sample:
 
 
 async def cores_in_use(seconds: float) -> float:
-    """The number of cores that the rest of the machine keeps busy; every run reports it."""
+    """How many cores the rest of the machine keeps busy: told beside every run."""
     before, began = busy_seconds(), time.perf_counter()
     await asyncio.sleep(seconds)
     return (busy_seconds() - before) / (time.perf_counter() - began)

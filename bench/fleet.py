@@ -77,7 +77,7 @@ async def _measure(house: House, options: Options, report: Report, second: str) 
 
 
 async def _load(api: Server, seconds: float) -> Load:
-    prompt = f"Write it. {{{{chunks={_CHUNKS} delay_ms={_DELAY_MS}}}}}"
+    prompt = f"Say it. {{{{chunks={_CHUNKS} delay_ms={_DELAY_MS}}}}}"
     request = post(
         "/results/", orjson.dumps({"model": MODEL, "content": prompt}), "Prefer: wait=30\r\n"
     )

@@ -1,4 +1,4 @@
-"""Idle waiters: open streams and long-polls of results that no worker runs."""
+"""Those who wait for what does not come: open streams and long-polls of results nobody runs."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _SETTLE_SECONDS_EACH = 0.00075
 
 _PENDING = """
 WITH context AS (
-  INSERT INTO contexts (id, team_id, content) VALUES (uuidv7(), $1, '{{chunks=1}} go')
+  INSERT INTO contexts (id, team_id, content) VALUES (uuidv7(), $1, '{{chunks=1}} say')
   RETURNING id
 )
 INSERT INTO results (id, team_id, context_id, model_name, parameters, deadline_at)

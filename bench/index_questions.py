@@ -32,7 +32,7 @@ class Speaks(Protocol):
 
 
 class FileWords:
-    """Words of a tokenizer.json, by the library alone."""
+    """Of a tokenizer.json, by the library alone."""
 
     def __init__(self, file: Path) -> None:
         self._library = tokenizers.Tokenizer.from_file(str(file))
@@ -55,7 +55,7 @@ class FileWords:
 
 
 class ByteWords:
-    """Words of bytes."""
+    """Of bytes."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -239,7 +239,7 @@ class Bare:
         self._words = words
 
     def answer(self, kind: str, body: Any) -> Wire:
-        """The expected response of the route."""
+        """What the route should answer."""
         return {"index": self.name, **getattr(self, f"_{kind}")(body)}
 
     def ids(self, query: str | list[int]) -> list[int]:

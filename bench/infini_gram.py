@@ -96,7 +96,7 @@ def _build(directory: Path, size: int) -> int:
 
 
 async def _compare(api: Server, engine: Engine, bare: Bare, asker: Asker, questions: int) -> int:
-    """The number of answers that differ from the package's."""
+    """How many answers are not the package's."""
     differing = 0
     url = f"http://{HOST}:{api.port}/{NAME}"
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
@@ -178,7 +178,9 @@ async def _beside_attributions(
 ) -> None:
     """GET /health and a result, alone and while as many attributions run as there are engines.
 
-    One caller in a process of its own. Each text is a new one, so that no answer comes from a cache.
+    Of one caller in a process of its own.
+
+    Each text is another one: no answer is an older one's.
     """
     numbers = count()
 

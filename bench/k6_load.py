@@ -3,7 +3,7 @@
 k6's virtual users each send their next request after an answer: `POST /generate` in TGI's dialect,
 and `POST /results/` followed by `GET /results/{id}?wait=`, both stored and run on the real Triton's
 scripted model (API and worker in one process). Baseline: the same script of k6 against a route that
-answers `POST /generate` with fixed bytes, which shows what k6 and the HTTP server need. A
+answers `POST /generate` with fixed bytes, which tells what k6 and the HTTP server need. A
 request counts as failed unless its status and the text of its answer are right. Times are those of
 right answers, of both requests together where there are two; each figure is the median over the
 rounds. k6 takes its share of the cores, and far more of it than `bench/load.py`: its CPU time per
@@ -21,7 +21,7 @@ from bench.virtual_users import COLUMNS, Summary
 
 _USERS = (1, 64, 256)
 _WARM_UP_SECONDS = 1.0
-_GIVEN = {"MODEL": MODEL, "PROMPT": f"Write it. {{{{text={GENERATED}}}}}", "TEXT": GENERATED}
+_GIVEN = {"MODEL": MODEL, "PROMPT": f"Say it. {{{{text={GENERATED}}}}}", "TEXT": GENERATED}
 
 
 async def run(house: House, options: Options) -> Report:

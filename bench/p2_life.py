@@ -25,7 +25,7 @@ _PLACES = {"apart": "worker apart", "together": "one process"}
 _WARM_UP_SECONDS = 1.0
 _RATE_SHARE = 0.85  # of the bare client's rate, where the model is the limit
 _ABOVE = 250  # us of CPU above the bare client's
-_SCRIPTS = {"instant": "Write it. {{chunks=1}}", "paced": "Write it. {{chunks=4 delay_ms=25}}"}
+_SCRIPTS = {"instant": "Say it. {{chunks=1}}", "paced": "Say it. {{chunks=4 delay_ms=25}}"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,7 +123,7 @@ def _ours(life: Sample) -> float:
 
 
 def _plot(script: str, bare: list[_Bare], lives: list[list[Sample]]) -> Bars:
-    """The unit of a script's goal: CPU, or the rate if the model is the limit."""
+    """What the goal of a script is about: CPU, or the rate where the model is the limit."""
     if script == "paced":
         most = statistics.median(one.rate for one in bare)
         values = [[life.load.rate for life in found] for found in lives]

@@ -3,7 +3,7 @@
 Ours and LiteLLM answer `POST /v1/chat/completions` of a few words, not streamed. Ours stores prompt and result,
 runs it on the real Triton's scripted model (API and worker in one process), and its PostgreSQL is
 counted. LiteLLM stores nothing; its upstream answers a fixed completion and is not counted. The bare
-gRPC client of P2 shows the cost of the call of Triton alone. A task of BentoML is submitted, kept in
+gRPC client of P2 tells what only the call of Triton costs. A task of BentoML is submitted, kept in
 its SQLite with what it answers at once, and fetched. Each runs one server, from `.venv-peers`
 (`make .venv-peers`).
 """
@@ -30,7 +30,7 @@ from bench.plots import Bar, Bars, Goal
 from bench.report import Options, Report, median_ratio
 from bench.servers import MODEL, House, Server
 
-_PROMPT = "Write it. {{chunks=1}}"
+_PROMPT = "Say it. {{chunks=1}}"
 _CALLERS = (1, 64, 256)
 _MANY = 64  # the number that CPU is judged at
 _TIMES_IN_ALL = 20

@@ -1,6 +1,6 @@
 """P4: the first token and the tokens after it, through the service and from Triton directly.
 
-The chunks of the script hold their sending times. Direct: one gRPC stream. Through us: a POST and
+The chunks of the script tell when they were sent. Direct: one gRPC stream. Through us: a POST and
 the GET of its stream (or a POST that is the stream, where the service has it), with the worker in
 the API's process and apart. All take turns.
 """
@@ -48,7 +48,7 @@ async def run(house: House, options: Options) -> Report:
     report = Report("P4", "streams, through the service and direct", _COLUMNS)
     async with _arms(house) as arms:
         for streams, (chunks, delay) in _SCRIPTS.items():
-            prompt = f"{{{{clock chunks={chunks} delay_ms={delay}}}}} go"
+            prompt = f"{{{{clock chunks={chunks} delay_ms={delay}}}}} tell"
             length = chunks * delay / 1000
             rounds: Rounds = {name: [] for name in arms}
             for turn in range(-1, options.rounds):  # the first one warms up

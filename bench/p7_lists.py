@@ -1,7 +1,7 @@
 """P7: pages of GET /results/ at depth, by every filter, against depth 0 of the same query.
 
-The cursor stands 900,000 rows below the newest (nine tenths down a shorter table), for
-every filter. The CPU bound is for filters that an index serves; a pair of filters reads
+The cursor stands 900,000 rows below the newest (nine tenths down a shorter table), whatever the
+filter leaves of them. The CPU bound is for filters that an index serves; a pair of filters reads
 past the rows that match only one of the two, which its own bound limits.
 """
 

@@ -1,10 +1,10 @@
 """P8: CPU per result while what the service holds grows: streams, waiters, rows, queue, workers.
 
 Cost is the CPU time of API, workers and PostgreSQL together, over results that ended meanwhile. The
-sizes of one kind take turns. Unless stated otherwise, 64 callers send prompts of one chunk with
+sizes of one kind take turns. Where nothing else is told, 64 callers send prompts of one chunk with
 `Prefer: wait`, and what grows is idle beside them: streams and long-polls of results that stay in
 the queue. Live streams are read from a worker apart, ten chunks each, about 100 results a second
-at any number. Rows are ended results of a month. The queue is kept at its length by lists
+whatever their number. Rows are ended results of a month. The queue is kept at its length by lists
 of 20, of the model that the worker drains it for. Workers share 24 places of a model that takes
 0.2 s a result: it is the limit, not the cores.
 """
@@ -41,7 +41,7 @@ _LEAST_QUEUED = 100
 _LIST = 20
 _WORKERS = (1, 2, 3, 4)
 _PLACES = 24  # of all workers together
-_PACED = "Write it. {{chunks=4 delay_ms=50}}"
+_PACED = "Say it. {{chunks=4 delay_ms=50}}"
 _WARM_UP_SECONDS = 1.0
 _FIRST_SECONDS = 60.0  # until a new worker's first result
 _IDLE_SECONDS = 20.0  # longer than what idle streams do now and then
@@ -109,8 +109,8 @@ async def run(house: House, options: Options) -> Report:
     _add_workers(report, await _grow_workers(options, house))
     report.notes.append(f"{options.rounds} rounds of each size, {options.seconds:g} s each")
     for name, title, series in (
-        ("cost", "Cost of a result as other things grow", lines),
-        ("live", "Cost of a stream of ten chunks as more are read at a time", [live]),
+        ("cost", "What a result costs as other things grow", lines),
+        ("live", "What a stream of ten chunks costs as more are read at a time", [live]),
     ):
         report.plots.append(Lines(name, title, "how many", _COST, series, is_log=True))
     return report
@@ -143,7 +143,7 @@ def _seconds(options: Options, turn: int) -> float:
     return options.seconds if turn >= 0 else min(options.seconds, _WARM_UP_SECONDS)
 
 
-async def _lives(service: _Service, seconds: float, prompt: str = "{{chunks=1}} go") -> Sample:
+async def _lives(service: _Service, seconds: float, prompt: str = "{{chunks=1}} say") -> Sample:
     """Whole lives in a closed loop, as in P2."""
     request = submission(prompt, "Prefer: wait=30\r\n")
     async with connect(service.api.port, _CALLERS) as callers:
@@ -151,7 +151,7 @@ async def _lives(service: _Service, seconds: float, prompt: str = "{{chunks=1}} 
 
 
 async def _idle_cost(service: _Service, paths: list[str], options: Options) -> str:
-    """Cost of open streams when nothing happens: keep-alives, announcements."""
+    """What open streams cost when nothing happens: keep-alives, announcements."""
     seconds = min(_IDLE_SECONDS, 2 * options.rounds * options.seconds)
     progress.tell(f"{len(paths):,} idle streams and nothing else, 2 x {seconds:.0f} s")
 
@@ -186,7 +186,7 @@ async def _live(service: _Service, count: int, rounds: int, seconds: float) -> l
     """Read so many streams at a time, each over and over; samples once all are open."""
     length = max(0.05, count / _LIVE_RATE)
     delay = length / _LIVE_CHUNKS * 1000
-    prompt = f"{{{{clock chunks={_LIVE_CHUNKS} delay_ms={delay:.3f}}}}} go"
+    prompt = f"{{{{clock chunks={_LIVE_CHUNKS} delay_ms={delay:.3f}}}}} tell"
     done: list[Stream] = []
     is_over = asyncio.Event()
 
@@ -302,7 +302,7 @@ async def _feed(client: HttpClient, told: "_Ended") -> None:
 
 
 class _Ended:
-    """The number of results that ended since it listens."""
+    """How many results ended since it listens."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -358,7 +358,7 @@ def _add_workers(report: Report, samples: Samples) -> None:
     names = {"worker": "workers", "api": "API", "postgres": "PostgreSQL"}
     series = [Series("together", together.x, together.y)]
     series += [Series(name, together.x, _medians(samples, part)) for part, name in names.items()]
-    title = f"Cost of a result as more workers share {_PLACES} places"
+    title = f"What a result costs as more workers share {_PLACES} places"
     report.plots.append(Lines("workers", title, "worker processes", _COST, series))
 
 

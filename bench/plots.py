@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-# Okabe and Ito's palette, whose colors differ for every kind of sight; markers differ too.
+# Of Okabe and Ito's palette, which is told apart by every kind of sight; markers differ too.
 _COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"]
 _MARKERS = ["o", "s", "^", "D", "v", "P"]
 _OURS, _OTHERS, _GOAL = "#0072B2", "#A0A0A0", "#222222"
@@ -41,7 +41,7 @@ _WIDTH = 8.0  # inches, of 72 points
 
 @dataclass(slots=True, frozen=True)
 class Goal:
-    """A line that the values are compared with."""
+    """A line that the values are held against."""
 
     value: float
     text: str
@@ -58,7 +58,7 @@ class Series:
 
 @dataclass(slots=True, frozen=True)
 class Lines:
-    """Growth of one value with another. `name` becomes part of the file's; labels have units."""
+    """How one thing grows with another. `name` becomes part of the file's; labels have units."""
 
     name: str
     title: str
@@ -70,7 +70,7 @@ class Lines:
 
     @property
     def text(self) -> str:
-        """The plot's alternative text."""
+        """What it shows, for those who do not see it."""
         ends = (
             f"{one.name}: {_number(one.y[0])} at {_number(one.x[0])}, "
             f"{_number(one.y[-1])} at {_number(one.x[-1])}"
@@ -81,7 +81,7 @@ class Lines:
 
 @dataclass(slots=True, frozen=True)
 class Bar:
-    """One bar: a measured value, or one that it is compared with."""
+    """One bar: what is measured, or what it is held against."""
 
     label: str
     value: float
@@ -100,7 +100,7 @@ class Bars:
 
     @property
     def text(self) -> str:
-        """The plot's alternative text."""
+        """What it shows, for those who do not see it."""
         values = (f"{bar.label}: {_number(bar.value)}" for bar in self.bars)
         return _described(f"{self.title}; {self.x_label}", values, self.goal)
 

@@ -1,7 +1,7 @@
 """One caller in a process of its own: `python -m bench.poller PORT PATH SECONDS`.
 
-In the process of the load generator it would wait for the other callers, which share its loop. It
-prints its latencies in seconds as a list of JSON.
+Beside callers of the same load generator it would wait for them, too: they read and write on its
+loop. It prints its latencies in seconds as a list of JSON.
 """
 
 import asyncio

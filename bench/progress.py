@@ -1,4 +1,4 @@
-"""Progress of a run, line by line on stderr: only its tables go to stdout."""
+"""What a run is doing, line by line on stderr: its tables alone go to stdout."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ _BEGAN = time.monotonic()
 
 
 def tell(what: str, turn: int | None = None, rounds: int = 0) -> None:
-    """Print the step that begins now, `turn` of `rounds` (from 0; -1 warms up), and the elapsed time."""
+    """Say what begins now, `turn` of so many rounds (from 0; -1 warms up), after how many seconds."""
     if turn is not None:
         what += ", warm-up" if turn < 0 else f", round {turn + 1} of {rounds}"
     print(f"{time.monotonic() - _BEGAN:6.0f} s  {what}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """QUEUE: CPU per job of the queue alone, ours beside pgqueuer's, on the same PostgreSQL.
 
-A job of either does nothing: it is stored, claimed and ended, with no HTTP and no model between.
-Ours uses the statements of `app.queue.job_queue` (a result with its prompt, listeners notified,
+What a job of either does is nothing: it is stored, claimed and ended, with no HTTP and no model
+between. Ours by the statements of `app.queue.job_queue` (a result with its prompt, told to listeners,
 noted to be made searchable), pgqueuer 1.6 as its guide recommends it, durable, from `.venv-peers`
 (`make .venv-peers`). 64 callers store one job a call, as requests come; or lists of 20. First
 all are stored, then all are run; then as many again are stored and run at the same time. CPU is that
@@ -119,7 +119,7 @@ async def _measure(house: House, database: str, arm: _Arm, jobs: int) -> _Round:
 
 
 async def _peers_environment(house: House, database: str) -> Mapping[str, str]:
-    """The address of a new, empty database."""
+    """Where a new, empty database is."""
     connection = await house.connect("postgres")
     await connection.execute(f"CREATE DATABASE {database}")
     await connection.close()

@@ -28,7 +28,7 @@ _RETRY_SECONDS = 5.0
 
 
 async def main(jobs: int, callers: int, length: int) -> None:
-    """Do the steps, with a listener for stored and ended results, as in the service's processes."""
+    """Do the steps; somebody hears of what is stored and ended, as the service's processes do."""
     settings = Settings()
     async with Database(settings, "bench") as database:
         queue = JobQueue(database, settings)

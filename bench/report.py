@@ -1,4 +1,4 @@
-"""Report of a goal: figures, verdicts, and their tables."""
+"""What a goal found: figures, verdicts, and how they are written down."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ IMAGES = "images/bench"  # beside the document
 
 @dataclass(slots=True, frozen=True)
 class Options:
-    """Length of the measurement: `rounds` of every arm in turn, `seconds` each."""
+    """How long to measure: `rounds` of every arm in turn, `seconds` each."""
 
     rounds: int
     seconds: float
@@ -28,7 +28,7 @@ class Options:
 
 @dataclass(slots=True, frozen=True)
 class Check:
-    """One part of a goal: the figure found, and its bound."""
+    """One part of a goal: what was found, held against its bound."""
 
     what: str
     found: float
@@ -51,7 +51,7 @@ class Report:
     rows: list[tuple[str, Sequence[float | None]]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     raw: dict[str, object] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # findings outside the columns, printed below
+    notes: list[str] = field(default_factory=list)  # findings that are no column: told below
     plots: list[Plot] = field(default_factory=list)
     method: str = ""
     seconds: float = 0.0  # that it took in all

@@ -1,9 +1,9 @@
 """SCALING: what limits at 1, 10 and 100 hosts: simulated, by a model that is held to this machine first.
 
-The cost of the service's statements is measured one by one; the other cost of a request and a generation,
-at two closed loops (2 and 32 callers, worker apart). The simulation then runs further loops, next to the
-real ones: other numbers of callers, one process, two workers, one and two Triton servers of eight places.
-Only then it runs layouts that this machine does not have: more hosts before one PostgreSQL. Its
+What the service's statements cost is measured one by one; what a request and a generation cost beside
+them, at two closed loops (2 and 32 callers, worker apart). The simulation then runs loops that it was not
+told about, beside the real ones: other numbers of callers, one process, two workers, one and two Triton
+servers of eight places. Only then it runs what is not here: more hosts before one PostgreSQL. Its
 cores are assumed to be as fast as these, and PostgreSQL to use all of its own equally well.
 """
 
@@ -23,7 +23,7 @@ _CALLERS = (1, 8, 64, 256)
 _SIMULATED_SECONDS = 2.0
 _TURNS = 3
 _PLACES = 8
-_SLOW_PROMPT = "Write it. {{chunks=10 delay_ms=50}}"
+_SLOW_PROMPT = "Say it. {{chunks=10 delay_ms=50}}"
 _SLOW_SECONDS = 4.0
 _LONE = "one process, 1 callers"
 _LEAST, _MOST = 0.75, 1.33
@@ -48,8 +48,8 @@ _HOSTS = (
 
 
 async def run(house: House, options: Options) -> Report:
-    """Measure, fit, compare, extrapolate."""
-    report = Report("SCALING", "measured, simulated; shares of the capacity", _COLUMNS)
+    """Measure, fit, hold against each other, extrapolate."""
+    report = Report("SCALING", "measured, simulated; shares of what there is", _COLUMNS)
     statements, stored = await measure_statements(house, min(options.rounds, _TURNS))
     notified = await measure_notifications(house)
     costs, pairs = await _measure(house, options, statements, notified, report)
@@ -111,7 +111,7 @@ async def _measure(
             measured = await Loops(house, api, [worker, other], options, loops.idle).measure(64)
         layout = Layout(callers=64, workers=2)
         pairs["two workers, 64 callers"] = (measured, layout, _SIMULATED_SECONDS)
-    # A lone caller's longer wait is the script's own time.
+    # What a lone caller waits longer for is the script's own time.
     pairs |= await _measure_places(house, options, slow.p50 - pairs[_LONE][0].p50)
     return costs, pairs
 
@@ -152,7 +152,7 @@ def _add(report: Report, name: str, found: Outcome, measured: Measured | None = 
     }
 
 
-# --- extrapolation --------------------------------------------------------------------------------
+# --- what is not ----------------------------------------------------------------------------------
 
 
 def _extrapolate(report: Report, costs: Costs) -> None:
@@ -193,14 +193,14 @@ _WINDOWS = {False: (0.5, 0.5), True: (0.5, 1.0)}  # simulated seconds, and those
 
 
 def _tell(report: Report, costs: Costs, stored: Stored) -> None:
-    """Figures outside the columns: those of a day, and the cost of a result."""
+    """What no column tells: of a day, and of what a result costs."""
     rate = _PER_DAY / _DAY
     report.notes += [
-        f"The input of the model: {_microseconds(costs)}.",
+        f"The model was told: {_microseconds(costs)}.",
         "CPU time of statements, process and PostgreSQL, us: "
         + "; ".join(_of_statement(name, one) for name, one in costs.statements.items()),
         f"A notification costs PostgreSQL {costs.notified.postgres * 1e6:.1f} us for each connection that "
-        f"listens, and the notified process {costs.notified.process.each * 1e6:.1f} us and "
+        f"listens, and the process that is told {costs.notified.process.each * 1e6:.1f} us and "
         f"{costs.notified.process.row * 1e6:.2f} us an id. Sixteen connections commit "
         f"{costs.notified.commits:,.0f} times a second while they notify, "
         f"{costs.notified.unlocked_commits:,.0f} while they insert a row.",
@@ -223,7 +223,7 @@ def _microseconds(costs: Costs) -> str:
         "generation": costs.generation,
         "Triton": costs.triton,
         "load generator": costs.caller,
-        "PostgreSQL without statements": costs.digest,
+        "PostgreSQL besides statements": costs.digest,
         "commit": costs.commit,
         "the lock's change of hands": costs.turn,
         "hand-over": costs.hand_over,

@@ -95,7 +95,7 @@ class House:
 
     @property
     def libpq_environment(self) -> dict[str, str]:
-        """The server's name for clients that are not part of the service."""
+        """What names this server to those who are no part of the service."""
         return {
             "PGHOST": HOST,
             "PGPORT": str(self._postgres.port),
@@ -104,7 +104,7 @@ class House:
         }
 
     async def postgres_version(self) -> str:
-        """The version that the server reports."""
+        """The server's version, as it tells it."""
         connection = await self.connect("postgres")
         try:
             return str(await connection.fetchval("SHOW server_version"))
@@ -203,7 +203,7 @@ class House:
 
 
 async def answers(url: str, text: str) -> bool:
-    """Return True if a GET is answered 200 with this text in it."""
+    """Whether a GET is answered 200 with this text in it."""
     async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
         try:
             answer = await client.get(url)

@@ -35,7 +35,7 @@ _MODEL_THREADS = 2  # of Triton: the server's, and the model's process
 
 @dataclass(slots=True, frozen=True)
 class Costs:
-    """Seconds, of CPU time unless stated otherwise."""
+    """Seconds; of CPU time where nothing else is said."""
 
     statements: dict[str, Statement]
     notified: Notified
@@ -47,13 +47,13 @@ class Costs:
     caller: float  # of the load generator: a request
     wake: Mapping[str, float]  # of a thread that slept, by part, beyond its share of the above
     commit: float  # time until the log is on disk
-    turn: float  # time with no flush when the lock of notifying commits changes hands
+    turn: float  # time for which nobody flushes when the lock of notifying commits changes hands
     hand_over: float  # time from one process to another that sleeps
 
 
 @dataclass(slots=True, frozen=True)
 class Layout:
-    """The processes and machines. If there are no workers, each API process runs results itself."""
+    """What there is. Without workers each API process runs results itself."""
 
     callers: int
     apis: int = 1
@@ -64,18 +64,18 @@ class Layout:
     is_one_host: bool = True  # callers, API, worker, PostgreSQL and Triton share `api_cores`
     others: float = 0.0  # cores of that host which other programs use
     slots: int = 256  # of a process, at all servers together
-    has_relay: bool = False  # one listener a host, which notifies all its processes (not built)
-    service_seconds: float = 0.0  # of a result, in addition to Triton's CPU time
+    has_relay: bool = False  # one listener a host, which tells all its processes (not built)
+    service_seconds: float = 0.0  # of a result, besides Triton's CPU time
     chunks: int = 1
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """Result of a stretch of the loop."""
+    """What a stretch of the loop did."""
 
     rate: float  # results a second
     latencies: Sequence[float]  # seconds
-    busy: Mapping[str, float]  # share of the capacity, by resource
+    busy: Mapping[str, float]  # share of what there is, by resource
     used: Mapping[str, float]  # the same in cores, or as a share of the time
     batches: Mapping[str, float]
     spent: Mapping[str, float]  # seconds of CPU time for each result, by part
@@ -138,7 +138,7 @@ class _Postgres:
 
 @dataclass(slots=True)
 class _News:
-    """The notification of a commit: these results wait, or these have ended."""
+    """What a commit notifies: that these wait, or that these have ended."""
 
     waiting: Sequence[_Result] = ()
     ended: Sequence[_Result] = ()
@@ -155,7 +155,7 @@ class _Listener:
         self._news: list[_News] = []
 
     def share(self, process: "_Process") -> None:
-        """Notify another process of the host, too."""
+        """Tell another process of the host, too."""
         self._processes.append(process)
 
     def tell(self, news: _News) -> None:
@@ -250,7 +250,7 @@ class _Process:
         await self._ask(backend, READ, lambda: results)
 
     async def fetch(self, news: Sequence[_News]) -> None:
-        """Read notifications, except those of channels that this process does not listen to."""
+        """Read notifications, those of channels that nobody listens to here left out."""
         heard = [one for one in news if one.ended or self.has_worker]
         if heard:
             cost = self._costs.notified.process
@@ -368,7 +368,7 @@ class _World:
         await self.simulation.sleep(self.layout.service_seconds + self.costs.hand_over)
 
     def digest(self, rows: int) -> None:
-        """PostgreSQL's work for ended results, for which no caller waits."""
+        """PostgreSQL's work for what has ended, which nobody waits for."""
 
         async def work() -> None:
             await self._behind.work(self.costs.digest * rows)

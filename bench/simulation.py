@@ -1,6 +1,6 @@
 """A small discrete-event simulation: time that jumps, cores, threads, locks, shared statements.
 
-Processes are coroutines that await steps (`await thread.work(0.001)`), in seconds of
+What happens is written as coroutines that await steps (`await thread.work(0.001)`), in seconds of
 simulated time. Nothing here knows the service: `bench.service_model` does.
 """
 
@@ -18,7 +18,7 @@ SLICE_SECONDS = 0.003  # as Linux shares cores among those who want more than th
 
 
 class Step:
-    """A step that a coroutine waits for: `start` receives the callback for its end."""
+    """What a coroutine waits for: `start` is given what to call when it is over."""
 
     __slots__ = ("start",)
 
@@ -30,7 +30,7 @@ class Step:
 
 
 class Simulation:
-    """The clock, and the events that are due; events of one moment run in the order of their addition."""
+    """The clock, and what is due; what is due at one moment comes in the order it was told."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -76,7 +76,7 @@ class Cores:
 
     @property
     def is_wanted(self) -> bool:
-        """Return True if a thread waits for a core."""
+        """Whether some thread waits for a core."""
         return bool(self._waiting)
 
     def acquire(self, resume: Resume) -> None:
@@ -145,7 +145,7 @@ class Thread:
 
 
 class Lock:
-    """One holder at a time; `busy` is the time for which it was held."""
+    """One holder at a time; `busy` is how long somebody held it."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.busy = 0.0
@@ -155,7 +155,7 @@ class Lock:
         self._waiting: deque[Resume] = deque()
 
     def acquire(self) -> Step:
-        """Acquire it, in the order of the calls."""
+        """Have it, after those who asked before."""
         return Step(self._ask)
 
     def release(self) -> None:

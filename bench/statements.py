@@ -1,7 +1,7 @@
-"""Cost of the service's own statements, each measured by itself: CPU, time, log, notification.
+"""What the service's own statements cost, each measured by itself: CPU, time, log, notification.
 
 The service's classes run them in this process on a database of their own: many statements of one row,
-and many of 64, which separates the cost of a statement from that of a row in it.
+and many of 64, so that what a statement costs can be told from what a row in it costs.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _STATEMENTS = {1: 120, _MANY: 24}  # of each size, a turn
 _LISTENERS = 16
 _NOTIFICATIONS = 400
 _INSERT = "INSERT INTO probes VALUES (1)"
-# A transaction that only notifies has nothing to flush.
+# What only notifies has nothing to be flushed.
 _INSERT_AND_NOTIFY = f"WITH i AS ({_INSERT}) SELECT pg_notify('{ENDED}', '')"
 _COMMITS = 100  # of each connection
 _TRIES = 3  # of which the fastest was disturbed least
@@ -63,7 +63,8 @@ class Cost:
 
 @dataclass(slots=True, frozen=True)
 class Statement:
-    """Cost of one kind for its process and PostgreSQL; `seconds` is the undisturbed time for one row."""
+    """What one kind costs its process and PostgreSQL; `seconds` is the time that one of one row takes
+    when nothing disturbs it."""
 
     process: Cost
     postgres: Cost
@@ -73,17 +74,17 @@ class Statement:
 
 @dataclass(slots=True, frozen=True)
 class Notified:
-    """Extra cost of a commit that notifies."""
+    """What a commit that notifies costs beyond one that does not."""
 
     postgres: float  # seconds of CPU time for each connection that listens
-    process: Cost  # of a notified process: a notification, and each id in it
+    process: Cost  # of a process that is told: a notification, and each id in it
     commits: float  # a second at most, however many connections commit: they take turns
-    unlocked_commits: float  # the same of commits that do not notify
+    unlocked_commits: float  # the same of commits that notify nobody
 
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """Storage of a result, including its prompt and its words in the search."""
+    """What a result leaves behind, its prompt and its words in the search included."""
 
     table_bytes: float
     log_bytes: float  # until it ended
@@ -277,7 +278,7 @@ async def measure_statements(house: House, turns: int) -> tuple[dict[str, Statem
 
 
 def _new_results(count: int) -> list[NewResult]:
-    return [_new_result("Write it. {{chunks=1}}") for _ in range(count)]
+    return [_new_result("Say it. {{chunks=1}}") for _ in range(count)]
 
 
 def _new_result(prompt: str) -> NewResult:
@@ -310,7 +311,7 @@ def _end_of(result: NewResult, output: str) -> AttemptEnd:
 
 
 async def measure_notifications(house: House) -> Notified:
-    """Notify with no listener and with many; the differences, by listener."""
+    """Notify with nobody and with many listening; the differences, by listener."""
     settings = Settings.model_validate(await house.environment("bench_scaling_notified"))
     name = settings.database_name
     sender = await house.connect(name)
@@ -348,7 +349,7 @@ async def _commit(connections: Sequence[asyncpg.Connection], statement: str) -> 
 
 
 def _hear(*news: object) -> None:
-    """Look up each id among the awaited ones, as the hub does."""
+    """As the hub does: each id is looked for among those that somebody waits for."""
     for identifier in split_ids(str(news[-1])):
         _AWAITED.get(identifier)
 

@@ -1,6 +1,6 @@
 """Readers of streams that note when each chunk was sent and when it was here.
 
-The prompt's `{{clock ...}}` has the scripted model print its sending time, in ns of
+The prompt's `{{clock ...}}` has the scripted model say the time it sends at, in ns of
 CLOCK_MONOTONIC, which all processes of a machine share: no reader has to guess what it waited for.
 """
 
@@ -138,7 +138,7 @@ async def http_clients(port: int, count: int) -> AsyncIterator[list[HttpClient]]
 
 
 async def posts_stream(port: int) -> bool:
-    """Return True if this service answers a POST with the stream itself."""
+    """Whether this service answers a POST with the stream itself."""
     async with http_clients(port, 1) as (client,):
         return (await client.ask(submission("{{chunks=1}}", _ACCEPT))).is_stream
 

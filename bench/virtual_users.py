@@ -20,7 +20,7 @@ _THRESHOLDS_CROSSED = 99  # k6's exit status: it ran, and something failed
 
 @dataclass(slots=True, frozen=True)
 class Summary:
-    """k6's report of one run. Only right answers count in `answers`, `rate` and `milliseconds`."""
+    """What k6 says of one run. Only right answers count in `answers`, `rate` and `milliseconds`."""
 
     answers: int
     failed: int  # iterations without a right answer
@@ -108,6 +108,6 @@ def _command(script: str, summary: Path, given: Mapping[str, str]) -> list[str]:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of ended children: k6, as long as no other child ends."""
+    """Of children that have ended: k6, while it is the only one that does."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

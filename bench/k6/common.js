@@ -1,4 +1,4 @@
-// Shared by the scripts: the load, the request, and the definition of a right answer.
+// What the scripts share: the load, the request, and what counts as an answer.
 //
 //   k6 run --no-usage-report -e URL=http://127.0.0.1:8887 -e USERS=16 bench/k6/generate.js
 //
