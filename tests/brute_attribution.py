@@ -30,7 +30,7 @@ class Corpus:
         self._total = self._counts.total() + sum(len(shard) for shard in shards)
 
     def places(self, needle: Sequence[int]) -> list[Place]:
-        """Where the tokens stand, in the order of the suffix array."""
+        """The positions of the tokens, in the order of the suffix array."""
         found: list[Place] = []
         for number, shard in enumerate(self.shards):
             pointers, start = [], 0
@@ -178,7 +178,7 @@ def _document(
     wanted: dict[str, Any],
 ) -> dict[str, Any]:
     whole = corpus.document(place, length, wanted["maximumContextLength"])
-    # What the first window has cut off, no other shows.
+    # No other window shows the text that the first one has cut off.
     long = corpus.document(
         place, length, min(wanted["maximumContextLength"], wanted["maximumContextLengthLong"])
     )

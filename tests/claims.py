@@ -8,5 +8,5 @@ from app.queue.job_queue import JobQueue
 
 
 async def claim_all(queue: JobQueue, worker_id: UUID, free: Mapping[str, int]) -> list[Claim]:
-    """What a worker with these free slots is given."""
+    """The claims of a worker with these free slots."""
     return [claim async for claims in queue.claims(worker_id, free) for claim in claims]

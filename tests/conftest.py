@@ -38,12 +38,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"
 SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
 _Triton = TypeVar("_Triton", bound=EmbeddedTriton)
-# Tests start hundreds of processes: each of them would compile all its modules anew.
+# Tests start hundreds of processes: each of them would compile all its modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests speak TLS only with servers of their own: hundreds of clients would each read the
 # certificates of all authorities (20 ms).
 os.environ["SSL_CERT_FILE"] = str(ROOT / "tests" / "no_authority.pem")
-# A test machine may stand still for seconds: with such a lease that fences no worker.
+# A test machine may stall for seconds: with such a lease that fences no worker.
 _LEASE_SECONDS = 15.0
 # For tests in which a lease runs out, or that wait for heartbeats.
 short_lease = pytest.mark.parametrize("lease_seconds", [5.0], ids=["short_lease"])

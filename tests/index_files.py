@@ -74,7 +74,7 @@ def stream_of(shard: Shard, width: int) -> bytes:
 
 
 def suffixes(stream: bytes, width: int) -> list[int]:
-    """Where the suffixes begin, in the order of their bytes."""
+    """The start positions of the suffixes, in the order of their bytes."""
     return sorted(range(0, len(stream), width), key=lambda start: stream[start:])
 
 

@@ -1,4 +1,4 @@
-"""Small real indexes for tests, and what a straightforward reading of their texts says."""
+"""Small real indexes for tests, and the results of a straightforward search of their texts."""
 
 import random
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class BuiltIndex:
     documents: list[list[int]]
 
     def positions(self, needle: Sequence[int]) -> list[tuple[int, int]]:
-        """Where the needle stands: document and token offset."""
+        """The positions of the needle: document and token offset."""
         length = len(needle)
         return [
             (number, start)

@@ -2,7 +2,7 @@
 
 Each config is the published file's (https://huggingface.co/NAME/blob/main/config.json) without what
 does not bear on sizes. `parameters` is the number of elements that the model's page on Hugging Face
-counts in its safetensors files, unless a comment says otherwise.
+counts in its safetensors files, unless a comment states otherwise.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ KNOWN = {
         20_554_567_680,
         1_081_344,
     ),
-    # The checkpoint holds the tied output head once more: its page says 7.22 billion.
+    # The checkpoint holds the tied output head twice: its page states 7.22 billion.
     "tiiuae/falcon-7b": Known(
         {
             "model_type": "falcon", "vocab_size": 65024, "hidden_size": 4544,

@@ -23,7 +23,7 @@ _PREFIX = "llm-tests-"  # and the id of the process that removes the directory
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """Where a server answers, and who may create databases on it."""
+    """The address of a server, and a user that may create databases on it."""
 
     host: str
     port: int
@@ -55,7 +55,7 @@ def start_postgres(directory: Path) -> Iterator[PostgresServer]:
 
 
 def _has_image() -> bool:
-    """Whether a Docker engine answers and has the image already: nothing is pulled."""
+    """Return True if a Docker engine answers and already has the image: nothing is pulled."""
     if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
         return False  # the client would leak a socket to find out
     import docker

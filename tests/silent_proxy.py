@@ -4,7 +4,7 @@ import asyncio
 
 
 class SilentProxy:
-    """Passes everything on until told to freeze. Use it inside `async with`."""
+    """Passes everything on until `freeze` is called; an asynchronous context manager."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

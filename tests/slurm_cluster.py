@@ -58,7 +58,7 @@ PartitionName=short Nodes={node} MaxTime=1 DefMemPerCPU=100
 
 
 def is_installed() -> bool:
-    """Whether this machine can run it."""
+    """Return True if this machine can run it."""
     paths = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     return os.geteuid() == 0 and all(shutil.which(name, path=paths) for name in PROGRAMS)
 
@@ -88,7 +88,7 @@ class SlurmCluster:
         return [line.split()[0] for line in lines if line.split()[1] not in self.kept]
 
     def settle(self) -> None:
-        """Cancel what is there, and have the node take jobs again."""
+        """Cancel all jobs, and make the node accept jobs again."""
         if jobs := self.jobs():
             self.run("scancel", *jobs)
         deadline = time.monotonic() + 30

@@ -14,7 +14,7 @@ SSHD = "/usr/sbin/sshd"
 
 
 def is_installed() -> bool:
-    """Whether this machine can run it."""
+    """Return True if this machine can run it."""
     return os.geteuid() == 0 and all(shutil.which(name) for name in (SSHD, "ssh", "ssh-keygen"))
 
 
@@ -34,8 +34,8 @@ class SshServer:
             )
         host_key = (folder / "host.pub").read_text()
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key}")
-        # With a shell level, bash does not read the ~/.bashrc of whoever runs the tests: what stands
-        # there may start programs, which are cut off with the connection and leave their locks.
+        # With a shell level, bash does not read the user's ~/.bashrc: it may start programs, which are
+        # cut off with the connection and leave their locks.
         environment = {"SHLVL": "2", **environment}
         variables = " ".join(f"{name}={value}" for name, value in environment.items())
         (folder / "sshd_config").write_text(

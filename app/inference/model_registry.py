@@ -99,7 +99,6 @@ class ModelRegistry:
         self._on_change.append(handler)
 
     def all(self) -> list[Model]:
-        """All known models, by name."""
         return [self._models[name] for name in sorted(self._models)]
 
     def ready(self) -> list[str]:
@@ -219,7 +218,6 @@ class ModelRegistry:
         return self._placement, {model.name: model.ready for model in self._models.values()}
 
     async def _merge(self, entries: list[IndexEntry]) -> dict[str, Model]:
-        """The models of the index that are or were ready, and those known from the database."""
         by_name = {entry.name: entry for entry in entries}
         models = {}
         for name in {entry.name for entry in entries if entry.ready} | set(self._stored):

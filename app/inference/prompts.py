@@ -150,7 +150,6 @@ class PromptFormats:
 
 
 def read_format(repository: Path, model: str) -> PromptFormat | None:
-    """Read tokenizer, chat template and length from a model repository entry."""
     newest = files.newest_version(repository, model)
     if newest is None:
         return None

@@ -75,7 +75,6 @@ class Server:
         return self.address.slots or self._default_slots
 
     def ready(self) -> list[str]:
-        """The models whose results may run on it."""
         if self.address.is_draining:
             return []
         return [
@@ -97,7 +96,6 @@ class Server:
 
     @contextlib.contextmanager
     def occupied(self, model: str) -> Iterator[None]:
-        """Count a result of this model as running."""
         self.running[model] += 1
         try:
             yield
@@ -166,7 +164,6 @@ class ServerPool:
         listener.subscribe(SERVERS, lambda _: self.outdate())
 
     def outdate(self) -> None:
-        """Read the table again with the next refresh."""
         self._is_stale = True
 
     async def __aenter__(self) -> "ServerPool":
@@ -212,11 +209,9 @@ class ServerPool:
         return next((server for server in servers if server.address.grpc == grpc), None)
 
     def serving(self, model: str) -> list[Server]:
-        """The servers on which results of a model may run."""
         return [server for server in self._servers.values() if model in server.ready()]
 
     def placement(self) -> dict[str, list[str]]:
-        """The ready models by server."""
         return {server.name: sorted(server.ready()) for server in self._servers.values()}
 
     def entries(self) -> dict[str, IndexEntry]:

@@ -79,7 +79,6 @@ class ServerStore:
         self._database = database
 
     async def all(self) -> list[ServerAddress]:
-        """All registered servers, by name."""
         return [ServerAddress(**row) for row in await self._database.fetch(_ALL)]
 
     async def add(self, server: ServerAddress) -> ServerAddress:

@@ -55,7 +55,6 @@ def _check_part(part: Any, where: str) -> None:
 
 
 def _schemas_of(name: str, member: Any, where: str) -> Iterable[Any]:
-    """The schemas inside one member of a schema."""
     if name in _ONE:
         return [member]
     if name in _LISTS:

@@ -13,7 +13,6 @@ _SPECIAL_TOKENS = (
 
 
 def tokenizer_file(repository: Path, model: str) -> Path | None:
-    """The tokenizer.json of an entry, if it has one."""
     newest = newest_version(repository, model)
     if newest is None:
         return None

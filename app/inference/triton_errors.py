@@ -112,7 +112,6 @@ _GENERATING_RULES = _compiled(_GENERATING_MESSAGES)
 
 
 def to_model_error(message: str) -> GenerationError:
-    """Return the error that a message inside a response stands for."""
     message = message.replace("\x00", "\ufffd")  # PostgreSQL's text cannot hold NUL
     coded = _CODED.match(message)
     if coded:  # the rest is the model's, and may quote the prompt

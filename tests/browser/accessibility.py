@@ -1,4 +1,4 @@
-"""What axe-core (https://github.com/dequelabs/axe-core) finds wrong on a page."""
+"""Violations on a page that axe-core (https://github.com/dequelabs/axe-core) finds."""
 
 from pathlib import Path
 

@@ -110,7 +110,7 @@ class Secured:
         ).split()[0]
 
     def read(self, path: str, token: str) -> Any:
-        """What the API answers to who has that token."""
+        """The API's response to a client with that token."""
         headers = {"Authorization": f"Bearer {token}"}
         return httpx.get(self.api_url + path, headers=headers).json()
 
@@ -165,7 +165,7 @@ def wait_for(url: str) -> None:
 
 
 def _read_settings(file: Path) -> dict[str, str]:
-    """What `make run` wrote for a shell, as a shell reads it."""
+    """The environment that `make run` wrote for a shell, as a shell reads it."""
     said = subprocess.check_output(["bash", "-c", f"set -a; . {file}; env -0"], env={}, text=True)
     pairs = (line.partition("=") for line in said.split("\0") if "=" in line)
     return {name: value for name, _, value in pairs if name.isupper() and name != "PWD"}

@@ -81,7 +81,7 @@ async def test_a_table_comes_back_with_its_answers(stack: Stack, page: Page) -> 
     await assert_accessible(page)
 
 
-async def test_what_is_no_table_is_told(stack: Stack, page: Page) -> None:
+async def test_what_is_no_table_is_reported(stack: Stack, page: Page) -> None:
     wrong = {
         "sheet.xlsx": (b"PK\x03\x04rest", "an Excel workbook or a ZIP archive, not text."),
         "paper.pdf": (b"%PDF-1.7 rest", "a PDF document, not text."),

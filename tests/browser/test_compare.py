@@ -24,7 +24,7 @@ async def test_two_sets_of_parameters_side_by_side(stack: Stack, page: Page) -> 
     await assert_accessible(page)
 
 
-async def test_what_is_wrong_is_told_by_place(stack: Stack, page: Page) -> None:
+async def test_what_is_wrong_is_reported_by_place(stack: Stack, page: Page) -> None:
     await page.goto("/compare")
     await page.fill("#prompt", "compare")
     await page.fill("#p-1-temperature", "warm")

@@ -1,4 +1,4 @@
-"""A page whose API goes away, and addresses that nobody would type."""
+"""A page whose API becomes unavailable, and malformed addresses."""
 
 import asyncio
 import os
@@ -146,7 +146,7 @@ UNSENDABLE = [
 
 
 @pytest.mark.parametrize(("path", "form"), UNSENDABLE)
-def test_what_cannot_be_sent_is_told(stack: Stack, path: str, form: dict[str, str]) -> None:
+def test_what_cannot_be_sent_is_reported(stack: Stack, path: str, form: dict[str, str]) -> None:
     answer = httpx.post(stack.url + path, data={"model": "scripted"} | form)
     assert answer.status_code == 422, answer.text
     assert "Internal error" not in answer.text

@@ -40,7 +40,7 @@ async def test_results_are_found_by_words_and_filters(stack: Stack, page: Page) 
     await expect(page.locator(".live .problem")).to_contain_text("The model refused the request.")
 
 
-async def test_an_empty_search_and_a_wrong_filter_say_what_to_do(stack: Stack, page: Page) -> None:
+async def test_an_empty_search_and_a_wrong_filter_show_the_remedy(stack: Stack, page: Page) -> None:
     await page.goto("/history?q=nowhereinhere")
     await expect(page.locator(".empty")).to_contain_text("Nothing matches the search.")
     await assert_accessible(page)
@@ -130,7 +130,7 @@ async def test_long_texts_are_shown_in_part_and_given_whole(stack: Stack, page: 
     assert (await (await download.value).path()).read_text() == prompt
 
 
-async def test_addresses_that_name_nothing_are_told_so(stack: Stack, page: Page) -> None:
+async def test_addresses_that_name_nothing_are_reported(stack: Stack, page: Page) -> None:
     for path in (
         "%3Cscript%3E",
         "..%2f..%2fmodels",

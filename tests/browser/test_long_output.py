@@ -4,8 +4,8 @@ from playwright.async_api import Page, expect
 
 from tests.browser.conftest import Stack
 
-# What becomes of the text while it grows: nodes that are added, and those with text that are taken
-# away or changed. At the end all of it is replaced by the whole answer.
+# Changes of the text while it grows: added nodes, and nodes with text that are removed or changed. At the
+# end all of it is replaced by the whole answer.
 _WATCH = """() => {
   window.seen = { added: 0, undone: 0 };
   const output = document.querySelector(".live .output");

@@ -22,7 +22,7 @@ async def execute(stack: Stack, statement: str, *arguments: object) -> None:
 
 
 def agree(page: Page) -> list[str]:
-    """Say yes to each question from now on; the questions."""
+    """Confirm each question from now on; returns the questions."""
     asked: list[str] = []
 
     async def accept(dialog: Dialog) -> None:
@@ -74,8 +74,8 @@ async def test_a_model_is_unloaded(stack: Stack, page: Page) -> None:
     row = page.locator("#models tr", has_text="scripted")
     await page.click("button[aria-label='Unload scripted']")
     await expect(row).to_contain_text("not ready")
-    assert "Queued results wait" in asked[0]
-    # `up` finds that its model is away, and brings it back.
+    assert "What is queued waits" in asked[0]
+    # `up` finds that its model is missing, and loads it again.
     await expect(row.locator(".badge")).to_have_text("ready", timeout=60_000)
 
 
@@ -142,7 +142,7 @@ async def test_a_launch_is_followed_to_its_end_and_deleted(stack: Stack, page: P
     await expect(page.locator("main")).to_contain_text("Nothing has been launched yet.")
 
 
-async def test_vast_is_told_step_by_step(page: Page) -> None:
+async def test_vast_is_explained_step_by_step(page: Page) -> None:
     await page.goto("/launches")
     await page.click("text=Vast.ai")
     for command in re.findall(r"^make ([\w.-]+)", (ROOT / "docs" / "vast.md").read_text(), re.M):
@@ -165,7 +165,7 @@ async def test_the_system_at_a_glance(stack: Stack, page: Page) -> None:
     await expect(page.locator("figure.chart")).to_have_count(6)
     await expect(page.locator(".chart-legend, .chart").first).to_contain_text(EVIL)
     await assert_no_markup(page)
-    # What is open stays open when the part is fetched anew.
+    # Open details stay open when the part is fetched again.
     await page.click("figure >> nth=0 >> summary")
     async with page.expect_response("**/system/part?minutes=60"):
         pass
@@ -176,7 +176,7 @@ async def test_the_system_at_a_glance(stack: Stack, page: Page) -> None:
     await expect(page.locator("nav a[aria-current=true]")).to_have_text("24 hours")
 
 
-# --- Who may ------------------------------------------------------------------------------------------
+# --- Scopes -------------------------------------------------------------------------------------------
 
 
 async def sign_in(page: Page, secured: Secured, *options: str) -> None:
@@ -201,7 +201,7 @@ async def test_an_ordinary_token_sees_no_operators_controls(secured: Secured, pa
     await page.click("button:has-text('What fits?')")
     await expect(page.locator("#plan")).to_contain_text("llama")
     assert await page.locator("button:has-text('Take')").count() == 0
-    # Who asks all the same is refused in words.
+    # A request by other means is refused with a message.
     await page.goto(f"{secured.url}/system")
     await expect(page.locator("main")).to_contain_text("operate")
     await page.evaluate(

@@ -89,7 +89,7 @@ async def test_a_chat_goes_on(stack: Stack, page: Page) -> None:
         {"role": "assistant", "content": first["result"]},
         {"role": "user", "content": "And then?"},
     ]
-    # What is refused is refused below the chat, which goes on where it was.
+    # A refusal appears below the chat, which continues unchanged.
     await send(page, "And now?", temperature="hot")
     await expect(page.locator("[role=alert]")).to_contain_text("temperature: must be a number")
     await expect(page.locator(".turn")).to_have_count(4)
@@ -104,7 +104,7 @@ async def test_a_default_stays_open(stack: Stack, page: Page) -> None:
     assert await page.get_attribute("#p-max_tokens", "placeholder") == "default: 512"
 
 
-async def test_what_is_wrong_is_told_and_nothing_is_lost(stack: Stack, page: Page) -> None:
+async def test_what_is_wrong_is_reported_and_nothing_is_lost(stack: Stack, page: Page) -> None:
     await page.goto("/playground")
     await send(page, "Two\nlines <b>", temperature="hot", top_p="7")
     await expect(page.locator("[role=alert]")).to_contain_text("temperature: must be a number")

@@ -58,7 +58,7 @@ async def stack(
 
 
 async def _revive(triton: EmbeddedTriton) -> None:
-    """Start Triton anew if it does not answer: it may have died at the end of another test."""
+    """Restart Triton if it does not answer: it may have died at the end of another test."""
     try:
         async with TritonClient(triton.address("grpc")) as client, asyncio.timeout(20):
             async for _ in client.generate("scripted", "{{chunks=1}}", {"max_tokens": 1}):

@@ -14,7 +14,7 @@ _READY_FOR_QUERY = b"Z\x00\x00\x00\x05"  # the state of the transaction follows
 
 
 class Cut(Enum):
-    """Where a connection is cut, as seen from the statement that is under way on it."""
+    """The point at which a connection is cut, relative to the statement that is under way on it."""
 
     BEFORE = "the statement never reaches the server"
     UNCOMMITTED = "it runs, but the message that commits it never arrives"
@@ -25,7 +25,7 @@ class Cut(Enum):
 class CuttingProxy:
     """Passes everything on, but for statements in whose values `marker` is found.
 
-    A statement is a Bind message, what follows it, and a Sync, which commits. `fates` tells of one
+    A statement is a Bind message, what follows it, and a Sync, which commits. `fates` decides about one
     marked statement after another where it is cut; None lets it pass.
     """
 
@@ -90,7 +90,7 @@ class CuttingProxy:
     async def _pass_statements(
         self, from_client: asyncio.StreamReader, to_server: asyncio.StreamWriter
     ) -> Cut:
-        """Pass messages on until the connection is to be cut, and say how."""
+        """Pass messages on until the connection is to be cut; returns the way."""
         fate: Cut | None = None
         while True:
             kind = await from_client.readexactly(1)

@@ -1,4 +1,4 @@
-"""What happened to results, written down by the database itself, and the rules it must obey."""
+"""The changes of results, logged by the database itself, and the rules that they must obey."""
 
 from typing import TYPE_CHECKING
 

@@ -90,7 +90,7 @@ async def _read(reader: asyncio.StreamReader) -> Answer:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection, whatever state it is in."""
+    """Close a connection in any state."""
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

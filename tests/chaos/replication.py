@@ -128,5 +128,5 @@ async def fetch(server: EmbeddedPostgres, query: str) -> list[asyncpg.Record]:
 
 
 def address(server: EmbeddedPostgres) -> PostgresServer:
-    """Where it is, for a stack."""
+    """Its address, for a stack."""
     return PostgresServer(HOST, server.port, USER, server.password, DATABASE)

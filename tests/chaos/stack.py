@@ -22,7 +22,7 @@ from tests.chaos.history import LOG_EVERYTHING
 from tests.chaos.http_client import HttpClient
 from tests.postgres import PostgresServer
 
-LEASE_SECONDS = 6.0  # a machine that stands still for less than two thirds fences nobody
+LEASE_SECONDS = 6.0  # a machine that stalls for less than two thirds fences no worker
 GRACE_SECONDS = 3.0
 PARAMETERS = {"max_tokens": 200}
 _ASKED_AT_ONCE = 250
@@ -91,8 +91,8 @@ class MortalPostgres(EmbeddedPostgres):
     def send_signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         if number == signal.SIGINT:
-            # A shutdown, which is the server's to bring about: told itself, the checkpointer would
-            # write that all is over while others still write.
+            # The server must shut down its processes: at a signal of its own, the checkpointer would
+            # write the final checkpoint while others still write.
             self._process.send_signal(number)
         else:
             _signal_family(self._process.pid, number)
@@ -105,7 +105,7 @@ def _signal_family(pid: int, number: signal.Signals) -> None:
 
 
 class Part(Protocol):
-    """What a supervisor restarts."""
+    """A process that a supervisor restarts."""
 
     async def start(self) -> None: ...
     async def wait(self) -> str: ...
@@ -184,7 +184,7 @@ class Stack:
     async def start_worker(self, name: str, **changes: str) -> Process:
         """Start a worker that connects as a PostgreSQL role of its own, called like it.
 
-        So the history tells which process wrote, whatever id it wrote under.
+        So the history shows which process wrote, under every id.
         """
         environment = self.environment | {"LLM_DATABASE_ADMIN_USER": name} | changes
         log_file = self.directory / f"worker_{name}.log"
@@ -194,7 +194,7 @@ class Stack:
         return worker
 
     async def send(self, prompts: Sequence[str]) -> dict[str, str]:
-        """POST every prompt at once; each id that the client was told, with its prompt."""
+        """POST every prompt at once; each id that the client received, with its prompt."""
         ids = await asyncio.gather(*(self.send_one(prompt) for prompt in prompts))
         return dict(zip(ids, prompts, strict=True))
 
@@ -206,7 +206,7 @@ class Stack:
         return str(answer.json["id"])
 
     async def read(self, ids: Iterable[str]) -> list[dict[str, Any]]:
-        """The results of these ids as the API tells them."""
+        """The results of these ids as the API returns them."""
         answers = await asyncio.gather(*(self.client.get(f"/results/{one}") for one in ids))
         assert all(answer.status == 200 for answer in answers)
         return [answer.json for answer in answers]
@@ -226,7 +226,7 @@ class Stack:
             await connection.close()
 
     async def count(self, condition: str) -> int:
-        """How many results meet an SQL condition."""
+        """The number of results that meet an SQL condition."""
         (row,) = await self.fetch(f"SELECT count(*) FROM results r WHERE {condition}")
         return int(row["count"])
 
@@ -246,7 +246,7 @@ class Stack:
         await until(is_over, seconds, "no result is pending")
 
     def log(self, name: str) -> str:
-        """What a process wrote to its log."""
+        """The log of a process."""
         return self.parts[name].log_file.read_text()
 
     @property
@@ -339,7 +339,7 @@ async def _prepare(stack: Stack) -> None:
 
 
 async def ask_directly(triton: EmbeddedTriton, prompts: Sequence[str]) -> dict[str, str]:
-    """What the model says to each prompt when asked without the service."""
+    """The model's output for each prompt, generated without the service."""
     slots = asyncio.Semaphore(_ASKED_AT_ONCE)
 
     async def ask(client: TritonClient, prompt: str) -> str:
@@ -353,7 +353,7 @@ async def ask_directly(triton: EmbeddedTriton, prompts: Sequence[str]) -> dict[s
 
 
 async def check_completed(stack: Stack, told: dict[str, str], expected: dict[str, str]) -> None:
-    """Every id that a client was told is completed, with the bytes that the model says."""
+    """Every id that a client received is completed, with the model's bytes."""
     assert len(told) == len(expected)
     for result in await stack.read(told):
         assert result["state"] == "completed", result

@@ -66,7 +66,7 @@ class StreamReader:
         self.position = parts["id"]
 
     def check_end(self) -> None:
-        """What was joined is what is stored, byte for byte."""
+        """The joined text is the stored one, byte for byte."""
         assert self.result is not None
         stored = self.result["result"] or ""
         assert self.text.encode() == stored.encode()
@@ -114,11 +114,11 @@ class StreamReader:
         again: Sequence[int] = (),
         gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Read until 204 says that all was seen, connection after connection.
+        """Read until 204, which ends the text, connection after connection.
 
         Each of the first connections is cut after the given number of bytes; a server that dies,
         or answers with a status of `again`, costs a connection more. Raises OSError where it would
-        try again but `gives_up` says no.
+        try again but `gives_up` declines.
         """
         limits = iter(cuts)
         limit: float | None = None
@@ -138,13 +138,13 @@ class StreamReader:
 
 
 def any_of(ports: Sequence[int], seed: object) -> Callable[[], int]:
-    """A client's choice among the APIs, anew for each connection."""
+    """A client's choice among the APIs, made for each connection."""
     chosen = random.Random(str(seed))  # noqa: S311 - not for secrets
     return lambda: chosen.choice(ports)
 
 
 def random_cuts(seed: object, count: int, most_bytes: int) -> list[float]:
-    """How many bytes to read before each of `count` disconnects; the same for the same seed."""
+    """The number of bytes to read before each of `count` disconnects; the same for the same seed."""
     chosen = random.Random(str(seed))  # noqa: S311 - not for secrets
     return [chosen.randint(1, most_bytes) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Cancellations that race completions: one of them wins, for everybody who looks."""
+"""Cancellations that race completions: one of them wins, for all clients."""
 
 import asyncio
 import random
@@ -44,7 +44,7 @@ async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) ->
         )
         told = {answer.json["id"]: answer.json for answer in answers}
         stored = {result["id"]: result for result in await stack.read(ids)}
-        # What the one who cancelled was told stays true.
+        # The response to the cancellation stays true.
         assert told == stored
         for reader in readers:
             reader.check_end()
@@ -68,7 +68,7 @@ async def cancel(stack: Stack, result_id: str, pause: float) -> Answer:
 
 
 def outcome_of(result: dict[str, Any]) -> str:
-    """Whether it completed, with all of its text, or was cancelled, with the beginning of it."""
+    """Return True if it completed, with all of its text, or was cancelled, with the beginning of it."""
     if result["state"] == "completed":
         assert result["usage"]["completion_tokens"] == CHUNKS
         assert result["finish_reason"] == "stop"
@@ -78,14 +78,14 @@ def outcome_of(result: dict[str, Any]) -> str:
 
 
 async def is_quiet(triton: EmbeddedTriton) -> bool:
-    """Whether the model says nothing for a while: one that was not stopped would go on."""
+    """Return True if the model is silent for a while: a request that was not stopped would go on."""
     before = await responses(triton)
     await asyncio.sleep(_QUIET_SECONDS)
     return bool(await responses(triton) == before)
 
 
 async def responses(triton: EmbeddedTriton) -> Any:
-    """Triton's count of all that the model ever said."""
+    """Triton's count of the model's outputs."""
     async with httpx.AsyncClient() as client:
         answer = await client.get(f"http://{triton.address('http')}/v2/models/scripted/stats")
     (stats,) = answer.json()["model_stats"]

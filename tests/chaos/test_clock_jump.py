@@ -13,8 +13,8 @@ from tests.chaos.stack import LEASE_SECONDS, SPEAKING, Stack, ask_directly, chec
 
 DAY = 86_400.0
 
-# Python imports it at the start of a process: the host's clock is then ahead by what a file says.
-# But for grpc, which tells its deadlines to C: there the clock has not jumped.
+# Python imports it at the start of a process: the host's clock is then ahead by the number in a file.
+# Except for grpc, which passes its deadlines to C: there the clock has not jumped.
 _SHIM = """
 import os, sys, time
 
@@ -54,7 +54,7 @@ def prompts_of(what: str, count: int, seconds: float = 2 * LEASE_SECONDS) -> lis
 async def test_the_hosts_clock_jumps_a_day_ahead_and_back(
     stack: Stack, triton: EmbeddedTriton, tmp_path: Path
 ) -> None:
-    """What runs goes on, and nothing is rescued, expired or listed twice."""
+    """Running results go on, and nothing is rescued, expired or listed twice."""
     ahead = tmp_path / "ahead"
     ahead.write_text("0")
     (tmp_path / "sitecustomize.py").write_text(_SHIM)

@@ -1,4 +1,4 @@
-"""A primary with a synchronous standby: one dies, one is away, and they change places."""
+"""A primary with a synchronous standby: one dies, one is unreachable, and they change places."""
 
 import asyncio
 import signal
@@ -24,12 +24,12 @@ from tests.chaos.stack import (
     until,
 )
 
-# Of a request while the database is away: longer than a lease.
+# Time-out of a request while the database is unavailable: longer than a lease.
 TIMEOUT_SECONDS = 1.5 * LEASE_SECONDS
 
 
 async def test_nothing_is_lost_with_the_primary(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """What `make failover` shows, with less."""
+    """A smaller `make failover`."""
     plan = Plan(results=300, per_second=75, promoted_after=1.0, stalls_for=0.5)
     outcome = await fail_over(plan, tmp_path, triton)
     assert (outcome.told, outcome.lost, outcome.doubled) == (300, 0, 0)
@@ -55,7 +55,7 @@ class House:
         await revive(self.pair.primary)
 
     async def send_until_waiting(self, *posts: Post) -> list[asyncio.Task[Answer]]:
-        """Send these, anew where all were refused, until a commit of each waits for the standby."""
+        """Send these, again if all were refused, until a commit of each waits for the standby."""
         query = """SELECT FROM pg_stat_activity
           WHERE wait_event = 'SyncRep' AND application_name = 'llm api'"""
         async with asyncio.timeout(60):
@@ -97,7 +97,7 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     told = await stack.send(long)
     await stack.until(SPEAKING, len(long), 60)
 
-    # Writes wait, and say so when their time is over; reads and what runs go on.
+    # Writes wait, and fail after their time-out; reads and running results go on.
     await pair.standby.stop()
     answers = await asyncio.gather(*(house.post(prompt, key=prompt) for prompt in keyed))
     assert {(answer.status, answer.json["code"]) for answer in answers} == {
@@ -107,8 +107,8 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     assert {row["state"] for row in await stack.read(told)} == {"pending"}
     assert not [name for name in stack.workers if "fenced" in stack.log(name)]
 
-    # Started again without its standby, the primary shows what it had committed alone: to who asks
-    # for a key, and to who sends again.
+    # Started again without its standby, the primary shows what it had committed alone: to a
+    # request for a key, and to a repeated request.
     await house.restart_primary()
     (stored, *_) = [
         row["key"] for row in await fetch(pair.primary, "SELECT key FROM idempotency_keys")
@@ -144,7 +144,7 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     await house.until_all_listen()
     await stack.until_terminal(60)
     await check_completed(stack, told, await ask_directly(triton, list(told.values())))
-    # Whether those without a key are there, nobody was told.
+    # No client knows if the results without a key are stored.
     assert await stack.count("true") <= len(told) + alone
     await check_history(stack)
     check_logs(stack)

@@ -35,7 +35,7 @@ def prompts_of(seconds: float, count: int) -> list[str]:
 async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton) -> None:
     """It is frozen for two leases, and continued while another worker runs its results.
 
-    By then the model has said all of the short ones to it, and goes on with the long ones.
+    By then the model has sent all of the short ones to it, and goes on with the long ones.
     """
     prompts = prompts_of(LEASE_SECONDS, 30) + prompts_of(3 * LEASE_SECONDS, 30)
     asking = asyncio.create_task(ask_directly(triton, prompts))
@@ -100,7 +100,7 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
         assert [claim.attempt for claim in await claim_all(queue, alive.id, {"scripted": 1})] == [2]
 
         before = len(await stack.fetch("SELECT FROM history"))
-        # Whatever it believes about the attempt, its own id and a number that is over are refused.
+        # For all its beliefs about the attempt, its own id and a number that is over are refused.
         for owner, attempt in ((dead.id, 1), (dead.id, 2), (alive.id, 1)):
             await queue.append(owner, [Chunk(result_id, attempt, 0, "stale", 1, 1)])
             ending = queue.end_batcher(owner, retry_seconds=5.0)
@@ -120,7 +120,7 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
 async def test_database_away_for_two_leases_runs_nothing_again(
     mortal_stack: Stack, mortal_postgres: MortalPostgres, triton: EmbeddedTriton
 ) -> None:
-    """Results end before, while and after it is away; each does so in its first attempt."""
+    """Results end before, during and after its absence; each does so in its first attempt."""
     leases = (0.5, 1, 2, 4)
     prompts = [prompt for n in leases for prompt in prompts_of(n * LEASE_SECONDS, 25)]
     asking = asyncio.create_task(ask_directly(triton, prompts))

@@ -1,4 +1,4 @@
-"""Connections that break at COMMIT: nobody sees an error, nothing is stored that nobody was told."""
+"""Connections that break at COMMIT: no caller sees an error, and every stored id has a response."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ from tests.chaos.stack import PARAMETERS, Stack, ask_directly, check_completed
 
 CUTS = 120
 SENDERS = 40
-# Every kind of cut, also two on end; a statement then passes, or its senders would wait for ever.
+# Every kind of cut, also two on end; a statement then passes, or its senders would wait indefinitely.
 FATES = (
     *(Cut.ANSWER_LOST, None, Cut.BEFORE, None, Cut.UNKNOWN, None, Cut.UNCOMMITTED, None),
     *(Cut.ANSWER_LOST, Cut.BEFORE, None, Cut.UNKNOWN, Cut.ANSWER_LOST, None),
@@ -89,7 +89,7 @@ async def test_a_worker_whose_connections_break_at_commit(
         assert await stack.count("lost_attempts = 0") == len(prompts)
         log = stack.log("alice")
         if "fenced" not in log:
-            # What the worker wrote before a cut it knows for its own after it.
+            # After a cut, the worker recognises the rows that it wrote before.
             assert "decided elsewhere" not in log, log[-20_000:]
         await check_history(stack)
         check_logs(stack)

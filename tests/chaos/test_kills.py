@@ -17,7 +17,7 @@ from tests.chaos.stack import (
     revive,
 )
 
-# Also a Triton that hangs and is started anew has its time (see `finish`).
+# Also a Triton that hangs and is restarted has its time (see `finish`).
 pytestmark = pytest.mark.timeout(300)
 
 COUNT = 500
@@ -29,12 +29,12 @@ IN_FLIGHT = 250  # at least, when the victim is killed
 
 @pytest.fixture(scope="module")
 def expected(triton: EmbeddedTriton) -> dict[str, str]:
-    """What the model says to each prompt."""
+    """The model's output for each prompt."""
     return asyncio.run(ask_directly(triton, PROMPTS))
 
 
 async def begin(stack: Stack) -> dict[str, str]:
-    """Have results in flight, with some text said; the ids of all that were sent."""
+    """Start results and wait for some text; returns the ids of all that were sent."""
     await stack.start_worker("alice")
     told = await stack.send(PROMPTS[:BEFORE])
     await stack.until(SPEAKING, IN_FLIGHT, 60)
@@ -42,7 +42,7 @@ async def begin(stack: Stack) -> dict[str, str]:
 
 
 async def finish(stack: Stack, told: dict[str, str], expected: dict[str, str]) -> None:
-    # Most of a minute until a Triton that hangs is taken for dead, and started anew.
+    # Most of a minute until a Triton that hangs counts as dead and is restarted.
     await stack.until_terminal(150)
     await check_completed(stack, told, expected)
     await check_history(stack)
@@ -58,14 +58,14 @@ async def test_worker(stack: Stack, expected: dict[str, str]) -> None:
     await finish(stack, told, expected)
     if stack.triton_deaths:  # of the streams that broke with the worker; `finish` is what counts
         return
-    # What ran when the worker died counts as an attempt; what was sent later does not.
+    # A result that ran when the worker died has an attempt more; a later one does not.
     assert await stack.count("attempt = 2 AND lost_attempts = 1") >= IN_FLIGHT
     assert await stack.count("attempt = 1 AND lost_attempts = 0") >= COUNT - BEFORE
     assert await stack.count("attempt > 2") == 0
 
 
 async def test_api(stack: Stack, expected: dict[str, str]) -> None:
-    """It dies at the moment that a client is told an id, with other POSTs under way."""
+    """It dies at the moment that a client receives an id, with other POSTs under way."""
     told = await begin(stack)
 
     async def send_in_turn(prompts: list[str]) -> None:
@@ -74,7 +74,7 @@ async def test_api(stack: Stack, expected: dict[str, str]) -> None:
                 try:
                     told[await stack.send_one(prompt)] = prompt
                     break
-                except ConnectionError:  # a client that was told no id sends again
+                except ConnectionError:  # a client that received no id sends again
                     await asyncio.sleep(0.1)
             if len(told) == (BEFORE + COUNT) // 2:
                 stack.api.send_signal(signal.SIGKILL)
@@ -82,7 +82,7 @@ async def test_api(stack: Stack, expected: dict[str, str]) -> None:
     senders = [send_in_turn(PROMPTS[BEFORE + first :: 10]) for first in range(10)]
     await asyncio.gather(revive(stack.api), *senders)
     await finish(stack, told, expected)
-    # The worker does not notice. Rows whose ids nobody was told may exist, and end like the others.
+    # The worker does not notice. Rows whose ids no client received may exist, and end like the others.
     assert await stack.count("attempt = 1 AND state = 'completed'") == await stack.count("true")
 
 
@@ -103,7 +103,7 @@ async def test_tritonserver(
 async def test_stub(
     mortal_stack: Stack, mortal_triton: MortalTriton, expected: dict[str, str]
 ) -> None:
-    """Triton itself leaves the streams of a dead stub hanging for ever, and calls itself ready."""
+    """Triton itself leaves the streams of a dead stub hanging, and reports itself as ready."""
     told = await begin(mortal_stack)
     mortal_triton.kill_stub()
     late = asyncio.create_task(mortal_stack.send(PROMPTS[BEFORE:]))

@@ -16,7 +16,7 @@ SLOW = 12  # readers of each result
 # A result: 8 MB, as the kernel alone takes up to 4 MB for a client that does not read.
 CHUNKS, CHARACTERS = 800, 2400
 WATCHED = 0.75  # of it; the end, an event with the whole text in it, is seconds away then
-GROWTH = 120_000  # kB; what the kernel does not take, is 180 MB, a machine that stood still 100
+GROWTH = 120_000  # kB; what the kernel does not take, is 180 MB, a machine that stalled 100
 
 STREAMS = 2000
 RUNNING = 50  # at once
@@ -32,7 +32,7 @@ class SlowReader(StreamReader):
         await self.may_go_on.wait()
 
 
-async def test_slow_readers_cost_no_memory_and_delay_nobody(stack: Stack) -> None:
+async def test_slow_readers_cost_no_memory_and_delay_no_other(stack: Stack) -> None:
     """48 stop reading while 32 MB of text are produced, which others read live."""
     await stack.restart_api(LLM_MAX_BODY_BYTES="10000000")
     await stack.start_worker("alice")
@@ -70,9 +70,9 @@ async def test_slow_readers_cost_no_memory_and_delay_nobody(stack: Stack) -> Non
 
 
 async def test_watched_results_stay_live_when_their_worker_dies(stack: Stack) -> None:
-    """Thousands are read, 50 of them run: the next worker learns of them all, and tells at once.
+    """Thousands are read, 50 of them run: the next worker learns of all, and notifies at once.
 
-    Nobody waits for what is written now and then, and nobody is forgotten in the queue.
+    No reader waits for periodic writes, and no reader of a queued result is forgotten.
     """
     await stack.restart_api(LLM_MAX_STREAMS=str(STREAMS + 1000))
     environment = {"LLM_FLUSH_SECONDS": "10", "LLM_WORKER_SLOTS": str(RUNNING)}
@@ -112,7 +112,7 @@ async def read(stack: Stack, reader: StreamReader) -> None:
 
 
 async def send_text(stack: Stack, number: int) -> str:
-    """A result that says long words, for about ten seconds."""
+    """A result that outputs long words, for about ten seconds."""
     words = " ".join(f"{number:02}é{place:03}".ljust(CHARACTERS, "🙂") for place in range(CHUNKS))
     prompt = f"{{{{delay_ms=12 text={words}}}}}"
     return await stack.send_one(prompt, max_tokens=CHUNKS)
@@ -126,7 +126,7 @@ def pss(pid: int) -> int:
 
 @contextlib.asynccontextmanager
 async def highest_pss(pid: int) -> AsyncIterator[list[int]]:
-    """What the process's memory is, looked at again and again."""
+    """Samples of the process's memory."""
     seen: list[int] = []
 
     async def look() -> None:

@@ -1,4 +1,4 @@
-"""A request that kills the model's process each time it runs, among innocent ones."""
+"""A request that kills the model's process each time it runs, among harmless ones."""
 
 import pytest
 
@@ -11,10 +11,10 @@ INNOCENT = 12
 
 
 @pytest.mark.parametrize("chunks", [0, 2])
-async def test_poison_fails_and_the_innocent_complete(
+async def test_poison_fails_and_the_other_results_complete(
     mortal_stack: Stack, mortal_triton: MortalTriton, triton: EmbeddedTriton, chunks: int
 ) -> None:
-    innocent = [f"Innocent {number} {{{{chunks=8 delay_ms=100}}}}" for number in range(INNOCENT)]
+    innocent = [f"Harmless {number} {{{{chunks=8 delay_ms=100}}}}" for number in range(INNOCENT)]
     expected = await ask_directly(triton, innocent)
     poison = f"Poison {{{{chunks=8 delay_ms=100 crash_at={chunks}}}}}"
     await mortal_stack.start_worker("alice", LLM_MAX_ATTEMPTS=str(ATTEMPTS))
@@ -32,7 +32,7 @@ async def test_poison_fails_and_the_innocent_complete(
     assert (error["code"], error["retryable"]) == ("engine_crashed", False)
     assert result["attempt"] >= ATTEMPTS
     assert await mortal_stack.count(f"lost_attempts = {ATTEMPTS}") == 1
-    # The last crash had no company: nobody else was in flight at three.
+    # The last crash had no company: no other result was in flight at three.
     assert await mortal_stack.count("engine_deaths >= 3") == 1
     await check_history(mortal_stack)
     check_logs(mortal_stack)

@@ -39,9 +39,9 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit(
     # Nothing of this counts as an attempt.
     failed = "jsonb_path_exists(attempt_history, '$[*] ? (@.error != null)')"
     assert await stack.count(f"lost_attempts > 0 OR {failed}") == 0
-    # What had text goes on behind it.
+    # Results with text go on behind it.
     assert await stack.count("continuations = 1") > 0
-    # What came after the SIGTERM waited for the other worker.
+    # Results after the SIGTERM waited for the other worker.
     claims = "SELECT FROM history WHERE old_attempt = 0 AND new_attempt = 1 AND writer = 'bob'"
     assert len(await stack.fetch(claims)) == len(late)
     await check_history(stack)

@@ -54,7 +54,7 @@ async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> N
         reader.check_end()
         assert reader.connections > CUTS
     await check_completed(stack, told, await asking)
-    # Who read a result of the dead worker was told of its second attempt.
+    # Readers of the dead worker's result were notified of its second attempt.
     again = {
         str(row["id"]) for row in await stack.fetch("SELECT id FROM results WHERE attempt = 2")
     }
@@ -65,7 +65,7 @@ async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> N
     check_logs(stack)
 
 
-async def test_a_frozen_process_shows_its_lost_attempt_to_nobody(
+async def test_a_frozen_process_shows_its_lost_attempt_to_no_reader(
     stack: Stack, triton: EmbeddedTriton
 ) -> None:
     """It serves and works, sleeps for two leases, and is asked for results that run elsewhere now.
@@ -123,5 +123,5 @@ def long_words(number: int) -> str:
 
 
 def said(prompt: str) -> str:
-    """What the model says to such a prompt."""
+    """The model's output for such a prompt."""
     return prompt.partition("text=")[2].removesuffix("}}")

@@ -1,4 +1,4 @@
-"""Two thousand long-polls and two hundred streams in one process: all are told of the end."""
+"""Two thousand long-polls and two hundred streams in one process: all are notified of the end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT ''listening''%')"""
 
 @dataclass
 class Crowd:
-    """Those who wait, and when each of them was told."""
+    """The waiting clients, and the time of each one's notification."""
 
     stack: Stack
     proxy: SilentProxy
@@ -79,7 +79,7 @@ async def crowd(stack: Stack) -> AsyncIterator[Crowd]:
 
 
 @pytest.mark.parametrize("fault", ["none", "terminated", "half-open"])
-async def test_everyone_is_told_of_the_end(crowd: Crowd, fault: str) -> None:
+async def test_all_waiters_are_notified_of_the_end(crowd: Crowd, fault: str) -> None:
     stack, loop = crowd.stack, asyncio.get_running_loop()
     ids = await send_bulk(stack, WAITERS)
     settings = make_settings(stack.postgres, stack.database)
@@ -107,7 +107,7 @@ async def test_everyone_is_told_of_the_end(crowd: Crowd, fault: str) -> None:
 
 
 async def test_streams_outlive_a_silent_listener(crowd: Crowd) -> None:
-    """What came during the silence is shown when it is noticed; then the text is live again."""
+    """Text of the silence is shown when it is noticed; then the text is live again."""
     stack, loop = crowd.stack, asyncio.get_running_loop()
     await stack.start_worker("alice", LLM_FLUSH_SECONDS="10")
     told = await stack.send([f"Silence {n} {{{{chunks=140 delay_ms=75}}}}" for n in range(20)])

@@ -1,4 +1,4 @@
-"""What vLLM says of its cache in the log when it starts."""
+"""vLLM's report of its cache in the log when it starts."""
 
 import re
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class CacheReport:
 
 
 def last_report(log_file: Path) -> CacheReport:
-    """Of the engine that started last."""
+    """The report of the engine that started last."""
     *_, last = _REPORT.finditer(log_file.read_text(errors="replace"))
     tokens, context = (int(last[name].replace(",", "")) for name in ("tokens", "context"))
     return CacheReport(float(last["gib"]), tokens, context, float(last["requests"]))

@@ -1,4 +1,4 @@
-"""The demo from prompt to corpus: what the demo model says stands in what it was trained on."""
+"""The demo from prompt to corpus: the demo model's output occurs in its training data."""
 
 import asyncio
 import re

@@ -138,7 +138,7 @@ async def test_a_stop_string_across_the_cut_is_found(
     await check_every_cut(
         vllm_triton, replace(lost, sampling=lost.sampling | {"stream_interval": 5})
     )
-    # Without the end in its budget the held-back text comes with the last token.
+    # If the end is outside its budget, the held-back text comes with the last token.
     lost = await run(vllm_triton, GREEDY | ending | {"max_tokens": len(lost.ids) - 1})
     assert lost.responses[-1]["finish_reason"] == ["length"]
     await check_every_cut(vllm_triton, lost)

@@ -147,7 +147,7 @@ async def _alone(triton: TritonClient, prompt: str) -> tuple[str, list[dict[str,
 
 
 def _is_near_tie(text: str, other: str, logprobs: list[dict[str, Any]]) -> bool:
-    """Whether the texts part at a token whose runner-up is as good as it, and is the other's."""
+    """Return True if the texts part at a token whose equally probable runner-up is the other text's."""
     said = ""
     for place in logprobs:
         first, second = sorted(place.values(), key=lambda entry: entry["rank"])[:2]
@@ -185,7 +185,7 @@ async def _until_running(
 async def test_a_client_that_leaves(
     vllm_settings: Settings, vllm_triton: EmbeddedTriton, on_disconnect: str
 ) -> None:
-    """A stream dropped by its client frees the engine, or loses nothing: as the client said."""
+    """A stream dropped by its client frees the engine, or loses nothing: as the client chose."""
     body = {"model": "demo", "content": "def ", "parameters": GREEDY | {"max_tokens": 900}}
     headers = {"Accept": "text/event-stream", "X-On-Disconnect": on_disconnect}
     async with serve(vllm_settings, with_worker=True) as service:

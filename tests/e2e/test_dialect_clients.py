@@ -195,7 +195,7 @@ async def test_truncated_prompts(url: str, port: Service) -> None:
     assert text
 
 
-async def test_inference_client_is_told_what_is_wrong(url: str) -> None:
+async def test_inference_client_receives_the_reason(url: str) -> None:
     client = InferenceClient(model=url)
     with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
         await apart(lambda: client.text_generation(PROMPT, temperature=0.0))
@@ -260,7 +260,7 @@ async def test_text_generation_async_client(url: str, expected: str) -> None:
 
 
 @OLD_WORDS
-async def test_text_generation_client_is_told_what_is_wrong(url: str) -> None:
+async def test_text_generation_client_receives_the_reason(url: str) -> None:
     client = text_generation.Client(url, timeout=60)
     with pytest.raises(text_generation.errors.ValidationError, match="`stop` supports up to 16"):
         await apart(lambda: client.generate(PROMPT, stop_sequences=["x"] * 17))
@@ -274,7 +274,7 @@ async def test_text_generation_client_is_told_what_is_wrong(url: str) -> None:
 
 
 async def curl(*arguments: str) -> str:
-    """What curl prints."""
+    """The output of curl."""
     ran = await apart(
         lambda: subprocess.run(
             ["curl", "-sS", *arguments], check=True, capture_output=True, text=True

@@ -163,7 +163,7 @@ async def test_log_probabilities_are_the_engines(
         {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
     ],
 )
-async def test_a_constraint_that_makes_no_sense_harms_nobody(
+async def test_a_constraint_that_makes_no_sense_does_no_harm(
     vllm_settings: Settings, constraint: dict[str, Any]
 ) -> None:
     """It is refused, or ignored in part, and the engine goes on."""
@@ -292,7 +292,7 @@ TOOLS_ASKED: Any = {
 
 
 class Thing(BaseModel):
-    """What the client's own helper is asked to parse."""
+    """The schema for the client's own parsing helper."""
 
     color: Literal["red", "green"]
     is_big: bool

@@ -88,7 +88,7 @@ async def test_a_sequence_at_a_time_has_room_for_the_longest(
 
 
 def check_cache(report: CacheReport, weights: Path) -> None:
-    """What the engine made of its memory is what the resource calculator makes of it."""
+    """The engine's use of its memory is as the resource calculator predicts."""
     shape = CacheShape(read_config(weights), 1, 2, in_flight=4096, block_tokens=BLOCK_TOKENS)
     # As our backend gives it to a CPU engine (engine_host.py): 16 MiB are more for all but BLOOM.
     block_bytes = shape.token_bytes * BLOCK_TOKENS

@@ -1,4 +1,4 @@
-"""The resource calculator against what the CPU engine says of its cache."""
+"""The resource calculator against the CPU engine's report of its cache."""
 
 import pytest
 

@@ -12,7 +12,7 @@ from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
 
 def works(model: str, quantization: str) -> bool:
-    """Whether a token is generated; the reason goes to standard error."""
+    """Return True if a token is generated; the reason of a failure goes to standard error."""
     try:
         engine = LLM(
             model=model,

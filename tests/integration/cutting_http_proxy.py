@@ -20,7 +20,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 class CuttingHttpProxy:
     """Passes requests on to `port`, one a connection.
 
-    The bodies of streams end after so many bytes as `cuts` says, one after the other; every second
+    The bodies of streams end after the numbers of bytes in `cuts`, one after the other; every second
     time by a reset. `pages` are served here, and what is sent to `/outcome` ends up in `outcome`.
     """
 

@@ -1,4 +1,4 @@
-"""What the tests of launches share: profiles of this machine, and a service that launches."""
+"""Shared by the tests of launches: profiles of this machine, and a service that launches."""
 
 import os
 from pathlib import Path

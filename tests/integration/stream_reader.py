@@ -10,7 +10,7 @@ from httpx_sse import ServerSentEvent, aconnect_sse
 
 @dataclass
 class Reader:
-    """A client that joins what it reads by offsets, as the documentation says."""
+    """A client that joins the text it reads by offsets, as documented."""
 
     text: str = ""
     attempt: int = 0

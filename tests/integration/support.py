@@ -1,4 +1,4 @@
-"""What the tests of the native API and of the queue share: servers, conditions, assertions."""
+"""Shared by the tests of the native API and of the queue: servers, conditions, assertions."""
 
 import asyncio
 import contextlib
@@ -228,7 +228,7 @@ async def serve_app(app: Starlette) -> AsyncIterator[str]:
 
 
 async def count_rows(connection: asyncpg.Connection) -> tuple[int, ...]:
-    """How many rows each table has that requests write to."""
+    """The number of rows of each table that requests write to."""
     row = await connection.fetchrow(
         """SELECT (SELECT count(*) FROM contexts), (SELECT count(*) FROM results),
                   (SELECT count(*) FROM result_chunks)"""

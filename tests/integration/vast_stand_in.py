@@ -20,13 +20,13 @@ from app.cli.up.processes import free_port
 
 API_KEY = "key-5f1d0c"
 SSHD = "/usr/sbin/sshd"
-CHEAP, FAIR, TAKEN, DEAR = 7001, 7002, 7003, 7004  # TAKEN: by somebody else, a moment ago
+CHEAP, FAIR, TAKEN, DEAR = 7001, 7002, 7003, 7004  # TAKEN: by another customer, a moment ago
 _OFFERS = {CHEAP: 0.21, FAIR: 0.34, TAKEN: 0.4, DEAR: 1.9}  # $ an hour
 
 
 @dataclass
 class VastApi:
-    """What it was asked, and what it rents."""
+    """The requests it received, and the instances it rents."""
 
     ssh_port: int
     url: str = ""
@@ -161,7 +161,7 @@ def serve_api(api: VastApi) -> Iterator[VastApi]:
 
 
 def missing_programs() -> list[str]:
-    """What this machine lacks to be an instance."""
+    """The programs that this machine lacks to be an instance."""
     missing = [name for name in ("make", "ssh", "ssh-keygen", "rsync") if not shutil.which(name)]
     if not Path(SSHD).exists():
         missing.append("sshd")
@@ -183,7 +183,7 @@ def run_sshd(folder: Path) -> Iterator[int]:
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder / 'host'}\nPidFile none\n"
         f"AuthorizedKeysFile {folder / 'key.pub'}\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
-        # So bash does not read the ~/.bashrc of whoever runs the tests, which may start programs.
+        # So bash does not read the user's ~/.bashrc, which may start programs.
         "SetEnv SHLVL=2\n"
     )
     with (folder / "sshd.log").open("w") as log:

@@ -57,7 +57,7 @@ async def silence(_: Call, writer: asyncio.StreamWriter) -> None:
 
 @dataclass
 class Receiver:
-    """What came in, and what is answered: `turns` one after another, then `respond`."""
+    """The requests received, and the responses: `turns` one after another, then `respond`."""
 
     port: int
     scheme: str = "http"

@@ -46,7 +46,6 @@ class CallReader:
 
 
 def read_all(reader: Reader, text: str) -> tuple[str, list[ToolCall]]:
-    """The text and the calls of a complete output."""
     # In slices: each rejected opening copies the rest of the buffer.
     slices = (text[at : at + _SLICE] for at in range(0, len(text), _SLICE))
     pieces = [piece for one in slices for piece in reader.feed(one)] + reader.finish()

@@ -69,7 +69,6 @@ class Source:
             yield
 
     def skip(self, separators: tuple[str, ...] = ()) -> Parsing[None]:
-        """Step over space and separators."""
         while True:
             rest = self.buffer[self.at : self.at + _LOOKAHEAD]
             is_open = not rest or any(one != rest and one.startswith(rest) for one in separators)
@@ -118,7 +117,6 @@ class Source:
     # --- emitting -------------------------------------------------------------------------------
 
     def emit_text(self, length: int) -> None:
-        """Emit the buffer's beginning as text."""
         text = self.buffer[:length]
         self.buffer, self.at = self.buffer[length:], 0
         if self._is_after_call:

@@ -92,7 +92,7 @@ async def test_everything_else_does(closed: Service) -> None:
     assert asked > 15
 
 
-async def test_the_document_tells_what_each_operation_needs(closed: Service) -> None:
+async def test_the_document_lists_the_scope_of_each_operation(closed: Service) -> None:
     document = (await closed.client.get("/openapi.json")).json()
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     needed = {
@@ -134,7 +134,7 @@ async def test_a_jwt_and_a_key_are_let_in(closed: Service) -> None:
         assert answer.status_code == 200
 
 
-async def test_who_is_asking_is_told(closed: Service, api: Service) -> None:
+async def test_the_caller_is_reported(closed: Service, api: Service) -> None:
     claims = CLAIMS | {"scopes": ["use", "operate", "fly"], "max_priority": 7}
     answer = await closed.client.get("/me", headers=bearer(sign(claims)))
     assert answer.json() == {
@@ -223,7 +223,7 @@ async def test_with_authentication_any_host_will_do_and_an_origin_is_the_host(
         assert answer.status_code == expected
 
 
-async def test_off_everybody_is_the_default_team(api: Service) -> None:
+async def test_if_authentication_is_off_all_callers_are_the_default_team(api: Service) -> None:
     for headers in ({}, bearer("x"), bearer(sign(CLAIMS))):
         assert (await api.client.get("/results/", headers=headers)).status_code == 200
 
@@ -362,7 +362,7 @@ async def test_an_expired_key(closed: Service, connection: asyncpg.Connection) -
     assert await status(closed, key.text) == 200
     answer = await closed.client.get("/results/", headers=bearer(old.text))
     assert "expired" in assert_problem(answer, 401, "invalid_token")["detail"]
-    # It is good no longer than it is, whatever is remembered.
+    # The cache does not extend its validity.
     soon = await closed.services.tokens.create("red", lifetime=timedelta(seconds=1))
     assert await status(closed, soon.text) == 200
 
@@ -401,7 +401,7 @@ async def test_a_known_token_costs_no_query(
     tokens = {key.text: 200, sign(CLAIMS): 200, unknown.text: 401}
     for text, expected in tokens.items():
         assert await status(closed, text, "/nothing") == (404 if expected == 200 else 401)
-    # Whoever asks about a token now waits until the test is over.
+    # A query for a token now waits until the test is over.
     async with connection.transaction():
         await connection.execute("LOCK TABLE api_keys, revoked_tokens IN ACCESS EXCLUSIVE MODE")
         for text, expected in tokens.items():
@@ -411,7 +411,7 @@ async def test_a_known_token_costs_no_query(
 # --- revocation -------------------------------------------------------------------------------------
 
 
-async def test_a_revocation_is_told_to_every_process(
+async def test_a_revocation_notifies_every_process(
     guarded: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is forgotten by time here: only the notification ends what is remembered."""
@@ -457,7 +457,7 @@ async def test_a_listener_that_comes_back_asks_again(
     monkeypatch.setattr("app.auth.authenticator._CACHE_TTL_SECONDS", FOREVER)
     key = await closed.services.tokens.create("red")
     assert await status(closed, key.text) == 200
-    await connection.execute("UPDATE api_keys SET revoked_at = now()")  # nobody is told
+    await connection.execute("UPDATE api_keys SET revoked_at = now()")  # with no notification
     assert await status(closed, key.text) == 200
 
     async def cut() -> bool:
@@ -472,7 +472,7 @@ async def test_a_listener_that_comes_back_asks_again(
     await until(lambda: is_refused(closed, key.text))
 
 
-async def test_an_answer_that_a_revocation_overtook_is_not_remembered(
+async def test_a_verdict_that_a_revocation_overtook_is_not_cached(
     guarded: Settings,
     closed: Service,
     connection: asyncpg.Connection,
@@ -500,7 +500,7 @@ async def test_an_answer_that_a_revocation_overtook_is_not_remembered(
         await authenticator.authenticate(header)
 
 
-async def test_guesses_push_out_no_good_answer(
+async def test_guesses_evict_no_accepted_token(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.auth.authenticator._MAX_CACHED", 10)
@@ -537,7 +537,7 @@ async def test_revoking_what_is_not_there(closed: Service) -> None:
     assert await is_refused(closed, sign({"team_id": "red", "token_id": "unseen"}))
 
 
-async def test_a_stranger_is_told_no_model_names(closed: Service) -> None:
+async def test_a_stranger_receives_no_model_names(closed: Service) -> None:
     answer = await closed.client.get("/info?model=nobody")
     assert answer.status_code == 404
     assert "scripted" not in answer.text
@@ -578,7 +578,9 @@ async def test_times_that_are_times_are_good(closed: Service) -> None:
 # --- wrong tokens -----------------------------------------------------------------------------------
 
 
-async def test_who_tries_many_tokens_is_told_to_wait_and_good_ones_pass(closed: Service) -> None:
+async def test_an_address_with_many_wrong_tokens_must_wait_and_good_ones_pass(
+    closed: Service,
+) -> None:
     most = Settings.model_fields["auth_failures_per_minute"].default
     expired = new_key().text
     assert await status(closed, expired) == 401
@@ -601,7 +603,7 @@ async def test_who_tries_many_tokens_is_told_to_wait_and_good_ones_pass(closed: 
         assert guess.status_code == 401
 
 
-async def test_dialects_tell_of_too_many_tokens(guarded: Settings) -> None:
+async def test_dialects_report_too_many_tokens(guarded: Settings) -> None:
     few = guarded.model_copy(update={"auth_failures_per_minute": 1})
     async with run_service(few, with_worker=False) as service:
         assert await status(service, new_key().text) == 401

@@ -132,7 +132,7 @@ async def test_answers_that_are_no_keys(
     await by.verify(TOKEN)
 
 
-async def test_a_certificate_that_nobody_vouches_for(
+async def test_an_untrusted_certificate(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")

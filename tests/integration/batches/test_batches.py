@@ -488,7 +488,7 @@ async def test_the_same_request_under_a_key_is_answered_with_its_batch(
     assert first in error["message"]
     other = await create("other")
     assert other.json()["id"] != first
-    # It is told as it stands, also when its file is gone.
+    # A batch is returned in its stored state, also when its file is gone.
     await end_of(client, await client.batches.retrieve(first))
     await client.files.delete(file.id)
     again = await create()

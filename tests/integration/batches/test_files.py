@@ -211,7 +211,7 @@ async def test_the_files_of_a_team_have_only_so_much_room(
         error = assert_openai_error(refused, 400, "storage_full")
         assert error["type"] == "invalid_request_error"
         assert "1800 bytes, of 2000" in error["message"]
-        # What was refused left nothing.
+        # A refused upload leaves nothing.
         assert await connection.fetchval("SELECT count(*) FROM file_parts") == 3
         # A smaller one has room yet; what another team has does not count.
         assert (await upload(one, 200)).status_code == 200

@@ -1,4 +1,4 @@
-"""`python -m app doctor`: what it sees, and what it says to change."""
+"""`python -m app doctor`: its findings and its advice."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ async def test_a_deployment_that_is_well(settings: Settings) -> None:
         await until(has_worker)
         findings = await examine(settings)
     assert not [one for one in findings if one.level is Level.FAIL]
-    # The tests' server keeps nothing over a crash of its machine, and says so.
+    # The tests' server keeps nothing over a crash of its machine, and reports that.
     warned = {one.part for one in findings if one.level is Level.WARN}
     assert warned <= {"durability", "disk", "database disk"}
     assert only(findings, "schema").found == "0015"

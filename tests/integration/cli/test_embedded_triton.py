@@ -103,11 +103,11 @@ async def test_a_server_that_hangs_in_its_crash_is_ended(
     find(tmp_path, "tritonserver").send_signal(signal.SIGSTOP)
     with (tmp_path / "log").open("a") as log:
         log.write("double free or corruption (out)\nSignal (6) received.\n")
-    async with asyncio.timeout(25):  # without the log it is silence that tells, after 30 s
+    async with asyncio.timeout(25):  # without the log, silence would show it after 30 s
         assert "crashed and did not end" in await down
     await server.start()
     assert (await generate(server)).split() == ["one", "two"]
-    # What the last server logged is not held against this one.
+    # The last server's log does not count for this one.
     down = asyncio.create_task(server.wait())
     ended, _ = await asyncio.wait([down], timeout=3)
     assert not ended
@@ -129,7 +129,7 @@ async def test_a_crash_that_nobody_waited_for_is_seen_at_the_next_start(
 async def test_a_stub_that_hangs_dies_with_its_killed_server_and_no_other(
     server: EmbeddedTriton, tmp_path: Path
 ) -> None:
-    """Nobody reaps here: the stub has no help but the kernel's."""
+    """No process reaps here: only the kernel helps the stub."""
     other_path = tmp_path / "other"
     other = EmbeddedTriton(ROOT / ".venv-triton", other_path / "work", MODELS, other_path / "log")
     await other.start()

@@ -71,7 +71,7 @@ class Run:
         return body
 
     def part(self, words: str) -> psutil.Process:
-        """Its child whose command line holds `words`; a worker's kind tells it from the others."""
+        """Its child whose command line holds `words`; a worker is identified by its kind."""
         found = [
             child
             for child in self.process.children()

@@ -64,7 +64,7 @@ def test_a_download_brings_the_files_once(tmp_path: Path) -> None:
         assert {name: (directory / name).read_bytes() for name in TINY} == TINY
         assert run("download", "owner/tiny", cwd=tmp_path, hub=url).returncode == 0
         assert len(fetched) == len(TINY)
-    # What is downloaded needs no hub.
+    # Downloaded models need no hub.
     written = write(tmp_path, "owner/tiny")
     assert written.returncode == 0, written.stderr
     assert (tmp_path / "models" / "tiny" / "1" / "weights" / "model.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""`python -m app server`: what it does, says and returns, also where it cannot."""
+"""`python -m app server`: effects, output and status, also of failures."""
 
 import asyncio
 

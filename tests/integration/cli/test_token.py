@@ -63,7 +63,7 @@ async def test_from_making_a_key_to_its_end(settings: Settings) -> None:
         assert key not in listed.stdout
         assert len(token(guarded, "list", "--team", "red").stdout.splitlines()) == 2
 
-        # The whole key is what one has when it has leaked; only its prefix is told back.
+        # A leaked key is known as a whole; the output has only its prefix.
         ended = token(guarded, "revoke", key)
         assert ended.returncode == 0
         assert key not in ended.stdout + ended.stderr

@@ -20,7 +20,7 @@ SELECT (SELECT count(*) FROM pg_index WHERE NOT indisvalid)
   + (SELECT count(*) FROM pg_constraint WHERE NOT convalidated)
 """
 BUILDING = "SELECT pid FROM pg_stat_progress_create_index WHERE datname = current_database()"
-# Who asks for the lock of migrations and has it not: again and again, each time in a transaction of
+# Sessions that try to take the lock of migrations: again and again, each time in a transaction of
 # its own, so that the last statement seen may be any of that transaction.
 ASKING = """
 SELECT pid FROM pg_stat_activity WHERE query ~* 'pg_try_advisory_lock|^begin|^commit'
@@ -42,7 +42,7 @@ async def empty(postgres_server: PostgresServer) -> AsyncIterator[Settings]:
 
 @contextlib.asynccontextmanager
 async def transaction(settings: Settings, statement: str) -> AsyncIterator[asyncpg.Connection]:
-    """Somebody's open transaction, which has run a statement."""
+    """Another session's open transaction, which has run a statement."""
     connection = await connect(settings)
     try:
         async with connection.transaction(isolation="repeatable_read"):

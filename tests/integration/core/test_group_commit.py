@@ -22,7 +22,7 @@ INSERT = "INSERT INTO words SELECT unnest($1::int[]) ON CONFLICT DO NOTHING"
 
 
 class Recorder:
-    """A statement that tells its batches, can be held, and answers each item with its square."""
+    """A statement that records its batches, can be held, and answers each item with its square."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -179,7 +179,7 @@ async def test_a_connection_lost_after_the_commit_doubles_nothing(
 
 
 async def test_connections_killed_again_and_again(database: Database, statement: Recorder) -> None:
-    """Two hundred callers while every other statement loses its connection: nobody sees it."""
+    """Two hundred callers while every other statement loses its connection: no caller sees it."""
     lane = make_lane(database, statement, max_items=3)
 
     async def die_every_other_time(connection: Connection) -> None:
@@ -195,7 +195,7 @@ async def test_connections_killed_again_and_again(database: Database, statement:
 
 
 async def test_a_bad_row_after_a_lost_connection(database: Database, statement: Recorder) -> None:
-    """Splitting a batch that was re-sent must still tell each half that it was."""
+    """Splitting a batch that was re-sent must still pass that fact to each half."""
     lane = make_lane(database, statement)
     statement.gate.clear()
     first = asyncio.create_task(lane.submit(1))

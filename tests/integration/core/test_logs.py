@@ -1,4 +1,4 @@
-"""What a result leaves in the log: ids that lead from the request to the end, and no text."""
+"""The log lines of a result: ids that lead from the request to the end, and no text."""
 
 import logging
 from collections.abc import Iterator
@@ -118,7 +118,7 @@ async def test_every_answer_has_an_id(
 
 
 async def test_a_lane_is_of_no_request(api: Service, lines: Lines) -> None:
-    """What many share must not be told as the first one's."""
+    """Shared work must not be logged under the first result's id."""
     await send(api, "x")
     lane = api.services.queue._enqueues
 

@@ -121,7 +121,7 @@ def test_a_database_with_rows_goes_from_one_revision_to_the_next_and_back(
     before = asyncio.run(rows(empty, EVERYTHING))
     assert len(before) == 7
     migrate(empty, "0002")
-    # What the old service wrote is there as it was, and has no webhook and no first try.
+    # The old service's rows are unchanged, and have no webhook and no first try.
     new = asyncio.run(rows(empty, "SELECT to_jsonb(r) ->> 'retry_of' FROM results r"))
     assert new == [None, None, None]
     assert asyncio.run(rows(empty, EVERYTHING)) == before
@@ -232,14 +232,14 @@ def test_the_context_of_a_trace_comes_and_goes(empty: Settings) -> None:
 
 
 def test_kept_text_of_a_lost_attempt_is_dropped_on_the_way_back(empty: Settings) -> None:
-    """Revision 0015, up and down with rows in its tables: what is dropped is generated anew."""
+    """Revision 0015, up and down with rows in its tables: dropped parts are generated again."""
     migrate(empty, "0014")
     schema = asyncio.run(rows(empty, SCHEMA))
     for statement in OLD_ROWS:
         asyncio.run(rows(empty, statement))
     everything = asyncio.run(rows(empty, EVERYTHING))
     migrate(empty, "0015")
-    # What waits from before starts over, as it did.
+    # Older waiting results start over, as before.
     assert set(asyncio.run(rows(empty, "SELECT resumable::text FROM results"))) == {"false"}
     kept = """UPDATE results SET resumable = true, text_attempt = 1, continuations = 2, attempt = 2
               WHERE state = 'pending'"""
@@ -292,7 +292,7 @@ def test_the_migrations_make_what_tables_says(empty: Settings) -> None:
 
 
 def test_checks_and_partial_indexes_too(empty: Settings) -> None:
-    """What autogenerate does not compare: the conditions of checks and of partial indexes."""
+    """The parts that autogenerate does not compare: the conditions of checks and of partial indexes."""
     migrate(empty)
     migrated = asyncio.run(rows(empty, SCHEMA))
     migrate(empty, "base", down=True)

@@ -20,7 +20,7 @@ READ_ONLY = "ALTER DATABASE {} SET default_transaction_read_only = {}"
 
 @dataclass
 class Silent:
-    """A server that takes connections and says nothing."""
+    """A server that takes connections and sends nothing."""
 
     port: int
     asked: int = 0
@@ -43,7 +43,7 @@ async def silent() -> AsyncIterator[Silent]:
 async def test_the_one_that_is_up_is_found(
     postgres_server: PostgresServer, database_name: str, silent: Silent
 ) -> None:
-    """Whatever the others do; later connections ask nobody else."""
+    """The other servers have no influence; later connections try only the primary."""
     good = f"{postgres_server.host}:{postgres_server.port}"
     settings = make_settings(
         postgres_server,
@@ -64,7 +64,7 @@ async def test_the_one_that_is_up_is_found(
 async def test_none_takes_writes(
     postgres_server: PostgresServer, database_name: str, silent: Silent
 ) -> None:
-    """Only where all of them answered, nobody can have the primary."""
+    """Only if all of them answered, none can be the primary."""
     await postgres_server.execute(READ_ONLY.format(database_name, "on"))
     arguments = {
         "user": postgres_server.user,

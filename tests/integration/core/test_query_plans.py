@@ -57,7 +57,7 @@ TEAM = "default"
 ROWS = 100_000
 QUEUED = 4_000
 RUNNING = 300
-# What one statement may read, in rows of any node: far below the table, above every batch.
+# The limit of a statement's reading, in rows of any node: far below the table, above every batch.
 FEW = 2_500
 # Two filters at once: the pending or the failed results at most, never the table.
 MOST_PENDING = 5_200
@@ -72,7 +72,7 @@ SENT = range(30_000, 30_100)
 
 
 class RecordingDatabase(Database):
-    """The service's database, telling each statement."""
+    """The service's database, which records each statement."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, "test")
@@ -195,7 +195,7 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
            FROM (SELECT id, team_id, row_number() OVER (ORDER BY id) AS n FROM results
                  WHERE state <> 'pending') r"""
     )
-    # Of every fifth result's key; a few have expired.
+    # The keys of every fifth result; a few have expired.
     await connection.execute(
         """INSERT INTO idempotency_keys
            SELECT 'default', 'key ' || id, 'hash', id, now() + interval '1 h'
@@ -375,7 +375,7 @@ async def test_append_and_end(table: Table) -> None:
 async def test_append_and_end_in_a_young_table(
     table: Table, postgres_server: PostgresServer, template: str
 ) -> None:
-    """Without statistics the rows of a worker look few: they are not read for each that is named."""
+    """If there are no statistics, a worker's rows look few: they are not read for each named result."""
     worker, context, ids = new_id(), new_id(), [new_id() for _ in range(RUNNING)]
     async with (
         fresh_database(postgres_server, template, None) as settings,

@@ -122,12 +122,12 @@ async def test_one_result_is_one_trace(
         async with run_service(traced, with_worker=True) as service:
             answer = await service.client.post(
                 "/results/",
-                json={"model": "scripted", "content": "Say it. {{chunks=10 delay_ms=30}}"},
+                json={"model": "scripted", "content": "Write it. {{chunks=10 delay_ms=30}}"},
                 headers={"traceparent": CLIENT, "Prefer": "wait=30", "X-Request-Id": "mine"},
             )
             result = answer.json()
             assert result["state"] == "completed"
-            untraced = await finish(service, "Say it.")
+            untraced = await finish(service, "Write it.")
     # All is sent when the service ends.
     assert collector.paths == {"/v1/traces"}
     assert collector.services == {"llm-api"}
@@ -146,7 +146,7 @@ async def test_one_result_is_one_trace(
     assert attributes(request)["http.response.status_code"] == 200
     assert attributes(spans["flush"])["llm.flushes"] >= 1
     assert attributes(spans["finish"])["gen_ai.usage.output_tokens"] == 10
-    # The row carries it to whichever worker; Triton is told the span that is around it.
+    # The row carries it to whichever worker; Triton receives the span around it.
     stored = await connection.fetchval("SELECT trace FROM results WHERE id = $1", result["id"])
     assert stored == f"00-{TRACE_ID}-{request.span_id.hex()}-01"
     span_id = spans["triton"].span_id.hex()
@@ -155,7 +155,7 @@ async def test_one_result_is_one_trace(
     own = await connection.fetchval("SELECT trace FROM results WHERE id = $1", untraced["id"])
     assert own.split("-")[1] != TRACE_ID
     assert {"request", "queue", "triton", "finish"} <= set(collector.of(own.split("-")[1]))
-    assert "Say it" not in str(collector.spans)
+    assert "Write it" not in str(collector.spans)
 
 
 async def test_another_process_goes_on_with_the_trace(
@@ -166,7 +166,7 @@ async def test_another_process_goes_on_with_the_trace(
     async with run_service(traced, with_worker=False) as api:
         answer = await api.client.post(
             "/results/",
-            json={"model": "scripted", "content": "Say it. {{chunks=3 fail_at=1}}"},
+            json={"model": "scripted", "content": "Write it. {{chunks=3 fail_at=1}}"},
             headers={"traceparent": CLIENT},
         )
         assert answer.status_code == 202
@@ -213,7 +213,7 @@ async def test_a_collector_that_is_away_delays_nothing(
     monkeypatch.setattr(tracing, "_SHUTDOWN_SECONDS", 0.1)
     traced = settings.model_copy(update={"otlp_endpoint": "http://127.0.0.1:1"})
     async with run_service(traced, with_worker=True) as service:
-        result = await finish(service, "Say it.")
+        result = await finish(service, "Write it.")
         assert result["state"] == "completed"
 
 
@@ -223,7 +223,7 @@ async def test_without_an_endpoint_nothing_is_traced(
     assert tracing.active is None
     answer = await service.client.post(
         "/results/",
-        json={"model": "scripted", "content": "Say it."},
+        json={"model": "scripted", "content": "Write it."},
         headers={"traceparent": CLIENT},
     )
     assert answer.status_code == 202

@@ -1,4 +1,4 @@
-"""Backup and restore as docs/backup.md tells it: real pg_dump and pg_restore, results in each state."""
+"""Backup and restore as docs/backup.md describes it: real pg_dump and pg_restore, results in each state."""
 
 import asyncio
 import os

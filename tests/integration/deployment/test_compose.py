@@ -28,7 +28,7 @@ def environment(name: str) -> dict[str, str]:
 
 
 def interpolate(text: str) -> str:
-    """What compose reads where no variable is set: `${NAME:-default}` is the default."""
+    """The values that compose reads if no variable is set: `${NAME:-default}` is the default."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -132,7 +132,7 @@ def test_the_environment_is_one_of_known_settings(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
     settings = Settings()
     assert settings.database_addresses() == [("db", 5432)]
-    # Without authentication, on an address that is not loopback: that has to be said.
+    # If authentication is off on an address other than loopback, a setting must confirm it.
     assert settings.host == "0.0.0.0"  # noqa: S104
     assert settings.allow_unauthenticated
 

@@ -67,7 +67,7 @@ def test_make_ends_before_the_install_in_one_line() -> None:
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
-    # Without a driver the first; with one, no device is visible.
+    # If there is no driver, the first; with one, no device is visible.
     assert "libcuda.so.1 cannot be loaded" in ended.stderr or "shows no GPU" in ended.stderr
     assert time.monotonic() - begun < 20
 

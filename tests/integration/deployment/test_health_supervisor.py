@@ -72,7 +72,7 @@ class Supervised:
 
     @property
     def lines(self) -> list[str]:
-        """What the supervisor itself logged, without times."""
+        """The supervisor's own log lines, without times."""
         text = (self.folder / "log").read_text(errors="replace")
         return [
             line.split("supervisor: ")[1] for line in text.splitlines() if "supervisor: " in line

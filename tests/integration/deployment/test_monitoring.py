@@ -91,7 +91,7 @@ def test_every_expression_is_promql() -> None:
 
 
 class Target:
-    """What Prometheus would scrape: each sample with its job and instance, and `up`."""
+    """The samples that Prometheus would scrape: each with its job and instance, and `up`."""
 
     def __init__(self, job: str, address: str) -> None:
         self._labels = {("job", job), ("instance", address)}
@@ -170,15 +170,15 @@ async def load_of_all_kinds(client: httpx.AsyncClient, webhook_url: str) -> int:
         return accepted
 
     await send(
-        "Say it. {{chunks=6 delay_ms=20}}",
+        "Write it. {{chunks=6 delay_ms=20}}",
         parameters={"max_tokens": 16},
         webhook_url=webhook_url,
     )
-    await send("Say it. {{chunks=3 fail_at=1}}")
-    endless = await send("Say it. {{chunks=1000 delay_ms=50}}")
+    await send("Write it. {{chunks=3 fail_at=1}}")
+    endless = await send("Write it. {{chunks=1000 delay_ms=50}}")
     await client.post(f"/results/{endless['id']}/cancel")
     streamed = await client.post(
-        "/v1/completions", json={"model": "scripted", "prompt": "Say it.", "stream": True}
+        "/v1/completions", json={"model": "scripted", "prompt": "Write it.", "stream": True}
     )
     assert "[DONE]" in streamed.text
     assert (await client.get("/results/none")).status_code == 404
@@ -210,8 +210,8 @@ async def test_what_is_shown_has_data_after_a_load_of_all_kinds(running: Running
         return answer.status_code == 200 and bool(answer.json()["ready"])
 
     await until(is_ready)
-    # Where nothing has gone wrong yet, that is told as 0: a rate sees no growth of what was not there.
-    quiet = {"model": "scripted", "content": "Say it. {{chunks=2}}"}
+    # Failures that have not occurred are reported as 0: a rate sees no growth of what was not there.
+    quiet = {"model": "scripted", "content": "Write it. {{chunks=2}}"}
     assert (await running.client.post("/results/", json=quiet)).status_code == 202
 
     async def has_ended() -> Samples | None:
@@ -274,7 +274,7 @@ def test_an_alert_rule_is_whole(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     summary = rule["annotations"]["summary"]
     assert summary.count("{{") == summary.count("}}")
-    # What a summary names must be a label that the expression keeps.
+    # A label in a summary must be one that the expression keeps.
     kept = set(re.findall(r"by \(([^)]*)\)", rule["expr"])) or {"instance, job"}
     for name in re.findall(r"\$labels\.(\w+)", summary):
         assert any(name in one for one in kept), name

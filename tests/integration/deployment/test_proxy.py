@@ -35,7 +35,7 @@ SLOW = "{{chunks=1000 delay_ms=50}}"
 
 @dataclass
 class Proxied:
-    """What is behind nginx, and clients that speak to nginx."""
+    """The service behind nginx, and clients that speak to nginx."""
 
     behind: Service
     api: httpx.AsyncClient
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def make_certificate(directory: Path) -> None:
-    """By the command that the document tells."""
+    """By the command in the document."""
     (directory / "proxy" / "tls").mkdir(parents=True)
     command = re.search(r"^openssl req .*$", (ROOT / "docs" / "proxy.md").read_text(), re.MULTILINE)
     assert command
@@ -271,7 +271,7 @@ def test_the_bounds_are_the_services_own() -> None:
 async def status_of_announced(
     proxy: Proxied, client: httpx.AsyncClient, path: str, length: int
 ) -> int:
-    """The answer to one who says how much he is going to send, and has not begun."""
+    """The response to a client that declares the length of its body, and has not begun to send it."""
     reader, writer = await asyncio.open_connection(
         "localhost", client.base_url.port, ssl=proxy.trust
     )

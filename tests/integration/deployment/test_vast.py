@@ -57,7 +57,7 @@ class Machine:
     definition: dict[str, Any]
 
     def environment(self, **changes: str) -> dict[str, str]:
-        """What make and all below it see; `unset` takes a variable out."""
+        """The environment of make and its children; `unset` removes a variable."""
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder / "home"),
@@ -67,7 +67,7 @@ class Machine:
             "DEFINITION": str(self.folder / "definition.yaml"),
             "STATE_DIR": str(self.folder / "state"),
             "PRIVATE_SSH_KEY": str(self.folder / "key"),
-            # Of no meaning to the definition, unless make is told them.
+            # These have no influence on the definition, unless they are given to make.
             "LABEL": "from the environment",
             "ENV": "/etc/profile",
             "DISK": "3",
@@ -91,7 +91,7 @@ class Machine:
         )
 
     def shell(self, command: str, stdin: str = "", **env: str) -> str:
-        """What a line of a document prints."""
+        """The output of a document's line."""
         ended = self._run(["bash", "-euc", command], stdin, self.environment(**env))
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
@@ -105,7 +105,7 @@ class Machine:
         )  # fmt: skip
 
     def make(self, target: str, **options: Any) -> str:
-        """What a target that works prints."""
+        """The output of a target that succeeds."""
         ended = self.run(target, **options)
         assert ended.returncode == 0, ended.stderr
         assert HF_TOKEN not in ended.stdout + ended.stderr
@@ -131,7 +131,7 @@ class Machine:
         return None
 
     def kill(self) -> None:
-        """End the tritonserver without asking anybody."""
+        """End the tritonserver with no question."""
         if server := self.server():
             for process in [server, *server.children(recursive=True)]:
                 process.kill()
@@ -139,7 +139,7 @@ class Machine:
             assert server_ended
 
     def wait_for_health(self, health: str) -> None:
-        """Wait until make says so."""
+        """Wait until make prints it."""
         started = time.monotonic()
         while self.make("check-health-tritonserver") != f"{health}\n":
             assert time.monotonic() - started < DEADLINE_SECONDS, self.make(
@@ -266,7 +266,7 @@ async def test_the_five_commands_of_the_document(
     check_the_rest(machine, contract, settings)
 
     destroy = destroy.replace("...", str(contract))
-    # Nobody answers, and an exported CONFIRM is none.
+    # There is no answer, and an exported CONFIRM does not count.
     asked = machine.run("destroy-instance", env={"CONFIRM": "1"}, CONTRACT_ID=contract)
     assert asked.returncode != 0
     assert f"Destroy instance {contract} (tritonserver, 1 x RTX 4090, running)" in asked.stderr
@@ -292,7 +292,7 @@ async def check_an_answer(service: Service) -> None:
 
 
 def check_own_service(machine: Machine, commands: list[str], settings: str) -> None:
-    """What the other service gets, without the database that it would need."""
+    """The environment of the other service, without the database that it would need."""
     take, migrate, serve = commands
     assert take.startswith("SETTINGS=$(make ssh-tunnels-tritonserver CONTRACT_ID=...) && ")
     assert migrate == "make -C .. migrate"
@@ -439,7 +439,7 @@ def test_models_appear_whole_or_not_at_all(machine: Machine, instance: int) -> N
     # Not uploaded again: the same file.
     assert (live / "config.pbtxt").stat().st_ino == (first / "config.pbtxt").stat().st_ino
 
-    # What came in another way is replaced, too.
+    # Files from another source are replaced, too.
     whole = live.resolve()
     live.unlink()
     shutil.copytree(whole, live)

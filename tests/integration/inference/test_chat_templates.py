@@ -1,4 +1,4 @@
-"""Chat templates say here, character by character, what they say in transformers."""
+"""Chat templates render as in transformers, character by character."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "weather",
-            "description": "Tells the <b>weather</b> & more: é 漢 🙂",
+            "description": "Shows the <b>weather</b> & more: é 漢 🙂",
             "parameters": {
                 "type": "object",
                 "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -73,12 +73,12 @@ end""",
 {%- if message.role == 'tool' %}{% continue %}{% endif %}
 {%- if loop.index0 >= 4 %}{% break %}{% endif -%}
 [{{ loop.index }}/{{ loop.length }} {{ loop.first }} {{ loop.last }} {{ loop.revindex }} {{ loop.cycle('a', 'b') }}]
-{%- else %}nobody{% endfor %}""",
-    "macros, defaults and callers": """{% macro say(role, text='nothing') -%}
+{%- else %}none{% endfor %}""",
+    "macros, defaults and callers": """{% macro show(role, text='nothing') -%}
 <{{ role }}>{{ text }}{{ varargs | length }}{{ kwargs | tojson }}
 {%- endmacro %}
 {% macro wrap(tag) %}<{{ tag }}>{{ caller('inside') }}</{{ tag }}>{% endmacro %}
-{{ say('a') }}{{ say('b', 'c', 1, 2, z=3) }}
+{{ show('a') }}{{ show('b', 'c', 1, 2, z=3) }}
 {% call(word) wrap('x') %}{{ word }} {{ messages | length }}{% endcall %}""",
     "namespaces and scopes": """{% set ns = namespace(found=false, count=0) %}{% set kept = 'outside' %}
 {% for message in messages %}{% set kept = 'inside' %}
@@ -114,9 +114,9 @@ end""",
 {{ '{}:{}'.format('a', 1) }}{{ 'abc'.find('c') }}{{ 'a\\nb'.replace('\\n', ' ') }}{{ 'aXb'.partition('X') }}
 {{ messages[0].get('nothing', 'default') }}{{ messages[0].keys() | list }}{{ 'é'.encode('utf-8') }}""",
     "generation blocks": """{% for message in messages %}
-{% if message.role == 'assistant' %}{% generation %}{% set said = message.content %}
+{% if message.role == 'assistant' %}{% generation %}{% set inner = message.content %}
 {{ message.content }}{{ eos_token }}
-{% endgeneration %}{{ said is defined }}
+{% endgeneration %}{{ inner is defined }}
 {%- generation -%}  x  {%- endgeneration -%}
 {% else %}{{ message.content }}{% endif %}
 {% endfor %}""",
@@ -200,7 +200,7 @@ async def render(prompt_format: PromptFormat, case: dict[str, Any]) -> str | Non
         return None
 
 
-async def test_every_template_says_what_it_says_in_transformers(tmp_path: Path) -> None:
+async def test_every_template_renders_as_in_transformers(tmp_path: Path) -> None:
     made = cases()
     script = Path(__file__).with_name("render_by_transformers.py")
     run = subprocess.run(
@@ -220,7 +220,7 @@ async def test_every_template_says_what_it_says_in_transformers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["tools", "messages"])
-async def test_a_template_tells_whether_it_takes_tools(tmp_path: Path, name: str) -> None:
+async def test_a_template_shows_whether_it_takes_tools(tmp_path: Path, name: str) -> None:
     write_model(tmp_path, "m", template="{% if " + name + " %}x{% endif %}")
     found = read_format(tmp_path, "m")
     assert found is not None

@@ -65,7 +65,7 @@ async def test_log_probabilities_that_cannot_be_read_are_the_models_error(servic
     assert "cannot be read" in result["error"]["message"]
 
 
-async def test_a_server_that_is_not_triton_says_so(service: Service) -> None:
+async def test_a_server_that_is_not_triton_is_reported_as_such(service: Service) -> None:
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         writer.close()

@@ -173,14 +173,14 @@ async def test_a_request_can_cancel_another(triton: EmbeddedTriton) -> None:
     with pytest.raises(ModelError, match=r"^CANCELLED: "):
         await asyncio.wait_for(generate(), 60)
     assert 3 <= len(responses) < 100
-    # Of a request that is over, or never was, nothing is said either.
+    # Cancelling an ended or unknown request returns no error either.
     assert await collect(address, ask("scripted", "", cancel_request_id="victim")) == []
 
 
 async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) -> None:
     """Stopped in the middle of a wait, too, the call is ended by the model and not cancelled.
 
-    A call that is cancelled while Triton answers it holds its model for ever.
+    A call that is cancelled while Triton answers it blocks its model indefinitely.
     """
 
     async def generate(client: TritonClient, number: int) -> None:
@@ -239,7 +239,7 @@ async def test_no_process_outlives_a_killed_server(
         await server.stop()
 
 
-async def test_a_clock_tells_when_each_chunk_was_sent(triton: EmbeddedTriton) -> None:
+async def test_a_clock_shows_the_time_of_each_chunk(triton: EmbeddedTriton) -> None:
     began = time.monotonic_ns()
     prompt = "{{clock chunks=5 delay_ms=10}}"
     responses = await collect(triton.address("grpc"), ask("scripted", prompt, {}, stream=True))

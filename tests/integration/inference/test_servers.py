@@ -66,7 +66,7 @@ async def server(service: Service, name: str) -> dict[str, Any]:
 
 
 def running(service: Service) -> dict[str, int]:
-    """What runs on each server from this process."""
+    """Running results of this process by server."""
     return {one.name: one.running.total() for one in service.services.fleet.servers}
 
 
@@ -86,7 +86,7 @@ async def cancel(service: Service, sent: list[dict[str, Any]]) -> None:
 # --- registering ------------------------------------------------------------------------------------
 
 
-async def test_servers_are_registered_told_and_removed(
+async def test_servers_are_registered_listed_and_removed(
     service: Service, triton: EmbeddedTriton
 ) -> None:
     first = await server(service, "default")
@@ -105,7 +105,9 @@ async def test_servers_are_registered_told_and_removed(
     taken = await service.client.post("/servers", json={"name": "away", "grpc": "other:1"})
     assert NOWHERE in assert_problem(taken, 409, "conflict")["detail"]
 
-    assert (await finish(service, "x"))["state"] == "completed"  # one that is away disturbs nobody
+    assert (await finish(service, "x"))[
+        "state"
+    ] == "completed"  # an unreachable server does no harm
     await register(service, "again", grpc="127.0.0.1:2")
     await register(service, "Also", grpc="127.0.0.1:3")
     listed = (await service.client.get("/servers")).json()
@@ -201,7 +203,7 @@ async def test_a_change_is_not_forgotten_when_its_reader_leaves(
     assert servers.find("away") is not None
 
 
-async def test_nobody_waits_long_for_a_server_that_is_known_to_hang(
+async def test_requests_do_not_wait_long_for_a_server_that_is_known_to_hang(
     api: Service, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, port = split_address(triton.address("grpc"), 0)
@@ -346,7 +348,7 @@ async def with_two_models(
     shutil.rmtree(second._repository / "another")
 
 
-async def test_no_model_starves_beside_one_that_nobody_asks_for(with_two_models: Service) -> None:
+async def test_no_model_starves_beside_one_without_requests(with_two_models: Service) -> None:
     """With fewer slots than models: a slot that one has no use for is the other's."""
     for model in ("scripted", "another"):
         sent = [await send(with_two_models, "{{chunks=2}}", model=model) for _ in range(3)]
@@ -377,7 +379,7 @@ async def test_a_server_that_comes_back_has_no_more_slots_than_before(both: Serv
 
 
 async def test_a_killed_server_fails_no_result(both: Service, second: MortalTriton) -> None:
-    """What ran there runs again on the other; what comes after goes there at once."""
+    """Its results run again on the other server; later results go there at once."""
     sent = [await send(both, f"{number} {{{{chunks=40 delay_ms=10}}}}") for number in range(40)]
     await until_running_on(both, second=8)
     second.kill_server()
@@ -460,10 +462,10 @@ async def test_a_server_that_hangs_hides_no_dead_model_of_another(
         await cancel(service, sent)
 
 
-async def test_what_was_heard_of_one_server_is_never_another_ones_beginning(
+async def test_text_of_one_server_is_never_the_beginning_of_anothers(
     settings: Settings, second: MortalTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever Triton says in the middle of a text: it took the request, and the attempt counts."""
+    """Any error of Triton in the middle of a text: it took the request, and the attempt counts."""
     monkeypatch.setattr(triton_errors, "_CODED", re.compile(r"(never): (.*)"))
     rule = (re.compile("the script failed").search, triton_errors.NotTakenError)
     monkeypatch.setattr(triton_errors, "_RULES", [rule])
@@ -480,7 +482,7 @@ async def test_what_was_heard_of_one_server_is_never_another_ones_beginning(
 async def test_what_a_server_does_not_take_the_next_one_does(
     both: Service, second: MortalTriton
 ) -> None:
-    """Also before anybody has found out that it is gone: in the same attempt."""
+    """Also before a process has noticed that it is gone: in the same attempt."""
     lost = both.services.fleet.get("second")
     models = dict(lost.models)
     second.kill_server()
@@ -527,7 +529,7 @@ async def test_loading_goes_on_when_a_server_leaves_meanwhile(
     assert (answer.status_code, answer.json()["ready"]) == (200, True)
 
 
-async def test_removing_a_server_that_loads_a_model_is_told(
+async def test_removing_a_server_that_loads_a_model_is_reported(
     both: Service, second: MortalTriton
 ) -> None:
     address = second.address("grpc")

@@ -45,7 +45,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @dataclass
 class Done:
-    """How a command ended, and what it said."""
+    """The status and the output of a command."""
 
     returncode: int
     stdout: str
@@ -89,7 +89,7 @@ def lines(*rows: object) -> bytes:
     return b"".join(orjson.dumps(row) + b"\n" for row in rows)
 
 
-# --- What is built -------------------------------------------------------------------------------
+# --- Builds --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [(), ("--model", "demo"), ("--tokenizer", str(DEMO_TOKENIZER))])
@@ -200,7 +200,7 @@ def test_check_and_list(tmp_path: Path) -> None:
         "small is unchanged: 1 documents, 1,001 tokens, 0.0 MB\n",
     )
     assert "ok" in index(tmp_path, "list").stdout
-    # The same size and time: only reading tells.
+    # The same size and time: only reading shows it.
     table = engine.declaration.path / "table.0"
     status, content = table.stat(), table.read_bytes()
     table.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -301,7 +301,9 @@ def test_an_index_of_others_is_adopted(
     )
     ids = engine.tokenizer.encode("only here: zyzzyva")
     (whole,) = engine.attribute(ids, [], 1, 10, allow_partial_words=True)
-    assert -200 < whole.unigram_logprob_sum < -10  # counted by the engine, where nobody did
+    assert (
+        -200 < whole.unigram_logprob_sum < -10
+    )  # counted by the engine, if the declaration did not
     done = index(tmp_path, "adopt", directory, "--name", "again", *how)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "needs no adoption" in done.stderr
@@ -364,11 +366,11 @@ def test_a_file_that_cannot_be_written_costs_no_index(tmp_path: Path) -> None:
     verify(tmp_path / "out" / "small")
 
 
-# --- What is refused -----------------------------------------------------------------------------
+# --- Refusals ------------------------------------------------------------------------------------
 
 
 def refused(tmp_path: Path, corpus: Path, *more: str | Path, name: str = "small") -> str:
-    """The one line that a build says which ends with status 2 and leaves nothing."""
+    """The one output line of a build that ends with status 2 and leaves nothing."""
     out = tmp_path / "out"
     done = index(tmp_path, "build", corpus, "--name", name, "--out", out, *more)
     assert done.returncode == 2, done
@@ -388,7 +390,7 @@ def refused(tmp_path: Path, corpus: Path, *more: str | Path, name: str = "small"
         ("a.txt", b"fine\nnot \xff", "a.txt, line 2: it is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: invalid JSON: "),
         ("a.jsonl", b'{"text": "a"}\n{"words": "b"}\n', "a.jsonl, line 2: it has no text"),
-        # Without the time: all processes that share the tests must give it the same name.
+        # mtime=0: all processes that share the tests must give it the same name.
         ("a.jsonl.gz", gzip.compress(b'{"text": "a"}' * 99, mtime=0)[:30], "a.jsonl.gz is damaged"),
         ("a.jsonl.zst", b"", "decompress it (zstd -d)"),
         ("a.pdf", b"", "is neither .txt nor .jsonl"),

@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 from tests.indexes import DEMO_TOKENIZER, TOKENIZERS, BuiltIndex, build_index, some_texts
 
 
-# The engine takes a file for a suffix array where its path says "table", and so on.
+# The engine takes a file for a suffix array where its path has "table", and so on.
 @pytest.fixture(scope="module", params=TOKENIZERS, ids=["bytes", "demo"])
 def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BuiltIndex:
     directory = tmp_path_factory.mktemp("time table's metadata; tokenized")
@@ -289,7 +289,7 @@ def test_many_threads(index: BuiltIndex) -> None:
 
 
 def test_it_is_the_packages_answer(index: BuiltIndex) -> None:
-    """Beside the package's own engine, opened as its documentation says."""
+    """Next to the package's own engine, opened as documented."""
     plain = index.declaration.path.parent / "plain"
     link = Path("/proc/self/fd") / str(index.engine._directory)
     assert not plain.exists()
@@ -384,7 +384,7 @@ def test_what_the_package_does_and_docs_tell(tmp_path: Path) -> None:
 
 
 def test_a_hostile_afternoon_leaves_the_process_alive(index: BuiltIndex) -> None:
-    """In a process of its own, so that a crash is told as one: what fails here killed it."""
+    """In a process of its own, so that a crash is reported as one: a failure here killed it."""
     code = (
         "import random, sys; from app.core.errors import EngineInputError\n"
         "from pathlib import Path\n"

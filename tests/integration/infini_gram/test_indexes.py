@@ -1,4 +1,4 @@
-"""The indexes of a process: what is not as it was built is not opened, and the others are."""
+"""The indexes of a process: a changed index is not opened, and the others are."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
 """Sizes of models by the real libraries: `python sizes_by_vllm.py`, JSON in, JSON out.
 
-Runs in Triton's environment, which has transformers and vLLM. Of each model it makes the real class,
+Runs in Triton's environment, which has transformers and vLLM. For each model it makes the real class,
 on torch's `meta` device (shapes without memory), and counts; and it has vLLM divide a memory into
 blocks for the layers that the real configuration names. No weights, no engine.
 """
@@ -68,7 +68,7 @@ def cache(
 
 
 def specs(config: Any, block_tokens: int) -> dict[str, KVCacheSpec]:
-    """What the layers keep, as vLLM's attention layers say it."""
+    """The layers' cache, as vLLM's attention layers declare it."""
     layers = range(config.num_hidden_layers)
     if getattr(config, "kv_lora_rank", None):
         size = config.kv_lora_rank + config.qk_rope_head_dim

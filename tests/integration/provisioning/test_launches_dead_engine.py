@@ -62,7 +62,7 @@ async def launching(settings: Settings, tmp_path: Path) -> AsyncIterator[Service
 
 
 async def launch_mortal(service: Service, folder: Path, stays_dead: str, **members: Any) -> str:
-    """Launch the mortal model on a server that nobody supervises; the launch's id."""
+    """Launch the mortal model on a server without a supervisor; returns the launch's id."""
     entry = folder / "home" / "models" / "mortal"
     (entry / "1").mkdir(parents=True)
     (entry / "config.pbtxt").write_text((SCRIPTED["scripted"] / "config.pbtxt").read_text())
@@ -77,7 +77,7 @@ async def answers(address: str, model: str) -> bool:
     async with TritonClient(address) as client:
         try:
             return bool([delta async for delta in client.generate(model, "a", {"max_tokens": 1})])
-        except Exception:  # noqa: BLE001 - it is away, or dead
+        except Exception:  # noqa: BLE001 - it is missing, or dead
             return False
 
 

@@ -99,7 +99,7 @@ async def test_a_server_outlives_its_worker_and_not_its_launch(
 async def test_a_server_that_is_killed(launching: Service, tmp_path: Path) -> None:
     accepted = await launch(launching, profile="silent")
     await until_state(launching, accepted["id"], "starting")
-    for pid in sorted(processes(accepted)):  # the script first: it would tell
+    for pid in sorted(processes(accepted)):  # the script first: it would report
         os.kill(pid, signal.SIGKILL)
     ended = await until_state(launching, accepted["id"], "failed")
     assert "it left no exit status" in ended["reason"]

@@ -417,7 +417,7 @@ async def test_a_cluster_behind_ssh(
             async def is_closed() -> bool:
                 return not await answers()
 
-            await until(is_closed)  # the tunnel was the worker's, and nobody else's
+            await until(is_closed)  # the tunnel was the worker's alone
             await worker.start()
             await until(answers)
 

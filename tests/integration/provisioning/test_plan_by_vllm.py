@@ -104,7 +104,7 @@ def configs() -> dict[str, dict[str, Any]]:
 def answers(
     configs: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """What the libraries say of each."""
+    """The libraries' sizes of each."""
     request = {
         "models": configs,
         "memory": MEMORY,

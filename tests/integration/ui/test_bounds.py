@@ -1,4 +1,4 @@
-"""What the web page does with what is too much, or away: without a browser."""
+"""The web page with oversized input and with an unavailable API: without a browser."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -98,7 +98,7 @@ async def test_a_page_without_its_api_loads_itself_anew() -> None:
         for path in ("/playground", "/history", "/models"):
             away = await http.get(path)
             assert (away.status_code, REFRESH in away.text) == (502, True)
-        # A form would be sent again, and what is not there does not come.
+        # A form would be sent again, and a missing page does not come.
         sent = await http.post("/playground", data={"prompt": "x"})
         assert (sent.status_code, REFRESH in sent.text) == (502, False)
         assert REFRESH not in (await http.get("/no-such")).text

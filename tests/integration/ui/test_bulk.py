@@ -100,7 +100,7 @@ async def test_a_file_of_several_batches_is_one_job(settings: Settings) -> None:
         assert "This form was sent before" in (await visitor.http.get("/bulk?sent=1")).text
         assert len(await visitor.batches()) == 3
 
-        # Without the kept rows the answers still come.
+        # If the kept rows are gone, the answers still come.
         for batch in batches:
             await visitor.api.delete(f"/v1/files/{batch['metadata']['bulk_rows']}")
         table = (await visitor.http.get(f"{path}/results.csv")).content.decode("utf-8-sig")

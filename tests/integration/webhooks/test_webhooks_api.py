@@ -135,7 +135,7 @@ async def test_results_of_a_lost_worker_owe_one_delivery_when_they_end(
     await connection.execute(
         "UPDATE results SET worker_id = $1, attempt = 1, started_at = now()", lost
     )
-    # One has attempts left and is queued again: nothing is told of it.
+    # One has attempts left and is queued again: no event is sent.
     await connection.execute(
         "UPDATE results SET lost_attempts = 99 WHERE id = ANY($1::uuid[])",
         [told[0]["id"], silent["id"]],
@@ -325,7 +325,7 @@ async def test_a_delivery_is_repeated_at_once_under_the_same_id(service: Service
         assert answered.json() | {"state": "pending", "attempts": 0} == answered.json()
         delivery = await until_delivered(service, result["id"])
         assert (delivery["attempts"], len(delivery["log"])) == (1, 2)
-        # What was delivered may be told again too.
+        # A delivered event may be sent again, too.
         assert (await service.client.post(path)).status_code == 202
         assert len((await until_delivered(service, result["id"]))["log"]) == 3
     assert {call.id for call in receiver.calls} == {message_id(UUID(result["id"]))}
@@ -416,7 +416,7 @@ async def test_a_delivery_whose_process_is_killed_is_told_again_under_the_same_i
     assert delivery["attempts"] == 2
     assert [call.id for call in receiver.calls] == [message_id(UUID(accepted["id"]))] * 2
     first, second = (orjson.loads(call.body) for call in receiver.calls)
-    for event in (first, second):  # a worker that has just started knows of no model yet
+    for event in (first, second):  # a worker that has just started has no model yet
         del event["data"]["model_ready"]
     assert first == second
 

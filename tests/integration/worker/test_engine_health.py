@@ -1,4 +1,4 @@
-"""Engines that die or stand still behind a model that Triton calls ready: nothing is lost to them."""
+"""Engines that die or hang behind a model that Triton calls ready: nothing is lost to them."""
 
 import asyncio
 import contextlib
@@ -165,7 +165,7 @@ async def test_a_dead_engine_fails_no_result_and_gets_no_more(
 
 
 async def first_requests(server: NvidiaLike) -> int:
-    """How many requests the server's models have had."""
+    """The number of requests of the server's models."""
     async with TritonClient(server.address("grpc")) as client:
         return await client.request_count(MODEL)
 
@@ -274,7 +274,7 @@ async def test_what_stands_still_is_left_and_heard_no_more(
     second: NvidiaLike,
     what: str,
 ) -> None:
-    """Also while new results keep coming, and nothing that it says once it is thawed is stored."""
+    """Also while new results keep coming, and none of its output is stored once it is thawed."""
     addresses = [server.address("grpc") for server in (first, second)]
     async with serving(
         postgres_server, database_name, *addresses, worker_slots=20, engine_silence_seconds=5

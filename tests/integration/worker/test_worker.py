@@ -80,7 +80,7 @@ async def test_a_worker_declared_dead_comes_back_under_a_new_id(
 async def test_a_claim_whose_answer_was_lost_is_handed_back(
     service: Service, connection: asyncpg.Connection
 ) -> None:
-    """The row says that the worker has it; the worker never heard of it."""
+    """The row names the worker, which never received the result."""
     await service.client.post("/models/scripted/unload")
     try:
         accepted = await send(service, "x {{chunks=2}}")
@@ -157,7 +157,7 @@ async def test_a_lost_workers_results_are_rescued(
 async def test_a_suspect_runs_although_the_queue_is_never_silent(
     service: Service, connection: asyncpg.Connection
 ) -> None:
-    """Notifications that come faster than the poll must not keep a suspect waiting for ever."""
+    """Notifications that come faster than the poll must not keep a suspect waiting indefinitely."""
     await service.client.post("/models/scripted/unload")
     accepted = await send(service, "x {{chunks=2}}")
     await connection.execute("UPDATE results SET engine_deaths = 2")

@@ -1,4 +1,4 @@
-"""Which scope a request needs: the table of paths."""
+"""The scope that a request needs: the table of paths."""
 
 import pytest
 

@@ -62,7 +62,7 @@ def test_tgi(error: ServiceError, status: int, kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("error", [UnauthenticatedError("d"), InvalidTokenError("d")])
-def test_tgi_says_nothing_to_strangers(error: ServiceError) -> None:
+def test_tgi_reveals_nothing_to_strangers(error: ServiceError) -> None:
     response = tgi_errors.respond(error)
     assert (response.status_code, response.body) == (401, b"")
     assert "Bearer" in response.headers["www-authenticate"]

@@ -30,7 +30,7 @@ async def test_the_frameworks_refusals(error: HTTPException, status: int, code: 
     assert response.headers.get("allow") == (error.headers or {}).get("Allow")
 
 
-async def test_a_bug_is_told_without_its_details() -> None:
+async def test_a_bug_is_reported_without_its_details() -> None:
     response = await error_responses.on_unexpected_error(REQUEST, RuntimeError("secret"))
     assert response.status_code == 500
     assert b"secret" not in response.body

@@ -82,7 +82,7 @@ def test_problems_have_the_members_of_rfc_9457() -> None:
     assert str(error) == "no x"
 
 
-def test_field_errors_are_told() -> None:
+def test_field_errors_are_reported() -> None:
     problem = InvalidRequestError("d", [FieldError("a.b", "wrong")]).to_problem()
     assert problem["errors"] == [{"field": "a.b", "message": "wrong"}]
     assert "errors" not in NotFoundError("d").to_problem()

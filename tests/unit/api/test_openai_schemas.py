@@ -1,4 +1,4 @@
-"""OpenAI's wire shapes: pure functions, whatever texts and names go through them."""
+"""OpenAI's wire shapes: pure functions, for all texts and names."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ from tests.result_rows import result_row
 CHAT = TypeAdapter(ChatRequest)
 TEXT = TypeAdapter(CompletionRequest)
 MESSAGES = [{"role": "user", "content": "hi"}]
-# What UTF-8 can carry.
+# Text that UTF-8 can encode.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 
 
@@ -57,7 +57,7 @@ def frames_of(encoded: bytes) -> list[Any]:
 
 
 @given(TEXTS.filter(bool), st.lists(TEXTS, max_size=5), st.booleans())
-def test_frames_are_json_whatever_they_say(model: str, texts: list[str], with_usage: bool) -> None:
+def test_frames_are_json_for_all_texts(model: str, texts: list[str], with_usage: bool) -> None:
     """The encoded constants and the text make one JSON value, as pydantic would have made it."""
     options = {"include_usage": with_usage}
     ids = [new_id(), new_id()]
@@ -364,7 +364,7 @@ JSON = st.recursive(
 
 @given(st.data())
 def test_any_member_is_taken_or_refused(data: st.DataObject) -> None:
-    """Whatever JSON a member has: a request that can be sent, or a refusal; never another error."""
+    """Any JSON as a member: a request that can be sent, or a refusal; never another error."""
     cases: list[tuple[TypeAdapter[Any], type[BaseModel], dict[str, Any]]] = [
         (CHAT, ChatRequest, {"model": "m", "messages": MESSAGES, "tools": [tool("f")]}),
         (TEXT, CompletionRequest, {"model": "m", "prompt": "p"}),
@@ -402,7 +402,7 @@ LIKE_SCHEMAS = st.recursive(
 
 @given(LIKE_SCHEMAS)
 def test_any_constraint_is_taken_or_refused(value: Any) -> None:
-    """Whatever JSON: a constraint that can be written again, or a refusal; never another error."""
+    """Any JSON: a constraint that can be written again, or a refusal; never another error."""
     adapter: TypeAdapter[Any] = TypeAdapter(StructuredOutputs)
     for one in (value, {"json": value}):
         try:

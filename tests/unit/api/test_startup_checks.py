@@ -39,7 +39,7 @@ def test_random_secrets_are_not_weak() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"])
-def test_loopback_starts_without_authentication_and_says_so(host: str) -> None:
+def test_loopback_starts_without_authentication_and_warns(host: str) -> None:
     found = check_startup(settings(LLM_HOST=host))
     assert is_loopback(host)
     assert found.refusal is None
@@ -55,7 +55,7 @@ def test_elsewhere_it_does_not(host: str) -> None:
         assert "LLM_ALLOW_UNAUTHENTICATED" in refusal
 
 
-def test_unless_that_is_said() -> None:
+def test_unless_that_is_declared() -> None:
     found = check_startup(settings(LLM_HOST=OPEN, LLM_ALLOW_UNAUTHENTICATED="true"))
     assert found.refusal is None
     assert "every client" in found.warnings[0]
@@ -69,11 +69,11 @@ def test_with_authentication_every_address_starts(changes: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("secret", WEAK)
-def test_a_weak_secret_is_refused_elsewhere_and_told_on_loopback(secret: str) -> None:
+def test_a_weak_secret_is_refused_elsewhere_and_warned_of_on_loopback(secret: str) -> None:
     refusal = check_startup(settings(LLM_HOST=OPEN, JWT_SECRET=secret)).refusal
     assert refusal is not None
     assert "JWT_SECRET" in refusal
-    # Not even when the operator said that nobody else can reach the port.
+    # Not even when the operator declared that no other machine can reach the port.
     assert check_startup(
         settings(LLM_HOST=OPEN, JWT_SECRET=secret, LLM_ALLOW_UNAUTHENTICATED="true")
     ).refusal
@@ -84,7 +84,7 @@ def test_a_weak_secret_is_refused_elsewhere_and_told_on_loopback(secret: str) ->
         assert secret not in refusal + here.warnings[0]
 
 
-def test_tokens_that_nobody_looks_at_are_told() -> None:
+def test_tokens_that_are_never_checked_cause_a_warning() -> None:
     assert "LLM_AUTH=off" in check_startup(settings(LLM_AUTH="off", JWT_SECRET=STRONG)).warnings[0]
 
 

@@ -1,4 +1,4 @@
-"""When the events of /generate_stream are told, and what the last one holds."""
+"""The events of /generate_stream: their times, and the members of the last one."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def read(frames: bytes) -> list[dict[str, Any]]:
     return [orjson.loads(frame.removeprefix(b"data:")) for frame in frames.split(b"\n\n") if frame]
 
 
-def test_a_token_that_cannot_be_the_last_is_told_at_once() -> None:
+def test_a_token_that_cannot_be_the_last_is_sent_at_once() -> None:
     writing = writer()
     (first,) = read(writing.add("a", [place(1, "a")]))
     assert first == {
@@ -56,7 +56,7 @@ def test_a_token_that_cannot_be_the_last_is_told_at_once() -> None:
         (KNOWN, None, {}, place(2, "b"), "length", "length"),
     ],
 )
-def test_one_that_may_be_is_told_with_the_whole_text(
+def test_one_that_may_be_the_last_is_sent_with_the_whole_text(
     known: PromptFormat | None,
     most: int | None,
     given: dict[str, Any],
@@ -83,7 +83,7 @@ def test_a_held_token_that_was_not_the_last_comes_with_the_next() -> None:
     assert [(event["index"], event["token"]["id"]) for event in events] == [(1, END), (2, 1)]
 
 
-def test_an_end_that_nothing_foretold_tells_the_last_token_without_text() -> None:
+def test_an_unexpected_end_sends_the_last_token_without_text() -> None:
     writing = writer()
     (told,) = read(writing.add("a", [place(1, "a")]))
     (last,) = read(writing.end(row("a")))

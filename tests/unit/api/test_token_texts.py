@@ -1,4 +1,4 @@
-"""Each token's text: what no token alone can tell is told by the one that completes it."""
+"""Each token's text: a character of several tokens is part of the token that completes it."""
 
 import pytest
 from hypothesis import given, strategies as st

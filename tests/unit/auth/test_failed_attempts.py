@@ -40,7 +40,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tries(counter, "198.51.100.1", range(1), 0) == [None]
     for address in range(10):
         assert tries(counter, f"192.0.2.{address}", range(1), 0) == [None]
-        # Who goes on is not the one to be forgotten.
+        # An address that goes on is not evicted.
         assert tries(counter, "198.51.100.1", range(1, 2), 0) == [60.0]
     assert len(counter._buckets) == 3
 

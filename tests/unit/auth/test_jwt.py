@@ -44,7 +44,7 @@ def sign(claims: dict[str, Any], secret: str = STRONG, **header: Any) -> str:
 
 
 def raw(header: object, claims: object, secret: str = STRONG, digest: str = "sha256") -> str:
-    """A token with any header, signed by HMAC whatever the header says."""
+    """A token with any header, always signed by HMAC."""
     parts = [part if isinstance(part, bytes) else json.dumps(part).encode() for part in (header, claims)]  # fmt: skip
     text = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
     signature = hmac.new(secret.encode(), text, getattr(hashlib, digest)).digest()
@@ -227,7 +227,7 @@ async def test_issued_tokens(issuer: JwtVerifier, key: Any, algorithm: str, kid:
 async def test_a_key_has_one_algorithm(issuer: JwtVerifier) -> None:
     for algorithm in ("RS384", "RS512", "PS256"):
         assert await refused(issuer, jwt.encode(ISSUED, RSA_KEY, algorithm, headers={"kid": "r"}))
-    # The right algorithm for the wrong key, and a key of somebody else.
+    # The right algorithm for the wrong key, and a key of another issuer.
     assert await refused(issuer, jwt.encode(ISSUED, RSA_KEY, "RS256", headers={"kid": "e"}))
     other = rsa.generate_private_key(65537, 2048)
     assert await refused(issuer, jwt.encode(ISSUED, other, "RS256", headers={"kid": "r"}))
@@ -258,7 +258,7 @@ async def test_a_rotated_key_is_found_by_reading_again(
     new = jwt.encode(ISSUED, EC_KEY, "ES256", headers={"kid": "e"})
     assert await refused(by, new)
     write_keys(tmp_path, to_jwk(EC_KEY, kid="e"))
-    assert await refused(by, new)  # not again so soon: anybody can name unknown keys
+    assert await refused(by, new)  # not again so soon: every client can name unknown keys
     monkeypatch.setattr("app.auth.jwks._MIN_INTERVAL_SECONDS", 0.0)
     await asyncio.gather(*(by.verify(new) for _ in range(5)))
     assert await refused(by, jwt.encode(ISSUED, RSA_KEY, "RS256", headers={"kid": "r"}))

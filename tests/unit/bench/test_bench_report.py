@@ -1,4 +1,4 @@
-"""What the benchmarks write: tables and plots between the marks of the document."""
+"""The output of the benchmarks: tables and plots between the marks of the document."""
 
 import re
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_record_replaces_what_is_between_the_marks_of_its_goal(document: Path)
     assert "| CPU | 114.1 us | <= 128.7 us | met |" in text
 
 
-def test_a_goal_without_marks_is_told(document: Path) -> None:
+def test_a_goal_without_marks_is_reported(document: Path) -> None:
     with pytest.raises(RuntimeError, match="no marks of P2"):
         report.record([Report("P2", "another", [])], MACHINE, OPTIONS)
     assert document.read_text() == DOCUMENT

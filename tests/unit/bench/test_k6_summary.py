@@ -1,4 +1,4 @@
-"""What the benchmarks read from the summaries of k6; those here were written by k6 1.1.0.
+"""The figures that the benchmarks read from summaries of k6; k6 1.1.0 wrote those of this test.
 
 Only their `root_group` was left out: its hashes look like secrets to those who search for them.
 """

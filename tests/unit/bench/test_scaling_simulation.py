@@ -111,7 +111,7 @@ def test_threads_of_one_host_share_its_cores() -> None:
     simulation.run(10.0)
     assert ends == [1.0, 1.0, 2.0]
     simulation.spawn(work(busy))
-    simulation.spawn(work(busy))  # of one thread, whatever is free
+    simulation.spawn(work(busy))  # of one thread, also if more cores are free
     simulation.run(20.0)
     assert ends[3:] == [3.0, 4.0]
     assert cores.busy == 5.0
@@ -179,7 +179,7 @@ def test_a_signal_wakes_who_waits_and_is_not_lost() -> None:
 
 
 def costs(*, commit: float = 0.0, turn: float = 0.0, listener: float = 0.0) -> Costs:
-    """Of round numbers: a result's life takes its process a millisecond, in one process."""
+    """Costs in round numbers: a result's life takes its process a millisecond, in one process."""
     nothing, statement = Cost(0.0, 0.0), Cost(0.0, 1e-4)
     kinds = (STORED, STARTED, CLAIMED, ENDED_ALONE, ENDED_AND_TOLD, READ)
     return Costs(

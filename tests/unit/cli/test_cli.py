@@ -1,4 +1,4 @@
-"""The command line: help, settings told by name, and an API that is not for everyone."""
+"""The command line: help, wrong settings by name, and an API that is not for everyone."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_an_open_address_needs_a_word(
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])
-def test_indexes_that_are_declared_wrongly_are_told_before_anything_starts(
+def test_indexes_that_are_declared_wrongly_are_reported_before_anything_starts(
     command: str,
     tmp_path: Path,
     environment: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Which processor vLLM runs on: the driver's answers, and what make makes of them."""
+"""The processor that vLLM runs on: the driver's answers, and the choice by make."""
 
 import ctypes
 import re
@@ -66,7 +66,7 @@ def test_devices_are_described_in_the_order_of_cuda() -> None:
         (Driver(H100, status=803), r"cuInit: CUDA error 803"),
     ],
 )
-def test_a_driver_that_cannot_be_used_says_why(driver: Driver, words: str) -> None:
+def test_a_driver_that_cannot_be_used_gives_the_reason(driver: Driver, words: str) -> None:
     with pytest.raises(GpuError, match=words) as caught:
         describe(driver)
     assert "GPU=0" in str(caught.value)
@@ -88,7 +88,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, answer: list[Gpu] | GpuError) -> None
     monkeypatch.setattr(gpu, "find", find)
 
 
-def test_a_gpu_is_used_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_used_unless_configured_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     finds(monkeypatch, [H100])
     assert choose("") == ("gpu", "")
     assert choose("1") == ("gpu", "")

@@ -39,7 +39,7 @@ def test_triton_needs_the_shared_library(pythons: dict[str, str]) -> None:
         find_python(CPU, "")
 
 
-def test_no_python_is_told_with_both_remedies(pythons: dict[str, str]) -> None:
+def test_no_python_is_reported_with_both_remedies(pythons: dict[str, str]) -> None:
     with pytest.raises(InstallError, match=r"no Python 3.11: .*TRITON_PYTHON=PROGRAM\.$"):
         find_python(CPU, "")
     with pytest.raises(InstallError, match=r"no Python 3.11, 3.12, 3.13: .* PYTHON=PROGRAM\.$"):
@@ -108,7 +108,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def test_an_interrupted_install_is_begun_anew(machine: Machine, tmp_path: Path) -> None:
+def test_an_interrupted_install_starts_again(machine: Machine, tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     machine.failing = "uv pip install"
     with pytest.raises(InstallError):
@@ -122,7 +122,9 @@ def test_an_interrupted_install_is_begun_anew(machine: Machine, tmp_path: Path) 
     assert (venv / "kept").exists()
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(machine: Machine, tmp_path: Path) -> None:
+def test_an_environment_whose_python_is_gone_is_made_again(
+    machine: Machine, tmp_path: Path
+) -> None:
     venv = tmp_path / "venv"
     install(SERVICE, venv, "")
     (venv / "bin" / "python").unlink()
@@ -142,7 +144,7 @@ def test_torch_comes_from_its_own_index_only_when_nowhere_else(
     assert not any(module.TORCH_INDEX in command for command in machine.commands)
 
 
-def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 5 * 2**20})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InstallError, match=r"^5 MiB free in .*, 6000 MiB needed.*LIGHT=1"):

@@ -1,4 +1,4 @@
-"""What `up` refuses before it starts anything: each in one line with its remedy."""
+"""Refusals of `up` before it starts anything: each in one line with its remedy."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from app.cli.up.processes import StartError
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
-    """What passes for a finished environment."""
+    """A directory that counts as a finished environment."""
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").touch()
     return tmp_path / "venv"

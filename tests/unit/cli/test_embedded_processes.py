@@ -15,7 +15,7 @@ def log_file(tmp_path: Path) -> Path:
 
 
 async def speak(log_file: Path, text: str) -> int:
-    """Run a child that says this; where its lines begin."""
+    """Run a child that prints this; returns the offset of its lines."""
     start = processes.begin_log(log_file)
     child = processes.spawn(["echo", text], log_file=log_file, env=os.environ)
     async with asyncio.timeout(30):
@@ -33,7 +33,7 @@ async def test_each_child_is_read_by_its_own_lines(log_file: Path) -> None:
 async def test_a_long_log_is_put_aside_before_a_child_begins(
     log_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the child's lines begin is known then: a worker is ready when its log says so."""
+    """The offset of the child's lines is known then, too: a worker's readiness is read from its log."""
     monkeypatch.setattr(processes, "LOG_MAX_BYTES", 1_000)
     await speak(log_file, "x" * 2_000)
     start = await speak(log_file, "ready")
@@ -49,5 +49,5 @@ def test_of_a_long_text_the_end_is_read(tmp_path: Path) -> None:
     assert len(text) == 100_000
 
 
-def test_a_log_that_somebody_removed_is_empty(tmp_path: Path) -> None:
+def test_a_removed_log_is_empty(tmp_path: Path) -> None:
     assert processes.log_text(tmp_path / "log", 100) == ""

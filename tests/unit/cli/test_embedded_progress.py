@@ -1,4 +1,4 @@
-"""What the terminal, or a log in its place, shows while parts start."""
+"""Progress on the terminal, or in a log, while parts start."""
 
 import asyncio
 import io
@@ -10,7 +10,7 @@ from app.cli.up.progress import Progress, Step
 
 
 class Terminal(io.StringIO):
-    """A stream that says it can move its cursor."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -23,7 +23,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until(stream: io.StringIO, text: str) -> None:
     async with asyncio.timeout(5):
-        while text not in stream.getvalue():  # noqa: ASYNC110 - a stream tells nobody
+        while text not in stream.getvalue():  # noqa: ASYNC110 - a stream has no event
             await asyncio.sleep(0.005)
 
 
@@ -47,7 +47,7 @@ async def test_a_long_line_is_cut_to_one() -> None:
     assert max(map(len, terminal.getvalue().split("\r")[:-1])) < 80
 
 
-async def test_a_log_hears_of_slow_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_lists_slow_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUIET_SECONDS", 0.05)
     log = io.StringIO()
     async with Progress(log) as progress:
@@ -69,5 +69,5 @@ async def test_a_step_that_fails_is_not_called_ready() -> None:
     assert log.getvalue() == ""
 
 
-def test_a_step_tells_its_name_without_a_detail() -> None:
+def test_a_step_shows_its_name_without_a_detail() -> None:
     assert str(Step("API")) == "API 0 s"

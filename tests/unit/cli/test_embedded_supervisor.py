@@ -46,7 +46,7 @@ def _no_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until(events: list[str], expected: list[str]) -> None:
     async with asyncio.timeout(5):
-        while events != expected:  # noqa: ASYNC110 - a list tells nobody that it grew
+        while events != expected:  # noqa: ASYNC110 - a list has no event
             await asyncio.sleep(0.001)
 
 

@@ -55,7 +55,7 @@ def test_the_table(model: Path, capsys: Output) -> None:
 
 
 def test_the_documents_example_is_what_is_printed(model: Path, capsys: Output) -> None:
-    """Of docs/plan.md: its first command, and its worked example."""
+    """Examples of docs/plan.md: its first command, and its worked example."""
     document = (ROOT / "docs" / "plan.md").read_text()
     command = re.search(r"python -m app plan path/to/model (.*)\n", document)
     assert command
@@ -87,7 +87,7 @@ def test_what_a_reader_should_know_is_in_the_table(tmp_path: Path, capsys: Outpu
     assert "\nh200-141  --gres=gpu:8 " in out
 
 
-def test_windows_and_small_models_are_told(tmp_path: Path, capsys: Output) -> None:
+def test_windows_and_small_models_are_reported(tmp_path: Path, capsys: Output) -> None:
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["google/gemma-3-1b-pt"].config))
     out = run(capsys, tmp_path, "--gpu", "t4")
     assert "999.9 million parameters" in out
@@ -161,7 +161,7 @@ def test_the_table_fits_100_columns(model: Path, capsys: Output) -> None:
         (["--gpu"], "--gpu: expected one argument"),
     ],
 )
-def test_wrong_options_are_told_in_one_line(
+def test_wrong_options_are_reported_in_one_line(
     model: Path, arguments: list[str], message: str, capsys: Output
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -180,7 +180,7 @@ def test_wrong_options_are_told_in_one_line(
         (["--context", "100000"], "context: 100000 tokens are more than the model's 8192"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_line(
+def test_wrong_arguments_are_reported_in_one_line(
     model: Path, arguments: list[str], message: str, capsys: Output
 ) -> None:
     assert main(["plan", str(model), *arguments]) == 2
@@ -193,7 +193,7 @@ def test_wrong_arguments_are_told_in_one_line(
 @pytest.mark.parametrize(
     "change", [{"num_hidden_layers": 10**9}, {"hidden_size": None}, {"quantization_config": 1}]
 )
-def test_a_wrong_config_is_told_in_one_line(
+def test_a_wrong_config_is_reported_in_one_line(
     model: Path, change: dict[str, Any], capsys: Output
 ) -> None:
     file = model / "config.json"

@@ -103,7 +103,7 @@ def test_an_end_is_added(capsys: pytest.CaptureFixture[str]) -> None:
         (sign(json.loads(CLAIMS) | {"exp": 1}), "expired"), (sign({"team_id": "x"}), "token_id"),
     ],
 )  # fmt: skip
-def test_a_bad_token_is_shown_and_said_to_be_bad(
+def test_a_bad_token_is_shown_and_reported_as_bad(
     token: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["token", "jwt", "decode", token]) == 1
@@ -167,7 +167,7 @@ def test_an_issuers_token_is_read_by_its_keys(
 
 
 def test_the_command_line_itself_stays_small() -> None:
-    """What runs a command is imported by that command alone."""
+    """Only the command itself imports the code that it runs."""
     script = (
         "import sys; import app.cli.main; "
         "sys.exit(bool({'jwt', 'httpx', 'fastapi', 'asyncpg', 'cryptography'} & set(sys.modules)))"

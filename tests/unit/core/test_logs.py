@@ -1,4 +1,4 @@
-"""Lines of the log: what they tell, and what they must not."""
+"""Lines of the log: their members, and the texts that must not be in them."""
 
 import logging
 
@@ -12,7 +12,7 @@ from app.core.log_context import CURRENT
 from app.core.logs import JsonFormatter, TextFormatter
 from app.core.settings.observability import LogSettings
 
-TEXT = "what somebody wrote"
+TEXT = "a user's text"
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -29,7 +29,7 @@ def broken(error: BaseException) -> logging.LogRecord:
             raise ValueError("before")
         except ValueError as cause:
             raise error from cause
-    except BaseException as raised:  # noqa: BLE001 - whatever it is
+    except BaseException as raised:  # noqa: BLE001 - any error
         found.exc_info = (type(raised), raised, raised.__traceback__)
     return found
 
@@ -73,7 +73,7 @@ def test_the_present_request_is_named() -> None:
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
 def test_no_text_divides_a_line(formatter: logging.Formatter) -> None:
     hostile = "x\n2026-01-01 ERROR app: forged\r\x1b[2J\u2028"
-    line = formatter.format(record("said %s", hostile, result_id=hostile))
+    line = formatter.format(record("text %s", hostile, result_id=hostile))
     assert len(line.splitlines()) == 1
     assert "\x1b" not in line
     traced = formatter.format(broken(RuntimeError(hostile)))
@@ -90,7 +90,7 @@ def test_no_text_divides_a_line(formatter: logging.Formatter) -> None:
         ExceptionGroup("several", [refused_row()]),
     ],
 )
-def test_errors_quote_nobody(formatter: logging.Formatter, error: Exception) -> None:
+def test_errors_quote_no_user(formatter: logging.Formatter, error: Exception) -> None:
     line = formatter.format(broken(error))
     assert TEXT not in line
     assert type(error).__name__ in line
@@ -117,8 +117,8 @@ def test_settings_choose(capsys: pytest.CaptureFixture[str]) -> None:
     assert not logs.shows_content()
     logging.getLogger("app.x").info("ours")
     logging.getLogger("uvicorn.error").info("started")
-    logging.getLogger("app.x").warning("heard")
-    assert capsys.readouterr().err.endswith(" WARNING app.x: heard\n")
+    logging.getLogger("app.x").warning("received")
+    assert capsys.readouterr().err.endswith(" WARNING app.x: received\n")
 
 
 def test_long_texts_are_cut() -> None:

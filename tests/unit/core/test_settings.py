@@ -148,7 +148,9 @@ def test_the_api_environment_file_names_only_settings(environment: pytest.Monkey
     for name, value in values.items():
         environment.setenv(name, value)
     settings = Settings()
-    assert settings.allow_unauthenticated  # it binds a container's address: said at every start
+    assert (
+        settings.allow_unauthenticated
+    )  # it binds a container's address: a warning at every start
     database = read_env_file(".env.db.dev")
     assert database == {
         "POSTGRES_USER": values["LLM_DATABASE_ADMIN_USER"],

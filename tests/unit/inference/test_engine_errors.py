@@ -168,7 +168,7 @@ def test_the_page_has_these_rows() -> None:
     assert rows == [row[0] for row in _ROWS]
 
 
-def test_a_refusal_says_what_to_change() -> None:
+def test_a_refusal_names_the_remedy() -> None:
     message = "This model's maximum context length is 8 tokens."
     assert str(to_model_error(_STARTED + message)) == message
     unreadable = to_model_error(f"{_STARTED}'NoneType' object has no attribute 'lora_name'")

@@ -1,4 +1,4 @@
-"""Attribution held against the plainest code, over corpora that hypothesis makes up."""
+"""Attribution compared with the plainest code, over corpora that hypothesis generates."""
 
 import dataclasses
 import math
@@ -304,7 +304,7 @@ def test_text_that_cannot_be_encoded(engine: Engine) -> None:
 
 
 def test_a_delimiter_ends_a_span(engine: Engine) -> None:
-    """It is its last token; what follows is of the next span. Of several bytes, each one ends it."""
+    """The delimiter is the span's last token. Each of several delimiters ends a span."""
 
     def texts(*delimiters: str) -> list[str]:
         answer = ask(engine, TEXT, delimiters=list(delimiters), allowSpansWithPartialWords=True)
@@ -347,7 +347,7 @@ def test_whole_words(engine: Engine) -> None:
 
 
 def test_the_density_keeps_the_best(engine: Engine) -> None:
-    """As many as the tokens allow, rounded up; told in the order of the text."""
+    """As many as the tokens allow, rounded up; in the order of the text."""
     text = "four#one two#five six seven#two"
 
     def kept(density: float, method: str = "length") -> list[str]:
@@ -444,7 +444,7 @@ def test_bounds_of_one_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
 def test_places_are_bounded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, *, partial: bool
 ) -> None:
-    """What is asked for, or what there is: each span of the engine, not those within others."""
+    """The requested number, or all spans: each span of the engine, except those within others."""
     members = {"maximumContextLength": 2, "allowSpansWithPartialWords": partial}
     whole, twos = ask(engine, TEXT, **members), ask(engine, " two\n" * 9, **members)
     assert [span["count"] for span in twos["spans"]] == [60] * 9
@@ -458,7 +458,7 @@ def test_places_are_bounded(
     monkeypatch.setattr(attribution, "MAX_PLACES", 5 * 36)
     assert ask(engine, TEXT, **members) == whole
     assert refused(engine, "maximumFrequency", TEXT, delimiters=[" "], **members)
-    # What occurs nowhere has no places.
+    # A text without occurrences has no positions.
     assert ask(engine, "#%&" * 12, **members)["spans"] == []
 
 

@@ -1,4 +1,4 @@
-"""The TOML file that declares indexes: what it may say, and where it is wrong."""
+"""The TOML file that declares indexes: its members, and the positions of errors."""
 
 import tomllib
 from collections.abc import Iterable
@@ -82,7 +82,7 @@ def test_nothing_declares_nothing(tmp_path: Path) -> None:
         ('[indexes.a]\npath = "a"\n[indexes.A]\npath = "b"', "in its case only"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: str, problem: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(text: str, problem: str) -> None:
     with pytest.raises(DeclarationError) as raised:
         parse_declarations(text, FILE)
     assert str(raised.value).startswith(f"{FILE}: ")
@@ -127,13 +127,13 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     there = '# mine\n[indexes.a]\npath = "a"  # here'
     file.write_text(there)
     file.chmod(0o640)
-    added = Declaration("b", tmp_path / 'odd "dir\\', str(tmp_path / "t.json"), 'Say "é\x7f"\n')
+    added = Declaration("b", tmp_path / 'odd "dir\\', str(tmp_path / "t.json"), 'An "é\x7f"\n')
     add_declaration(file, added)
     assert file.read_text().startswith(f"{there}\n\n")
     assert file.stat().st_mode & 0o777 == 0o640
     first, second = read_declarations(file)
     assert (first.name, second) == ("a", added)
-    # What lies below the file's directory is written relative to it.
+    # A path below the file's directory is written relative to it.
     assert str(tmp_path) not in file.read_text()
     with pytest.raises(DeclarationError, match="twice"):
         add_declaration(file, added)

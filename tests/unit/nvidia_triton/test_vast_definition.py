@@ -1,4 +1,4 @@
-"""What the Vast.ai commands take from the definition and from make, and what they refuse."""
+"""The values that the Vast.ai commands take from the definition and from make, and refusals."""
 
 import io
 import shlex
@@ -100,7 +100,7 @@ def test_bad_ids_are_refused(value: str) -> None:
         ({"model_dir": "/opt/../etc"}, "model_dir: '/opt/../etc' is not an absolute path"),
     ],
 )
-def test_each_refusal_tells_what_would_do(given: dict[str, str], message: str | None) -> None:
+def test_each_refusal_names_a_remedy(given: dict[str, str], message: str | None) -> None:
     if message is None:
         assert read(FILE, given).image.endswith(":24.07")
         return
@@ -114,7 +114,7 @@ def test_an_unquoted_tag_would_lose_its_zero(tmp_path: Path) -> None:
         read(with_value(tmp_path, "tag", 26.10), {})
 
 
-def test_what_is_no_definition_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_is_no_definition_is_reported_in_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     for content in ("a: [1", "- 1", "1: 2", "\x00"):
         broken.write_text(content)
@@ -159,7 +159,7 @@ def test_a_key_that_ssh_would_expand_is_refused(tmp_path: Path, name: str) -> No
         find_key(tmp_path / "none")
 
 
-def test_no_key_at_all_is_told_with_its_remedy(
+def test_no_key_at_all_is_reported_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -210,7 +210,7 @@ def test_only_a_yes_is_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_confirmed("Really? ") is meant
 
 
-def test_folders_that_are_no_models_are_told_in_one_line(
+def test_folders_that_are_no_models_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(12):

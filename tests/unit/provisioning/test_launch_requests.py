@@ -237,7 +237,7 @@ def test_the_script_of_a_container(profiles: dict[str, Profile]) -> None:
 
 
 @pytest.mark.parametrize(("line", "expected"), [("", False), ("supervise = true", True)])
-def test_a_plain_command_is_supervised_where_the_profile_says_so(
+def test_a_plain_command_is_supervised_if_the_profile_demands_it(
     tmp_path: Path, line: str, expected: bool
 ) -> None:
     profiles = profiles_of(tmp_path, PROFILE + line)
@@ -271,7 +271,7 @@ def test_a_command_of_the_profile_is_quoted(tmp_path: Path) -> None:
         ("slots = 0", "profiles.laptop.slots"),
     ],
 )
-def test_a_profile_that_is_wrong_is_told(tmp_path: Path, line: str, words: str) -> None:
+def test_a_profile_that_is_wrong_is_reported(tmp_path: Path, line: str, words: str) -> None:
     key = line.split(" =")[0]
     laptop = PROFILE[PROFILE.index("[profiles.laptop]") :].splitlines()
     others = [one for one in laptop[1:] if not one.startswith(f"{key} =")]
@@ -292,7 +292,7 @@ def test_a_profile_that_is_wrong_is_told(tmp_path: Path, line: str, words: str) 
 def test_how_a_job_ended_by_what_it_left(
     profiles: dict[str, Profile], provider: Provider, status: int, seconds: int, end: End
 ) -> None:
-    """What is known of a job that Slurm has forgotten."""
+    """The stored facts of a job that Slurm no longer lists."""
     now = datetime.now(UTC)
     launch = Launch(
         LAUNCH, "one", provider, "della", "demo", spec_of(profiles), "healthy", "", None, "7", "n1",

@@ -111,7 +111,9 @@ def test_nothing_else_is_read(here: dict[str, Profile], tmp_path: Path) -> None:
     assert refusal({}, model="org/model")[0] == "provider"
 
 
-def test_a_broken_file_is_told_without_its_place(here: dict[str, Profile], tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_without_its_place(
+    here: dict[str, Profile], tmp_path: Path
+) -> None:
     (file,) = (tmp_path / "cache").rglob("config.json")
     file.write_text("{}")
     field, message = refusal(here, model="org/model", profile="della")

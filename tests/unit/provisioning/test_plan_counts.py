@@ -73,7 +73,7 @@ def test_qwens_upper_layers_slide_where_it_is_turned_on() -> None:
     assert _windows(read_facts(sliding)) == {131072: 7, None: 21}
 
 
-def test_layers_that_keep_no_keys_and_values_are_told() -> None:
+def test_layers_that_keep_no_keys_and_values_are_reported() -> None:
     config = LLAMA | {
         "model_type": "some_hybrid",
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
@@ -85,7 +85,7 @@ def test_layers_that_keep_no_keys_and_values_are_told() -> None:
     )
 
 
-def test_an_unknown_architecture_is_a_generic_transformer_and_says_so() -> None:
+def test_an_unknown_architecture_counts_as_a_generic_transformer_with_a_note() -> None:
     facts = read_facts(LLAMA | {"model_type": "novel"})
     assert not facts.is_known
     assert facts.parameters == KNOWN["meta-llama/Meta-Llama-3-8B"].parameters

@@ -1,4 +1,4 @@
-"""What fits: weights, overhead and cache on each GPU, against what vLLM reported."""
+"""The fit of weights, overhead and cache on each GPU, against vLLM's reports."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def test_llama_3_8b_has_the_cache_that_vllm_reported(
 ) -> None:
     gpu = dataclasses.replace(A100, memory=int(gpu_gib * GIB))
     planned = plan_on(LLAMA_8B, gpu, gpus, context=8192, engine=Engine(gpu_memory_utilization=0.9))
-    # What was loaded includes tables of rotations: 0.03 GiB.
+    # The loaded weights include tables of rotations: 0.03 GiB.
     assert planned.weights / GIB == pytest.approx(reported_weights, abs=0.05)
     if reported_cache:
         assert planned.cache / GIB == pytest.approx(reported_cache, rel=0.04)
@@ -85,7 +85,7 @@ def test_llama_70b_takes_as_many_gpus_as_it_needs(gpu: str, gpus: int) -> None:
         assert fewer.resources is None
 
 
-def test_little_to_spare_is_said() -> None:
+def test_little_to_spare_is_reported() -> None:
     verdicts = [plan_on(LLAMA_8B, A100, 1, 8192, requests).verdict for requests in (40, 54, 55)]
     assert verdicts == ["fits", "fits tightly", "holds 54 of 55 requests of 8192 tokens"]
 
@@ -98,7 +98,7 @@ def test_more_requests_take_more_gpus() -> None:
     assert gpus[-1] > 2
 
 
-def test_what_is_missing_is_said() -> None:
+def test_what_is_missing_is_reported() -> None:
     def verdict(gpu: str, context: int, concurrency: int, **engine: int) -> str:
         (planned,) = plan(
             LLAMA_70B, [GPUS[gpu]], context, concurrency, Engine(max_gpus=engine["max_gpus"])
@@ -124,7 +124,7 @@ def test_many_requests_on_a_small_gpu_lack_room_for_their_overhead() -> None:
     ]
 
 
-def test_what_cannot_be_divided_is_said() -> None:
+def test_what_cannot_be_divided_is_reported() -> None:
     falcon = read_facts(KNOWN["tiiuae/falcon-7b"].config)
     (planned,) = plan(falcon, [GPUS["t4-16"]], 2048, 64)
     assert planned.gpus == 1
@@ -178,7 +178,7 @@ def test_an_8_bit_cache_holds_twice_as_much() -> None:
     assert small.tokens == pytest.approx(2 * plain.tokens, rel=0.001)
 
 
-# --- What is asked ------------------------------------------------------------------------------------
+# --- Requests -----------------------------------------------------------------------------------------
 
 
 def test_the_context_is_the_models_but_not_too_long() -> None:
@@ -247,7 +247,7 @@ def test_what_to_ask_a_scheduler_for() -> None:
     assert asked.minutes == 130
 
 
-def test_what_is_read_is_asked_for_whatever_it_becomes() -> None:
+def test_memory_for_reading_is_requested_in_every_case() -> None:
     """Compressed while loading, the file is as large as before; a compressed one is not."""
     plain = plan_on(LLAMA_70B, A100, 4).resources
     asked = {

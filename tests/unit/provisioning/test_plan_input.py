@@ -1,4 +1,4 @@
-"""Reading a model's directory: what is wrong is told in one line; weights are believed if there."""
+"""Reading of a model's directory: errors in one line; weights are trusted if present."""
 
 import json
 import os
@@ -241,11 +241,11 @@ def test_the_index_is_believed(tmp_path: Path) -> None:
     assert facts.stored_bytes == weight_bytes(facts, "bfloat16") == 2 * facts.parameters
     assert weight_bytes(facts, "float32") == 4 * facts.parameters
     assert "Weights on disk are 16,060,522,496 bytes" in facts.notes[-1]
-    # A file by itself says nothing of the directory it is in.
+    # A file by itself does not describe its directory.
     assert read_config(tmp_path / "config.json").stored_bytes is None
 
 
-def test_a_quantized_checkpoint_has_its_size_whatever_it_runs_in(tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_has_its_size_in_every_precision(tmp_path: Path) -> None:
     write(tmp_path, DEEPSEEK)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 688_586_727_753}}))

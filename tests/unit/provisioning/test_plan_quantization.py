@@ -41,7 +41,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
         {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
         13_761_264_768,
     ),
-    # What vLLM says after loading: "Loading model weights took 8.4927 GB", in GiB
+    # vLLM's log after loading: "Loading model weights took 8.4927 GB", in GiB
     "neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8": (
         LLAMA,
         {
@@ -120,7 +120,7 @@ def test_what_is_not_linear_is_not_quantized() -> None:
     assert size(LLAMA, {"quant_method": "fp8"}) == expected
 
 
-def test_an_unknown_quantization_is_counted_without_and_says_so() -> None:
+def test_an_unknown_quantization_is_not_counted_and_noted() -> None:
     facts = read_facts(LLAMA | {"quantization_config": {"quant_method": "novel"}})
     assert facts.quantization is None
     assert any("The quantization (novel) is not known here" in note for note in facts.notes)
@@ -161,7 +161,7 @@ def test_a_second_quantization_is_refused() -> None:
         plan(facts, engine=Engine(quantization="fp8"))
 
 
-def test_gpus_that_lack_what_a_quantization_needs_are_told() -> None:
+def test_gpus_that_lack_what_a_quantization_needs_are_reported() -> None:
     facts = read_facts(LLAMA_2 | {"quantization_config": AWQ})
     old, new = plan(facts, [GPUS["v100-16"], GPUS["t4-16"]])
     assert not old.fits
@@ -180,7 +180,7 @@ def test_gpus_that_lack_what_a_quantization_needs_are_told() -> None:
         ("mistralai/Mixtral-8x7B-v0.1", "mxfp4", "mxfp4: vLLM needs a checkpoint that is compres"),
     ],
 )
-def test_what_a_quantization_means_for_a_plain_checkpoint_is_said(
+def test_what_a_quantization_means_for_a_plain_checkpoint_is_reported(
     name: str, method: str, note: str
 ) -> None:
     plain = read_facts(KNOWN[name].config)

@@ -1,4 +1,4 @@
-"""Which results may be continued, and how much of a reader's text stays."""
+"""The results that may be continued, and the part of a reader's text that stays."""
 
 from typing import Any
 

@@ -93,7 +93,7 @@ def test_few_files_write_the_state() -> None:
         assert writers == files
 
 
-def test_modules_have_names_that_say_something() -> None:
+def test_modules_have_meaningful_names() -> None:
     generic = [
         file for file in (ROOT / "app").rglob("*.py")
         if file.name in GENERIC and "api" not in file.parts
@@ -131,7 +131,7 @@ def test_no_conflict_marks_and_no_tabs_in_python() -> None:
             assert "\t" not in text, path
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_states_its_purpose() -> None:
     silent = [
         path.as_posix()
         for path, text in texts()

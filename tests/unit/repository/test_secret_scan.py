@@ -1,4 +1,4 @@
-"""What `make lint` says of a secret in a file; the repository's own run is in `make lint`."""
+"""The report of `make lint` on a secret in a file; the repository's own run is in `make lint`."""
 
 import subprocess
 import sys

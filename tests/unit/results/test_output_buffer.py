@@ -18,7 +18,7 @@ def test_reads_as_one_text(pieces: list[str], offset: int, limit: int | None) ->
 
 
 def test_the_chosen_token_is_marked_where_others_stand_beside_it() -> None:
-    """The database does not keep the order that tells it."""
+    """The database does not keep the order of the members, which would show it."""
     log = TokenLog()
     alone, crowded = {"7": {"logprob": -1}}, {"9": {"logprob": -2}, "8": {"logprob": -1}}
     log.append(orjson.dumps([alone]).decode())

@@ -27,7 +27,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_wrong_lines_are_left_out_and_told(tmp_path: Path) -> None:
+def test_wrong_lines_are_left_out_and_reported(tmp_path: Path) -> None:
     content = 'id,prompt\na,one\na,again\nb,\n"c",two\nd,"x" y\ne,1,2\nf,' + "x" * 400 + "\n"
     done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds(line_size=300), id="id")
     assert (done.rows, done.left_out, done.requests) == (7, 5, 2)
@@ -46,7 +46,7 @@ def test_wrong_lines_are_left_out_and_told(tmp_path: Path) -> None:
     assert rows[1]["columns"] == {"id": "a", "prompt": "again"}
 
 
-def test_a_hundred_errors_are_told_and_all_counted(tmp_path: Path) -> None:
+def test_a_hundred_errors_are_reported_and_all_counted(tmp_path: Path) -> None:
     content = "id,prompt\n" + "x,\n" * 250
     done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds())
     assert (done.left_out, len(done.errors), done.requests) == (250, 100, 0)

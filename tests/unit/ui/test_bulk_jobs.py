@@ -1,4 +1,4 @@
-"""Jobs as their batches tell them: parts, states, and how long the rest takes."""
+"""Jobs, read from their batches: parts, states, and how long the rest takes."""
 
 from typing import Any
 from uuid import UUID

@@ -196,7 +196,7 @@ def test_a_template_makes_no_endless_text() -> None:
         to_line(row, mapping)
 
 
-def test_what_is_nested_too_deep_is_told() -> None:
+def test_what_is_nested_too_deep_is_reported() -> None:
     row = Row(1, {"a": orjson.loads("[" * 500 + "]" * 500)})
     with pytest.raises(RowError, match="nested too deep"):
         to_line(row, read_mapping({"template": "It is {a}."}, ["a"]))

@@ -147,7 +147,7 @@ def test_formulas_are_made_harmless(text: str, is_formula: bool) -> None:
 
 async def test_csv() -> None:
     rows = [
-        AnsweredRow(2, {"=id": "=1", "output": 'say "a",\nb'}, Answer("", "completed", "=cmd()")),
+        AnsweredRow(2, {"=id": "=1", "output": 'hi "a",\nb'}, Answer("", "completed", "=cmd()")),
         AnsweredRow(3, {"=id": None, "output": [1]}, Answer("", "failed", "", "code", "@why")),
     ]
 
@@ -160,7 +160,7 @@ async def test_csv() -> None:
     table = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     assert list(table[0])[:5] == ["line", "'=id", "output", "answer_output", "status"]
     assert table[0]["'=id"] == "'=1"
-    assert table[0]["output"] == 'say "a",\nb'
+    assert table[0]["output"] == 'hi "a",\nb'
     assert table[0]["answer_output"] == "'=cmd()"
     assert (table[1]["'=id"], table[1]["output"]) == ("", "[1]")
     assert table[1]["error"] == "code: @why"

@@ -1,4 +1,4 @@
-"""Uploaded files as rows: formats, encodings, and what is told of everything else."""
+"""Uploaded files as rows: formats, encodings, and the errors for everything else."""
 
 import codecs
 import io
@@ -11,9 +11,9 @@ from app.ui.bulk import text
 from app.ui.bulk.table import MAX_COLUMNS, Row, read_table
 from app.ui.bulk.text import MAX_LINE, SourceError, read_lines, sniff_encoding
 
-TABLE = 'id,prompt\n1,"Say ""hello"",\nthen stop"\n\n2,Grüße 🌍\n'
+TABLE = 'id,prompt\n1,"Hi ""hello"",\nthen stop"\n\n2,Grüße 🌍\n'
 ROWS = [
-    Row(2, {"id": "1", "prompt": 'Say "hello",\nthen stop'}),
+    Row(2, {"id": "1", "prompt": 'Hi "hello",\nthen stop'}),
     Row(5, {"id": "2", "prompt": "Grüße 🌍"}),
 ]
 
@@ -35,14 +35,14 @@ def problem(content: bytes | str, filename: str = "file.csv") -> str:
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_a_table_in_every_form(encoding: str, newline: str, delimiter: str) -> None:
-    # The comma inside the quotation marks stays, whatever separates the cells.
+    # The comma inside the quotation marks stays, for all separators of cells.
     written = TABLE.replace("id,", f"id{delimiter}").replace("1,", f"1{delimiter}")
     written = written.replace("2,", f"2{delimiter}").replace("\n", newline)
     content = written.encode(encoding)
     if encoding == "utf-16-be":
         content = codecs.BOM_UTF16_BE + content
     read_newline = "\n" if newline == "\r" else newline  # old ones are read as new ones
-    first = Row(2, {"id": "1", "prompt": f'Say "hello",{read_newline}then stop'})
+    first = Row(2, {"id": "1", "prompt": f'Hi "hello",{read_newline}then stop'})
     assert read(content, "file.txt") == [first, ROWS[1]]
 
 

@@ -1,4 +1,4 @@
-"""Plots: what they draw, what they tell in words, and that no label can do harm."""
+"""Plots: their lines, their alternative texts, and hostile labels."""
 
 import math
 import re
@@ -27,7 +27,7 @@ ALLOWED = {
 
 
 def tree_of(text: str) -> ElementTree.Element:
-    """What was made here, as a tree: it is well formed."""
+    """The SVG as a tree: it is well formed."""
     return ElementTree.fromstring(text)  # noqa: S314
 
 
@@ -59,7 +59,7 @@ def test_a_value_that_is_missing_is_a_gap_and_one_alone_a_point() -> None:
     assert paths(text, "1 dots") == "M0 0h0M1000 0h0"
 
 
-def test_what_is_drawn_is_told_in_words_and_numbers() -> None:
+def test_what_is_drawn_is_reported_in_words_and_numbers() -> None:
     text = chart(Series("queued", [3, None, 1234]), Series("running", [None, None, None]))
     root = tree_of(text)
     svg = root.find(".//svg[@role='img']")
@@ -74,7 +74,7 @@ def test_what_is_drawn_is_told_in_words_and_numbers() -> None:
     assert [item[0].tail for item in root.findall(".//ul/li")] == ["queued", "running"]
 
 
-def test_no_data_is_said() -> None:
+def test_no_data_is_reported() -> None:
     text = chart(Series("queued", [None, math.inf]))
     assert "No data yet." in text
     assert "<svg" not in text

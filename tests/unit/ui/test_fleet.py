@@ -1,4 +1,4 @@
-"""Models and servers: names of models and words of servers are text, whatever is in them."""
+"""Models and servers: names of models and words of servers are text, for all contents."""
 
 from html.parser import HTMLParser
 from typing import Any
@@ -19,7 +19,7 @@ SERVER: dict[str, Any] = {
 
 
 class Parsed(HTMLParser):
-    """What a browser would make of it: its elements, attributes and text."""
+    """A document as a browser parses it: elements, attributes and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def test_times_without_a_zone_are_of_utc() -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "0001-01-01T00:00+23:00", "\x00"])
-def test_what_is_no_time_is_told(text: str) -> None:
+def test_what_is_no_time_is_reported(text: str) -> None:
     with pytest.raises(FormError) as caught:
         to_params(read_filters({"created_after": text, "q": "x"}))
     assert [name for name, _ in caught.value.fields] == ["created_after"]

@@ -78,7 +78,7 @@ def test_a_plan_asks_for_the_model_or_for_what_was_pasted() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "1", "null", "[" * 100_000])
-def test_what_is_no_config_is_told(text: str) -> None:
+def test_what_is_no_config_is_reported(text: str) -> None:
     with pytest.raises(NotJsonError, match=r"whole config\.json"):
         to_plan(empty() | {"config": text})
 

@@ -26,8 +26,8 @@ NUMBER = Parameter("temperature", "number", "Randomness", "", "")
         ("demo", 512, 10, False),  # the default
         ("demo", 159, 865, False),  # the default, and the model's length left no more
         ("demo", 159, 864, True),
-        ("demo", 600, 424, True),  # more than the default: somebody entered it
-        ("demo", 100, None, True),  # nothing is known of the prompt
+        ("demo", 600, 424, True),  # more than the default: the user entered it
+        ("demo", 100, None, True),  # the prompt is unknown
         ("other", 100, 10, True),
         ("gone", 100, 10, True),
     ],
@@ -65,7 +65,7 @@ def test_texts_come_back_as_they_were(texts: list[str]) -> None:
     assert parse_parameters([CHOICE], to_form(choice)) == choice
 
 
-def test_a_number_beyond_all_numbers_is_told() -> None:
+def test_a_number_beyond_all_numbers_is_reported() -> None:
     with pytest.raises(FormError) as refused:
         parse_parameters([NUMBER], {"p.temperature": "1e999"})
     assert refused.value.fields == [("temperature", "is too large")]

@@ -1,4 +1,4 @@
-"""How texts and numbers are written."""
+"""Formats of texts and numbers."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -28,7 +28,7 @@ def test_sizes(value: int | None, text: str) -> None:
     assert size(value) == text
 
 
-def test_what_is_to_come_is_said_so() -> None:
+def test_future_times_are_worded_as_such() -> None:
     now = datetime.now(UTC)
     assert ">in 4 min" in ago(now + timedelta(minutes=5))
     assert " ago<" in ago(now - timedelta(minutes=5))

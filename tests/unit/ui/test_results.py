@@ -53,6 +53,6 @@ def test_a_result_in_a_line(members: dict[str, Any], words: str) -> None:
     assert outcome(BARE | members) == words
 
 
-def test_a_line_is_short_whatever_the_text() -> None:
+def test_a_line_is_short_for_all_texts() -> None:
     assert len(one_line("word " * 1_000_000)) <= 200
     assert one_line(None) == ""

@@ -1,4 +1,4 @@
-"""Where spans stand in a text: tokens that share characters, gaps, overlaps."""
+"""Positions of spans in a text: tokens that share characters, gaps, overlaps."""
 
 import random
 
@@ -63,7 +63,7 @@ def test_overlapping_spans_share_segments() -> None:
     assert cut("", []) == []
 
 
-def test_segments_are_the_text_whatever_the_spans() -> None:
+def test_segments_join_to_the_text_for_all_spans() -> None:
     chooser = random.Random(5)  # noqa: S311 # no secret
     for _ in range(200):
         text = "".join(chooser.choices("ab é🙂\n", k=chooser.randrange(30)))

@@ -1,4 +1,4 @@
-"""What of running results is written while they run, and when."""
+"""The text of running results: the parts that are written while they run, and their times."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +36,7 @@ class Table:
 
 
 class Desk:
-    """A writer at work, and attempts that say what they are told to."""
+    """A writer at work, and attempts with scripted outputs."""
 
     def __init__(self, flush_seconds: float) -> None:
         self.table = Table()
@@ -78,7 +78,7 @@ async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
     await asyncio.wait([writing])
 
 
-async def test_what_is_read_elsewhere_is_written_at_once_and_told(desk: Desk) -> None:
+async def test_text_that_is_read_elsewhere_is_written_at_once_and_notified(desk: Desk) -> None:
     watched, other = desk.attempt(), desk.attempt(watched=False)
     say(other, "later")
     say(watched, "now")
@@ -108,7 +108,7 @@ async def test_what_comes_during_a_write_shares_the_next(desk: Desk) -> None:
 
 
 async def test_the_last_words_are_left_to_the_end(desk: Desk) -> None:
-    """Their commit would delay the end, which writes and tells them as well."""
+    """Their commit would delay the end, which writes and notifies them as well."""
     ended, other = desk.attempt(), desk.attempt()
     say(ended, "all", finish_reason="stop")
     say(other, "some")

@@ -13,7 +13,7 @@ PLACE: Target = ("host:8001", "m")
 
 
 class Engine:
-    """Answers probes as the test says; counts them."""
+    """Answers probes as the test demands; counts them."""
 
     def __init__(self) -> None:
         self.answer = ProbeOutcome.ANSWERED
@@ -42,7 +42,7 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
 
 async def closed(engine: Engine) -> None:
     async with asyncio.timeout(10):
-        while not engine.breaker.allows(PLACE):  # noqa: ASYNC110 - no event tells it
+        while not engine.breaker.allows(PLACE):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
 
 
@@ -83,7 +83,7 @@ async def test_a_failed_probe_opens_the_circuit_and_an_answered_one_closes_it(
 async def test_no_answer_decides_nothing(engine: Engine, answer: ProbeOutcome) -> None:
     engine.answer = answer
     engine.breaker.suspect(PLACE)
-    while engine.probes < 3:  # noqa: ASYNC110 - no event tells it
+    while engine.probes < 3:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.001)
     assert not engine.breaker.allows(PLACE)
     assert engine.breaker.dead(PLACE) is None

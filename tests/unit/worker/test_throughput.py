@@ -6,7 +6,7 @@ from app.worker.throughput import Throughput
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that the test advances."""
 
     now = 100.0
 
@@ -41,7 +41,7 @@ def test_nothing_is_known_before_there_was_work(throughput: Throughput) -> None:
     assert throughput.beat([]) == {}
 
 
-def test_the_first_beat_tells_its_own_rate(throughput: Throughput, clock: Clock) -> None:
+def test_the_first_beat_reports_its_own_rate(throughput: Throughput, clock: Clock) -> None:
     assert run(throughput, clock, 1, 12) == pytest.approx(4.0)
     assert run(throughput, clock, 5, 12) == pytest.approx(4.0)
 

@@ -1,7 +1,7 @@
 """The scripted model with the interface and the failures of NVIDIA's vLLM backend.
 
 It has no input to cancel a request, and its engine is a process of its own: once that is killed, every
-running and every later request fails in the words of NVIDIA's backend, and the model stays ready.
+running and every later request fails with the message of NVIDIA's backend, and the model stays ready.
 
 Parameters in config.pbtxt: with ENABLE_VLLM_HEALTH_CHECK it refuses later requests and unloads itself,
 as theirs does; ENGINE_DEAD replaces the message of a dead engine.
