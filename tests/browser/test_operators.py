@@ -74,7 +74,7 @@ async def test_a_model_is_unloaded(stack: Stack, page: Page) -> None:
     row = page.locator("#models tr", has_text="scripted")
     await page.click("button[aria-label='Unload scripted']")
     await expect(row).to_contain_text("not ready")
-    assert "What is queued waits" in asked[0]
+    assert "Queued results wait" in asked[0]
     # `up` finds that its model is missing, and loads it again.
     await expect(row.locator(".badge")).to_have_text("ready", timeout=60_000)
 

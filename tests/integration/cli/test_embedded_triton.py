@@ -215,8 +215,8 @@ async def loading(
     tmp_path: Path, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[EmbeddedTriton, list[str]]]:
     """A server whose only model does `action` while it loads, and what its start reports."""
-    monkeypatch.setattr("app.cli.up.triton.STILL_SECONDS", 3.0)
-    monkeypatch.setattr("app.cli.up.triton.LOOK_SECONDS", 0.25)
+    monkeypatch.setattr("app.cli.up.triton.LOAD_STALL_SECONDS", 3.0)
+    monkeypatch.setattr("app.cli.up.triton.ACTIVITY_INTERVAL_SECONDS", 0.25)
     model = tmp_path / "loader"
     (model / "1").mkdir(parents=True)
     (model / "config.pbtxt").write_text(LOADER_CONFIG)
@@ -266,7 +266,7 @@ async def test_a_load_that_is_lost_is_begun_again(
         )
         assert not any("start 3 of 3" in text for text in reported_at)
         assert f"make run: {reason}" in (tmp_path / "log").read_text()
-        if "still" in reason:
+        if "hung" in reason:
             assert any(
                 re.search(r"\(\d+ s, [123] s without progress\)$", text) for text in reported_at
             )
