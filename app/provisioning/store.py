@@ -39,7 +39,7 @@ class Launch:
     provider: Provider
     profile: str
     model: str
-    spec: LaunchSpec
+    spec_json: str
     state: State
     reason: str
     end_state: EndState | None
@@ -57,6 +57,11 @@ class Launch:
     stopping_at: datetime | None
     ended_at: datetime | None
 
+    @property
+    def spec(self) -> LaunchSpec:
+        """The request. Raises ValidationError if a version with other rules has stored it."""
+        return LaunchSpec.model_validate_json(self.spec_json)
+
 
 @dataclass(slots=True, frozen=True)
 class ClaimedLaunch(Launch):
@@ -66,7 +71,9 @@ class ClaimedLaunch(Launch):
     now: datetime
 
 
-_COLUMNS = ", ".join(f"launches.{field.name}" for field in fields(Launch))
+_COLUMNS = ", ".join(f"launches.{field.name}" for field in fields(Launch)).replace(
+    "launches.spec_json", "launches.spec AS spec_json"
+)
 
 _CREATE = f"""
 WITH made AS (
@@ -314,7 +321,6 @@ def _json(value: Any) -> str | None:
 
 def _members(row: asyncpg.Record) -> dict[str, Any]:
     return {field.name: row[field.name] for field in fields(Launch)} | {
-        "spec": LaunchSpec.model_validate_json(row["spec"]),
         "ports": tuple(orjson.loads(row["ports"])) if row["ports"] else None,
         "address": orjson.loads(row["address"]) if row["address"] else None,
     }

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+import orjson
 from pydantic import BaseModel, Field
 
 from app.core.ids import created_at
@@ -83,13 +84,14 @@ def launch_to_wire(launch: Launch) -> dict[str, Any]:
         "name", "provider", "profile", "model", "state", "reason", "job_id", "node", "exit_code",
         "submitted_at", "started_at", "healthy_at", "last_used_at", "stopping_at", "ended_at",
     )  # fmt: skip
+    spec = orjson.loads(launch.spec_json)
     return {
         "id": str(launch.id),
         **{name: getattr(launch, name) for name in members},
-        "served_name": launch.spec.served_name,
+        "served_name": spec["served_name"],
         "server": launch.address,
         "created_at": created_at(launch.id),
-        "spec": launch.spec.model_dump(mode="json"),
+        "spec": spec,
     }
 
 

@@ -326,7 +326,7 @@ async def test_new_streams_do_not_silence_an_old_one(
 ) -> None:
     """Streams that open all the time do not put off the announcement of those open before."""
     monkeypatch.setattr(stream_hub_module, "ANNOUNCE_SECONDS", 0.3)
-    monkeypatch.setattr(watched_module, "_REMEMBER_SECONDS", 0.9)
+    monkeypatch.setattr(watched_module, "_INTEREST_TTL_SECONDS", 0.9)
     seldom = settings.model_copy(update={"flush_seconds": 10.0})
     reader = Reader()
     async with serve(seldom, with_worker=True) as near, serve(settings) as far:

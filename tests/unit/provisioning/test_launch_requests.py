@@ -294,8 +294,9 @@ def test_how_a_job_ended_by_what_it_left(
 ) -> None:
     """The stored facts of a job that Slurm no longer lists."""
     now = datetime.now(UTC)
+    spec = spec_of(profiles).model_dump_json()
     launch = Launch(
-        LAUNCH, "one", provider, "della", "demo", spec_of(profiles), "healthy", "", None, "7", "n1",
+        LAUNCH, "one", provider, "della", "demo", spec, "healthy", "", None, "7", "n1",
         None, None, None, 0, None, now, now, now, now, None, None,
     )  # fmt: skip
     job = job_from_exit_file(launch, status, seconds)
