@@ -56,6 +56,8 @@ free_port() {{
     printf '%s' "$port"
 }}
 grpc=$(free_port) http=$(free_port) metrics=$(free_port)
+# A cancellation may end the search before it reaches this shell: no address without its ports.
+[[ -n $grpc && -n $http && -n $metrics ]] || exit 143
 node=${{SLURMD_NODENAME:-127.0.0.1}}
 # For the health check.
 export TRITON_HTTP_SERVICE={listen}:"$http" TRITON_METRICS_SERVICE={listen}:"$metrics"
