@@ -9,6 +9,7 @@ half of their time. A file is never divided; neither are the files of a group in
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -86,6 +87,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, start in enumerate(_ORDER) if file.startswith(start)), len(_ORDER))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests and modules out of each later garbage collection (0.5 s)."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
