@@ -40,10 +40,10 @@ class Rule:
 class Style:
     prose: tuple[Rule, ...]  # words and openings, over the text of a whole file
     titles: tuple[Rule, ...]  # over one heading, or one first line of a docstring
-    exempt: tuple[str, ...]  # directories, or globs of files
+    skipped: tuple[str, ...]
 
     def covers(self, path: Path) -> bool:
-        return not any(path.match(one) or Path(one) in path.parents for one in self.exempt)
+        return not any(path.match(one) for one in self.skipped)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_style(path: Path = STYLE) -> Style:
     return Style(
         words + openings,
         rules("titles", r"^(?:{})\b"),
-        (*style["exempt"], *style["skipped"]),
+        tuple(style["skipped"]),
     )
 
 

@@ -31,18 +31,18 @@ _END_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to happen; times in seconds."""
+    """Plan of a failover run; times in seconds."""
 
     results: int
     per_second: float
-    promoted_after: float  # the kill: until then whoever watches the servers makes up its mind
+    promoted_after: float  # the kill: the delay of the tool that watches the servers
     stalls_for: float = 0.0  # before the kill the primary sends nothing to its standby
     is_synchronous: bool = True
 
 
 @dataclass
 class Load:
-    """Clients that send until they are told an id, each prompt under a key of its own."""
+    """Clients that send each prompt, under a key of its own, until they receive an id."""
 
     stack: Stack
     told: dict[str, str] = field(default_factory=dict)
@@ -50,20 +50,20 @@ class Load:
     refused: Counter[str] = field(default_factory=Counter)
 
     async def send(self, prompts: list[str], per_second: float) -> None:
-        """Send at a constant rate, whatever becomes of what was sent before."""
+        """Send at a constant rate, independent of the fate of earlier requests."""
         async with asyncio.TaskGroup() as senders:
             for prompt in prompts:
                 senders.create_task(self._send(prompt))
                 await asyncio.sleep(1 / per_second)
 
     async def until_told(self, count: int) -> None:
-        """Wait until so many ids were told."""
+        """Wait until the clients received this many ids."""
         while len(self.told_at) < count:  # noqa: ASYNC110 - one loop, and nothing to be exact about
             await asyncio.sleep(0.01)
 
     @property
     def longest_pause(self) -> float:
-        """The most seconds between two ids that were told one after the other."""
+        """The longest time in seconds between two ids received one after the other."""
         return max(b - a for a, b in zip(self.told_at, self.told_at[1:], strict=False))
 
     async def _send(self, prompt: str) -> None:
@@ -87,10 +87,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of what the clients were told."""
+    """Outcome of the results whose ids the clients received."""
 
     told: int
-    lost: int  # told, and not there, or without its answer
+    lost: int  # received by a client, and missing or without its answer
     doubled: int  # stored twice for one key
     run_again: int
     refused: int  # 503
@@ -134,7 +134,7 @@ async def fail_over(
             promoting = await _replace_primary(plan, pair, load, tell)
             stack.postgres = address(pair.standby)
             await sending
-            tell(f"all is sent: {len(load.told)} ids were told")
+            tell(f"all is sent: {len(load.told)} ids were received")
             await stack.until_terminal(_END_SECONDS)
             tell("no result is pending")
             outcome = await _judge(load, await ask_directly(triton, prompts), promoting)
@@ -150,7 +150,7 @@ async def _replace_primary(plan: Plan, pair: Pair, load: Load, tell: Tell) -> fl
         await pair.stall()
         await asyncio.sleep(plan.stalls_for)
     pair.primary.send_signal(signal.SIGKILL)
-    tell(f"kill -9 of the primary; {len(load.told)} ids were told so far")
+    tell(f"kill -9 of the primary; {len(load.told)} ids were received so far")
     await asyncio.sleep(plan.promoted_after)
     began = time.monotonic()
     await pair.standby.promote()
@@ -158,7 +158,7 @@ async def _replace_primary(plan: Plan, pair: Pair, load: Load, tell: Tell) -> fl
     told = len(load.told)
     tell(f"the standby is the primary: pg_promote() took {took:.2f} s")
     await load.until_told(told + 1)
-    tell("the first id is told since")
+    tell("the first id since then is received")
     return took
 
 
@@ -201,7 +201,7 @@ def main() -> int:
         sys.stdout.flush()
 
     with tempfile.TemporaryDirectory(prefix="llm-failover-") as name:
-        Path(name).chmod(0o755)  # PostgreSQL may run as somebody else
+        Path(name).chmod(0o755)  # PostgreSQL may run as another user
         outcome = asyncio.run(_show(plan, Path(name), tell))
     sys.stdout.write(_table(outcome))
     return int(outcome.lost > 0 or outcome.doubled > 0)
@@ -219,7 +219,7 @@ async def _show(plan: Plan, directory: Path, tell: Tell) -> Outcome:
 
 def _table(outcome: Outcome) -> str:
     lines = {
-        "ids told": outcome.told,
+        "ids received": outcome.told,
         "lost": outcome.lost,
         "doubled": outcome.doubled,
         "run again": outcome.run_again,
@@ -240,7 +240,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--asynchronous",
         action="store_true",
-        help="without synchronous_standby_names: what was told in the last second is lost",
+        help="without synchronous_standby_names: ids received in the last second are lost",
     )
     return parser.parse_args()
 

@@ -16,11 +16,11 @@ from tests.chaos.storm.outcome import Options, Outcome
 
 _EPILOG = """\
 It raises PostgreSQL (durable), two tritonservers with the scripted model, one whose model fails as
-NVIDIA's vLLM backend does, and one with vLLM, two APIs (one of them a worker too), two workers, and a TCP proxy on each way between them. Then a crowd of clients sends
-requests of all dialects while processes are killed, stopped and frozen and networks are cut, refused,
-slowed and left half open. At the end everything that a client was told is held against the database:
-lost, doubled, stuck, wrong bytes, and the rest of docs/chaos.md. The status is 1 if anything is
-found.
+NVIDIA's vLLM backend does, and one with vLLM, two APIs (one of them a worker too), two workers,
+and a TCP proxy on each way between them. Then a crowd of clients sends requests of all dialects
+while processes are killed, stopped and frozen and networks are cut, refused, slowed and left half
+open. At the end each response that a client received is checked against the database: lost,
+doubled, stuck, wrong bytes, and the rest of docs/chaos.md. The status is 1 if anything is found.
 
   make chaos                          ten minutes
   make chaos MINUTES=1 SEED=4711      a minute of a seed's failures and requests, again
@@ -29,7 +29,7 @@ A seed decides the failures (what, when, how long) and each request; how they me
 
 
 def main() -> int:
-    """Run, report, and say whether every invariant held."""
+    """Run and report; True if every invariant held."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos.storm",
         description="Everything at once: a load of all dialects while every part fails.",
@@ -64,7 +64,7 @@ def main() -> int:
     _keep(directory, outcome)
     text = report.to_markdown(outcome)
     (directory / "report.md").write_text(text)
-    _tell(f"\n{text}\nReport, the clients' log and everybody's logs: {directory}")
+    _tell(f"\n{text}\nReport, the clients' log and the logs of all processes: {directory}")
     return int(not outcome.account.is_clean)
 
 

@@ -46,7 +46,7 @@ async def draw_up(outcome: Outcome, stack: Stack, receiver: Receiver) -> None:
         outcome.ends[end] = outcome.ends.get(end, 0) + 1
     outcome.figures = {
         "results": len(rows),
-        "ids told to clients": sum(len(order.ids) for order in scene.log.orders),
+        "ids received by clients": sum(len(order.ids) for order in scene.log.orders),
         "most attempts of one result": max((row["attempt"] for row in rows), default=0),
         "results that needed more than one": sum(row["attempt"] > 1 for row in rows),
         "pieces of text that the sweep removed": swept,
@@ -91,7 +91,7 @@ async def _check_totals(account: Account, stack: Stack) -> None:
 
 
 async def _check_teams(account: Account, stack: Stack, scene: Scene, ledger: Ledger) -> None:
-    """What each team is told of its own, and of the other's."""
+    """Results that each team can list: its own, and none of the other's."""
     chance = random.Random(scene.seed)  # noqa: S311 - not for secrets
     port = stack.ports["api"]
     for team, token in scene.tokens.items():
@@ -101,7 +101,7 @@ async def _check_teams(account: Account, stack: Stack, scene: Scene, ledger: Led
         own = {result_id for result_id, row in ledger.by_id.items() if row["team_id"] == team}
         account.look(invariants.TEAMS, len(own))
         if told != own:
-            account.accuse(invariants.TEAMS, f"{team} is told {len(told)} of its {len(own)}")
+            account.accuse(invariants.TEAMS, f"{team} lists {len(told)} of its {len(own)}")
         others = sorted(ledger.by_id.keys() - own)
         for result_id in chance.sample(others, min(_FOREIGN_READS, len(others))):
             async with ask(port, "GET", f"/results/{result_id}", None, headers) as reply:

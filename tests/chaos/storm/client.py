@@ -1,4 +1,4 @@
-"""One client with one order, who tries again as far as that is allowed, and keeps what it is told."""
+"""A client with one order: it retries as far as that is allowed, and records the responses."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ class GivenUpError(Exception):
 
 @dataclass
 class Scene:
-    """What all clients share.
+    """State that all clients share.
 
     `ports` are those of the APIs, of which each connection takes one; `tokens` are by team. Orders are
     begun until `is_over`, and tried again until `gives_up`.
@@ -67,7 +67,7 @@ class Client:
         return body | self.options()
 
     def options(self) -> dict[str, Any]:
-        """What a native request says besides model and prompt."""
+        """Members of a native request except model and prompt."""
         options: dict[str, Any] = {"parameters": {"max_tokens": self.max_tokens}}
         if self.order.intent == "deadline":
             options["deadline_seconds"] = DEADLINE_SECONDS
@@ -109,7 +109,7 @@ class Client:
         self.scene.log.answers[what] += 1
 
     def learn_ids(self, reply: Reply) -> None:
-        """What the header X-Result-Id tells."""
+        """The result id in the header X-Result-Id."""
         if told := reply.headers.get("x-result-id"):
             self.order.ids = told.split(", ")
 
@@ -125,7 +125,7 @@ class Client:
                 raise GivenUpError(f"{result_id} is pending")
 
     async def awaited(self, path: str, body: object) -> Any:
-        """The answer of a synchronous dialect to a request under a key; None if it tells a failure."""
+        """The answer of a synchronous dialect to a request under a key; None if it is an error."""
         reply, answer = await self.insist("POST", path, body)
         self.learn_ids(reply)
         if reply.status != 200:

@@ -1,4 +1,4 @@
-"""A crowd that sends one order after another until it is told to stop."""
+"""Clients that send one order after another until they are stopped."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ async def _be_one(scene: Scene, numbers: Iterator[int]) -> None:
         except GivenUpError as error:
             order.faults.append(f"no end: {error}")
         except asyncio.CancelledError:
-            order.faults.append("no end: it was still waiting when everybody was sent home")
+            order.faults.append("no end: it was still waiting when all clients were stopped")
             raise
         except (AssertionError, KeyError, ValueError, TypeError, OSError) as error:
             order.faults.append(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""How an order is sent in each dialect, and what its client makes of the answer."""
+"""Requests of an order in each dialect, and the interpretation of their responses."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def native_list(client: Client) -> None:
 
 
 async def without_a_key(client: Client) -> None:
-    """Whoever has no key must not send again: what was not told may exist or not."""
+    """A client without a key must not retry: the result may exist although no response arrived."""
     try:
         reply, result = await client.once("POST", "/results/", client.body())
     except OSError:
@@ -298,7 +298,7 @@ async def _read_events(
 
 
 def _refused_by_dialect(client: Client, reply: Reply, content: bytes) -> None:
-    """Nothing was told of an answer; a failure is the result's own, or of the moment."""
+    """No answer was received; the failure is the result's own or transient."""
     assert reply.status in (*AGAIN, 500, 424), (reply.status, content)
     client.order.refusal = f"{reply.status} {content.decode()}"
     client.order.texts = []

@@ -1,4 +1,4 @@
-"""A TCP proxy whose network fails as it is told: cut, refused, slow, half open."""
+"""A TCP proxy that injects network faults: cut, refused, slow, half open."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class FaultProxy:
-    """Passes bytes on between its port of 127.0.0.1 and one server, until told otherwise.
+    """Forwards bytes between its port of 127.0.0.1 and one server, until a fault is injected.
 
     Connections that fell silent in a half-open network never speak again. With `resets_when_healed`
-    they are reset at its end; without, only their peers' own watch over them can tell.
+    they are reset at its end; otherwise only their peers' keep-alive can detect it.
     """
 
     def __init__(self, name: str, host: str, port: int, *, resets_when_healed: bool) -> None:
@@ -47,7 +47,7 @@ class FaultProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def refuse(self, seconds: float) -> None:
-        """Reset what there is and whatever comes."""
+        """Reset the open connections and each new one."""
         self._refuses = True
         await self.cut()
         await asyncio.sleep(seconds)
@@ -60,7 +60,7 @@ class FaultProxy:
         self._delay = 0.0
 
     async def half_open(self, seconds: float) -> None:
-        """Swallow everything: connections stay, new ones are accepted, and nobody is told."""
+        """Drop all bytes: connections stay open, new ones are accepted, and no peer is notified."""
         self._is_half_open = True
         await asyncio.sleep(seconds)
         self._is_half_open = False

@@ -1,4 +1,4 @@
-"""What fails, when, and for how long: a plan drawn from a seed, and its execution."""
+"""A plan of faults drawn from a seed (part, time, duration), and its execution."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tests.chaos.storm.fault_proxy import FaultProxy
 
-# What can befall a process of each kind; a network; and how long that lasts, in seconds.
+# Faults of a process of each kind and of a network, with their duration in seconds.
 _PROCESS_FAULTS = ("kill -9", "SIGTERM", "freeze")
 _FAULTS = {
     "service": _PROCESS_FAULTS,
@@ -21,7 +21,7 @@ _FAULTS = {
 }
 _LASTING = ("freeze", "refuse", "delay", "half open")
 _SHORTEST, _LONGEST = 0.5, 6.0  # LONGEST is twice a worker's lease
-# Of a part, from the end of one fault to the beginning of its next; an engine needs its time to load.
+# Time of a part between the end of one fault and the begin of the next; an engine has to load.
 _REST_SECONDS = 3.0
 _VLLM_REST_SECONDS = 60.0
 _SLOWEST = 0.3  # seconds by which each block of a slow network comes later
@@ -59,7 +59,7 @@ def plan(seed: str, seconds: float, parts: Mapping[str, str], pause: float) -> l
     """Failures for so many seconds, one every `pause` on average, the same for the same arguments.
 
     `parts` are names with their kind (the keys of `_FAULTS`). Kinds of failures come in turns, in an
-    order that is shuffled anew each time; no part meets two at once.
+    order that is shuffled each time; no part meets two at once.
     """
     chance = random.Random(f"faults of {seed}")  # noqa: S311 - not for secrets
     there = set(parts.values())

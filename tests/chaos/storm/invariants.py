@@ -1,4 +1,4 @@
-"""The account after a storm: what clients were told, held against what the database has."""
+"""The account after a storm: checks the clients' responses against the database."""
 
 import importlib.util
 import re
@@ -16,13 +16,13 @@ from tests.chaos.storm.orders import SCRIPTED, Order
 from tests.integration.webhook_receiver import Receiver
 
 # How late a result may be ended for its deadline: a sweep is due every second, and does not run
-# while the database, or whoever runs it, is away; the longest faults, and what they take to be over.
+# while the database or its supervisor is unavailable; the longest faults, and their recovery.
 LATE_SECONDS = 30.0
 _MOST_EXAMPLES = 5
 _NAME = re.compile(r"Order (\d+\.\d+) ")
 _SCRIPT = Path(__file__).parents[3] / "triton" / "models" / "scripted" / "1" / "script.py"
 
-# What may have become of a result, by what was intended; other than "completed" with an error code.
+# Permitted ends of a result by the intent of its order; other than "completed" with an error code.
 _ENDS = {
     "plain": {"completed"},
     "cancel": {"completed", "cancelled"},
@@ -30,7 +30,7 @@ _ENDS = {
     "fail": {"model_error"},
     "refuse": {"invalid_request"},
 }
-# Who leaves cancels; whose API is lost takes the result with it. Only without a key.
+# A client that disconnects cancels; a lost API cancels its results. Only without a key.
 _ENDS_OF_THE_LEFT = {"cancelled", "worker_lost"}
 _AWAITED = ("OpenAI chat, streamed", "TGI generate_stream", "Tenstorrent")
 
@@ -72,13 +72,13 @@ class Account:
         return self.found[what][:_MOST_EXAMPLES] if what in self.found else []
 
 
-LOST = "0 lost: every id that a client was told exists, with what it asked for"
+LOST = "0 lost: every id that a client received exists, with its request"
 DOUBLED = "0 doubled: an order is stored once, or not at all, and whole"
 STUCK = f"0 stuck: everything has ended, none {LATE_SECONDS:.0f} s past its deadline"
-WRONG = "0 wrong bytes: what is stored is what the model says"
-SEEN = "what clients were told is what is stored, or the beginning of it"
+WRONG = "0 wrong bytes: the stored text is the model's output"
+SEEN = "each text that a client received is the stored one, or its beginning"
 ENDS = "every result ended as its kind may"
-CLIENTS = "no client was told what it never may, or waited without bound"
+CLIENTS = "no client received a forbidden response, or waited without bound"
 WEBHOOKS = "every webhook that was asked for was called, after its result's end, with its state"
 TEAMS = "each team has its own results, and none of the other's"
 COUNTED = "every end is in the minutes' totals once"
@@ -88,7 +88,7 @@ Row = Mapping[str, Any]
 
 
 class Ledger:
-    """The rows of a database after a storm, and what they should say."""
+    """The rows of a database after a storm, and their expected content."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.by_id: dict[str, Row] = {row["id"]: row for row in rows}
@@ -98,9 +98,9 @@ class Ledger:
             self.by_name[_name_of(row)].append(row)
 
     def expected(self, row: Row) -> str | None:
-        """All that the model says to a row's prompt, by the model's own pure function.
+        """The model's whole output for a row's prompt, by the model's own pure function.
 
-        None where nobody can tell: a real engine says something else each time.
+        None for a real engine, whose output differs each time.
         """
         if row["model_name"] != SCRIPTED:
             return None
@@ -113,7 +113,7 @@ class Ledger:
 
 
 def check(account: Account, orders: Sequence[Order], ledger: Ledger) -> None:
-    """Hold what clients were told against the rows, and the rows against the model."""
+    """Check the clients' responses against the rows, and the rows against the model."""
     for row in ledger.by_id.values():
         _check_row(account, row, ledger.expected(row))
     known = set()
@@ -130,7 +130,7 @@ def check(account: Account, orders: Sequence[Order], ledger: Ledger) -> None:
             account.accuse(CLIENTS, f"{_of(order)}: {fault}")
         account.look(CLIENTS)
     account.require(
-        DOUBLED, holds=known >= ledger.by_name.keys(), otherwise="rows that nobody asked for"
+        DOUBLED, holds=known >= ledger.by_name.keys(), otherwise="rows that no client requested"
     )
 
 
@@ -169,7 +169,7 @@ def _check_told(
     row = ledger.by_id.get(result_id)
     if row is None or _name_of(row) != name:
         account.accuse(
-            LOST, f"{_of(order)}: was told {result_id}, which is {row and _name_of(row)}"
+            LOST, f"{_of(order)}: received {result_id}, which is {row and _name_of(row)}"
         )
         return
     account.look(LOST)
@@ -223,7 +223,7 @@ def _load_script() -> ModuleType:
 def check_webhooks(
     account: Account, orders: Sequence[Order], ledger: Ledger, receiver: Receiver
 ) -> None:
-    """Each result that asked for a call had one at least, and every call tells the stored end."""
+    """Each result with a webhook had at least one call, and every call reports the stored end."""
     told: defaultdict[str, set[str]] = defaultdict(set)
     for call in receiver.calls:
         event = orjson.loads(call.body)
@@ -236,5 +236,5 @@ def check_webhooks(
             holds=row is not None
             and told[result_id] == {row["state"]}
             and row["delivery"] == "delivered",
-            otherwise=f"{result_id}: told {told[result_id]}, {row and dict(row)}",
+            otherwise=f"{result_id}: received {told[result_id]}, {row and dict(row)}",
         )

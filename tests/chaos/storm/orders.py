@@ -1,4 +1,4 @@
-"""What clients ask for, drawn from a seed; and what each was told: the clients' own log."""
+"""The clients' orders, drawn from a seed, and their log of responses."""
 
 import random
 from collections import Counter
@@ -26,7 +26,7 @@ _SHARES = {
     "Tenstorrent": 4,
     "OpenAI batch": 0.3,
 }
-# Of what is sent natively and under a key.
+# Shares of the native requests with a key.
 _INTENTS = {"plain": 70, "cancel": 15, "deadline": 5, "fail": 5, "refuse": 5}
 _WITH_INTENTS = ("native", "context, then send")
 _KEYLESS = ("native, no key", "OpenAI chat, streamed", "TGI generate_stream", "Tenstorrent")
@@ -38,9 +38,9 @@ DEADLINE_SECONDS = 2.0
 
 @dataclass
 class Order:
-    """One request, and all that its client was told of it.
+    """One request, and all responses to its client.
 
-    `intent` says what is to become of it: "plain" ones complete. `prompts` has one prompt for each
+    `intent` is its expected end: "plain" ones complete. `prompts` has one prompt for each
     result it asks for, except for choices of one prompt, of which there are `choices`.
     """
 
@@ -56,21 +56,21 @@ class Order:
     pause: float = 0.0  # seconds until it is cancelled
     ids: list[str] = field(default_factory=list)  # of results, in the order of the prompts
     texts: list[str] = field(default_factory=list)  # that came, by result
-    is_whole: bool = False  # whether the client was told that these texts are all
+    is_whole: bool = False  # the response marked these texts as complete
     finals: dict[str, dict[str, Any]] = field(default_factory=dict)  # results by id, as read
-    faults: list[str] = field(default_factory=list)  # what a client must never be told
+    faults: list[str] = field(default_factory=list)  # responses that a client must never receive
     is_broken: bool = False  # its connection ended before its answer did
-    refusal: str = ""  # the failure it was told in place of an answer
+    refusal: str = ""  # the error it received in place of an answer
 
     @property
     def count(self) -> int:
-        """How many results it asks for."""
+        """The number of results it requests."""
         return len(self.prompts) * self.choices
 
 
 @dataclass
 class Log:
-    """What all clients were told."""
+    """The orders of all clients with their responses."""
 
     orders: list[Order] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)  # statuses, and connections that broke

@@ -1,4 +1,4 @@
-"""What a storm was asked for, and what came of it."""
+"""Parameters and outcome of a storm."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from tests.chaos.storm.invariants import Account
 
 @dataclass(frozen=True)
 class Options:
-    """How long, how many scene, and what decides all that is left to chance."""
+    """Duration, number of clients, and the seed of all random choices."""
 
     seed: str
     seconds: float = 600.0
@@ -20,7 +20,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What happened, and what was found."""
+    """Counts of a storm, and the violations found."""
 
     options: Options
     faults: list[Fault]

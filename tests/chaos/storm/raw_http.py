@@ -11,7 +11,7 @@ import orjson
 from tests.chaos.http_client import close
 
 ANSWER_SECONDS = 60.0  # longer than any wait that is asked for, and any bound of the service's
-SILENCE_SECONDS = 45.0  # streams tell that they are alive every fifteen
+SILENCE_SECONDS = 45.0  # streams send a keep-alive every fifteen
 
 
 class NoAnswerError(Exception):

@@ -43,7 +43,7 @@ SETTINGS = {
 }
 _PROGRESS_SECONDS = 10.0
 _PATIENCE_SECONDS = 120.0  # for what is under way when the storm is over
-_LAST_SECONDS = 60.0  # for clients that were told to give up
+_LAST_SECONDS = 60.0  # for clients that were stopped
 _TRITONS = 2
 _VLLM = "Triton with vLLM"
 _NVIDIA = "Triton like NVIDIA"
@@ -146,7 +146,7 @@ async def _house(
 
 
 def _make_repository(directory: Path) -> Path:
-    """Where the service reads the chat templates of all models."""
+    """The directory from which the service reads the chat templates of all models."""
     repository = directory / "repository"
     repository.mkdir(exist_ok=True)
     for name, model in (SCRIPTED | VLLM_MODELS).items():
@@ -247,5 +247,5 @@ async def _calm(stack: Stack) -> None:
         async def is_met(condition: str = condition) -> bool:
             return not await stack.fetch(condition)
 
-        with contextlib.suppress(AssertionError):  # the account will tell
+        with contextlib.suppress(AssertionError):  # the account reports it
             await until(is_met, _PATIENCE_SECONDS, condition)

@@ -193,7 +193,7 @@ async def test_what_takes_too_long_is_cancelled_and_says_so(settings: Settings) 
         assert int(answer.headers["retry-after"]) > 0
         result = await read(api, answer.headers["x-result-id"])
         assert (result["state"], result["error"]["code"]) == ("failed", "cancelled")
-        # A failure is no answer for the next one, even of those who ask the same.
+        # A failure is no answer for the next one, even to the same request.
         again = await attribute(api)
         assert again.headers["x-result-id"] != answer.headers["x-result-id"]
 
@@ -322,7 +322,7 @@ async def test_a_result_is_attributed_once(service: Service, worker: ServicePart
     assert (other.status_code, other.json()["state"]) == (200, "completed")
     newest = await service.client.get(url, params={"index": INDEX})
     assert newest.json()["id"] == other.json()["id"] != result["id"]
-    # What it is about is gone: so is it.
+    # The attributed result is deleted, and its attribution with it.
     await service.client.delete(f"/results/{source['id']}")
     assert_problem(await service.client.get(f"/results/{result['id']}"), 404, "not_found")
 
@@ -632,7 +632,7 @@ async def _is_running(connection: asyncpg.Connection) -> bool:
 
 
 async def _has_been_asked(engine: psutil.Process) -> bool:
-    """Whether a request waits on a suspended engine's stdin: a claim alone may be ahead of that."""
+    """True once a request waits on a suspended engine's stdin; a claim alone may precede that."""
     pidfd = os.pidfd_open(engine.pid)
     stdin = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, 0, 0)
     os.close(pidfd)

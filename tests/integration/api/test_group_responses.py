@@ -71,7 +71,7 @@ async def test_a_group_that_is_no_longer_whole_is_told_so(
 
 
 async def test_what_was_erased_meanwhile_is_no_empty_answer(settings: Settings) -> None:
-    """The same is sent to two APIs; the one tells it, which erases it, before the other looks."""
+    """Two APIs get the same request; one responds, which erases it, before the other reads."""
     async with (
         run_service(settings, with_worker=True) as one,
         run_service(settings, with_worker=False) as other,

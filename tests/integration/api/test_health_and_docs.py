@@ -258,7 +258,7 @@ def test_every_error_has_its_own_code() -> None:
     def family(kind: type[ServiceError]) -> list[type[ServiceError]]:
         return [kind, *(k for child in kind.__subclasses__() for k in family(child))]
 
-    # One kind tells the codes of results.
+    # One kind lists the codes of results.
     kinds = [kind for kind in family(ServiceError)[1:] if kind is not ResultFailedError]
     codes = [kind.code for kind in kinds]
     assert len(codes) == len(set(codes))

@@ -96,7 +96,7 @@ async def post(service: Service, path: str, body: Any) -> Any:
     return answer.json()
 
 
-# -- What there is, and the members of each answer
+# -- Indexes, and the members of each answer
 
 
 async def test_the_list_of_indexes(indexed: Service, api: Service) -> None:
@@ -107,7 +107,7 @@ async def test_the_list_of_indexes(indexed: Service, api: Service) -> None:
     assert (corpus["name"], corpus["description"]) == ("corpus", "Three functions.")
     assert (corpus["documents"], corpus["shards"]) == (3, 2)
     assert (raw["tokens"], raw["vocabSize"]) == (15, 255)
-    # Without any: an empty list, and no index of any name.
+    # If there are none: an empty list, and no index of any name.
     assert (await api.client.get("/indexes")).json() == []
     for name in POSTS:
         answer = await api.client.post(f"/corpus/{name}", json=BODIES[name])
@@ -195,7 +195,7 @@ async def test_what_follows(indexed: Service) -> None:
 
 
 async def test_no_suffix_that_occurs(indexed: Service) -> None:
-    """Its text is empty; the original tells the whole prompt."""
+    """Its text is empty; the original returns the whole prompt."""
     for name in ("infgram_ntd", "infgram_prob"):
         answer = await post(indexed, f"/raw/{name}", {"query": "xyz"})
         assert (answer["suffixLen"], answer["longestSuffix"]) == (0, "")
@@ -279,13 +279,13 @@ async def test_searching(indexed: Service) -> None:
         walked += [document["documentIndex"] for document in one["documents"]]
     assert walked == numbers
     assert (await search(search="absent"))["documents"] == []
-    # Without its slash, the path leads there.
+    # The path without its slash redirects there.
     answer = await indexed.client.get("/corpus/documents?search=x", follow_redirects=True)
     assert answer.json()["pageSize"] == 10
 
 
 async def test_every_team_is_told_the_same(guarded: Settings, indexes_file: Path) -> None:
-    """An index holds nothing of any team; a stranger is told nothing."""
+    """An index holds nothing of any team; other teams may read it."""
     changed = guarded.model_copy(update={"indexes_file": indexes_file})
     async with run_service(changed, with_worker=False) as service:
         requests = [("POST", f"/corpus/{name}", BODIES[name]) for name in POSTS]
@@ -510,7 +510,7 @@ async def test_names_that_are_none(indexed: Service) -> None:
 
 
 async def test_an_index_that_was_not_opened(indexed: Service) -> None:
-    """It says why; the others are not affected."""
+    """The response has the reason; the others are not affected."""
     answer = await indexed.client.post("/broken/count", json={"query": "x"})
     problem = assert_problem(answer, 503, "index_unavailable")
     assert "table.0" in problem["detail"]
@@ -524,7 +524,7 @@ async def test_other_methods(indexed: Service) -> None:
     assert_problem(await indexed.client.post("/corpus/other", json={}), 404, "not_found")
 
 
-# -- Beside the other routes
+# -- Next to the other routes
 
 
 def _all(service: Service) -> list[APIRoute]:
@@ -578,7 +578,7 @@ async def test_the_loop_goes_on_while_queries_run(indexed: Service) -> None:
 
 
 async def test_too_many_at_once(settings: Settings, indexes_file: Path) -> None:
-    """Beyond the threads and the queue: 503, in the words of the original."""
+    """Beyond the threads and the queue: 503, with the message of the original."""
     changed = settings.model_copy(
         update={"indexes_file": indexes_file, "index_threads": 1, "index_queue": 1}
     )

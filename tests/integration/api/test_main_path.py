@@ -4,7 +4,7 @@ import asyncio
 
 from tests.conftest import Service
 
-PROMPT = "Tell me about leases. {{chunks=5}}"
+PROMPT = "Describe leases. {{chunks=5}}"
 
 
 async def test_send_and_keep(service: Service) -> None:

@@ -55,7 +55,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 async def test_a_result_is_counted_from_its_acceptance_to_its_end(service: Service) -> None:
     before = await scrape(service)
-    await finish(service, "Say it. {{chunks=4 delay_ms=5}}", parameters={"max_tokens": 16})
+    await finish(service, "Go. {{chunks=4 delay_ms=5}}", parameters={"max_tokens": 16})
     failed = await finish(service, "{{chunks=3 fail_at=0}}")
     refused = await service.client.post("/results/", json={"model": "no-such", "content": "x"})
     assert (failed["state"], refused.status_code) == ("failed", 404)
@@ -108,7 +108,7 @@ async def test_a_result_is_counted_from_its_acceptance_to_its_end(service: Servi
 async def test_a_result_that_the_walk_meets_first_is_counted_once(
     api: Service, connection: asyncpg.Connection
 ) -> None:
-    """What ended between the look for due ones and the walk; what ended long ago is history."""
+    """Results that ended between the check for due ones and the walk; older ones are history."""
     digest = ResultIndexer(api.services.database, api.services.depth, api.services.settings)
     new, old = [(await send(api, "x"))["id"] for _ in range(2)]
     await api.client.post("/results/cancel", params={"model_name": "scripted"})
@@ -256,7 +256,7 @@ async def test_what_is_no_request_ends_nothing(settings: Settings) -> None:
 
 
 async def test_a_scrape_gets_through_a_flood(settings: Settings) -> None:
-    """Of connections that ask nothing, that do not read, and of requests by foreign names."""
+    """Idle connections, connections that do not read, and requests with foreign names."""
     async with metrics_port(settings, exposition=Large()) as url, httpx.AsyncClient() as client:
         host, port = url.removeprefix("http://").split(":")
         flood = [await asyncio.open_connection(host, int(port)) for _ in range(150)]
@@ -292,7 +292,7 @@ async def test_the_api_is_scraped_in_a_flood(
 
 
 async def test_a_flood_of_requests_by_names_is_no_flood_of_series(closed: Service) -> None:
-    """Models, teams, paths, hosts, methods and ids that nobody knows."""
+    """Models, teams, paths, hosts, methods and ids that do not exist."""
     operator = bearer(sign({"team_id": "red", "token_id": "t", "scopes": ["use", "operate"]}))
 
     async def count() -> int:

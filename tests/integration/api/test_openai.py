@@ -365,7 +365,7 @@ async def test_what_looks_like_a_call_is_text_without_tools(client: AsyncOpenAI)
 
 
 async def test_forced_tools_are_schemas(served: Service, client: AsyncOpenAI) -> None:
-    """The engine forces the text; the scripted one is told what it would have been."""
+    """The engine forces the text; the scripted one receives it as a parameter."""
     calls = '[{"name": "add", "parameters": {"a": 1} }]'
     answer = await client.chat.completions.create(
         model="scripted", messages=say(calls), tools=TOOLS, tool_choice="required"
@@ -382,7 +382,7 @@ async def test_forced_tools_are_schemas(served: Service, client: AsyncOpenAI) ->
         tools=TOOLS,
         tool_choice={"type": "function", "function": {"name": "add"}},
     )
-    assert named.choices[0].finish_reason == "stop"  # as OpenAI says it
+    assert named.choices[0].finish_reason == "stop"  # as OpenAI documents it
     (call,) = named.choices[0].message.tool_calls or []
     assert call.to_dict()["function"] == {"name": "add", "arguments": '{"a": 2}'}
     parameters = (await native(served, named.id))["parameters"]

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document by schemathesis: each is answered as the document says.
+"""Requests made from the OpenAPI document by schemathesis: each response matches the document.
 
 https://schemathesis.readthedocs.io: valid and invalid bodies, parameters and headers of every
 operation, and sequences of operations; with authentication on.

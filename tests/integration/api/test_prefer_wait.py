@@ -1,4 +1,4 @@
-"""`Prefer: wait` is a preference: what is committed is told, whatever becomes of the waiting."""
+"""`Prefer: wait` is a preference: a committed result is returned even if the wait fails."""
 
 from app.core.settings import Settings
 from tests.conftest import run_service

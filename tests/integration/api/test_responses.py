@@ -90,7 +90,7 @@ def texts(events: list[Any]) -> str:
 
 
 def check_numbers(events: list[Any]) -> None:
-    """They rise, and a delta's tells where its text ends."""
+    """They rise, and a delta's is the end of its text."""
     numbers = [one.sequence_number for one in events]
     assert numbers == sorted(set(numbers))
     known = 0
@@ -224,7 +224,7 @@ async def test_a_background_stream_is_taken_up_again_anywhere(
 
 
 async def test_a_new_attempt_ends_the_stream(client: AsyncOpenAI) -> None:
-    """What was told of the lost attempt is not spliced with the next one's text."""
+    """Deltas of the lost attempt are not spliced with the next one's text."""
     stream = await ask(client, "{{chunks=30 delay_ms=30 lost_at=10}}", background=True, stream=True)
     events = [one async for one in stream]
     assert events[-1].type == "error"
@@ -509,7 +509,7 @@ async def test_tools(client: AsyncOpenAI, connection: asyncpg.Connection) -> Non
             if one.sequence_number > place and one.type != "response.output_text.delta"
         ]
         assert texts(tail) == texts([one for one in events if one.sequence_number > place])
-    # What the tool says goes back to the model, after the call.
+    # The tool's output goes back to the model, after the call.
     after = await ask(
         client,
         [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}],

@@ -1,4 +1,4 @@
-"""How a send is answered: at once, at the end, live; and what a client that leaves brings about."""
+"""Responses to a send: at once, at the end, as a stream; and the effect of a disconnect."""
 
 import asyncio
 import json

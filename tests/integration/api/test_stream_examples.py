@@ -34,17 +34,17 @@ CHROMIUM = [
     "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-# What a test adds to the page: it tells when the page has shown the end.
+# Script that a test adds to the page: it reports when the page has shown the end.
 TELL = b"""
 <script>
   const state = document.querySelector("#state");
-  const tell = () => {
-    const told = [state.textContent, document.querySelector("#text").textContent];
-    fetch("/outcome", { method: "POST", body: JSON.stringify(told) });
+  const report = () => {
+    const shown = [state.textContent, document.querySelector("#text").textContent];
+    fetch("/outcome", { method: "POST", body: JSON.stringify(shown) });
   };
   // The end may have come before this script.
-  if (state.textContent !== "pending") tell();
-  else new MutationObserver(tell).observe(state, { childList: true });
+  if (state.textContent !== "pending") report();
+  else new MutationObserver(report).observe(state, { childList: true });
 </script>
 """
 
@@ -65,7 +65,7 @@ async def one(settings: Settings) -> AsyncIterator[Service]:
 
 @contextlib.asynccontextmanager
 async def running(*command: str, api: str, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A program that is told where the API is; ended with all that it started."""
+    """A program that gets the API's address; stopped with all its processes."""
     process = await asyncio.create_subprocess_exec(
         *command, env=os.environ | {"API": api, "HOME": str(home)}, cwd=home, start_new_session=True,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

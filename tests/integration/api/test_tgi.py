@@ -386,9 +386,9 @@ async def test_tokens_of_a_prompt(small: Service) -> None:
     chat = await post(small, {"messages": [{"role": "user", "content": text}]}, "/chat_tokenize")
     assert chat["templated_text"] == "<user> hi <assistant>"
     assert [token["text"] for token in chat["tokenize_response"]] == ["<user>", "hi", "<assistant>"]
-    wrong = {"messages": [{"role": "nobody", "content": "x"}]}
+    wrong = {"messages": [{"role": "stranger", "content": "x"}]}
     refused = await small.client.post("/chat_tokenize", json=wrong)
-    assert "unknown role nobody" in assert_error(refused, 422, "template_error")
+    assert "unknown role stranger" in assert_error(refused, 422, "template_error")
     picture = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
     refused = await small.client.post("/chat_tokenize", json=picture)
     assert "not supported" in assert_error(refused, 422, "validation")

@@ -376,7 +376,7 @@ def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changing]:
 
 
 async def start_over(service: Service, connection: asyncpg.Connection, result_id: str) -> None:
-    """The result waits on a model that takes no ids, and is generated anew."""
+    """The result waits on a model that takes no ids, and is generated from its start."""
     result = await read(service, result_id, wait=30)
     assert (result["result"], result["attempt"], result["continued"]) == (TEXT, 3, 0)
     refused, *_ = await attempts(service, result_id)
@@ -397,7 +397,7 @@ async def test_a_model_without_the_inputs_starts_over(
 async def test_text_is_continued_as_a_prompt_where_that_is_allowed(
     settings: Settings, waiting: dict[str, Any], changing: Changing
 ) -> None:
-    """The scripted model begins its text anew behind any prompt: the seam shows."""
+    """The scripted model restarts its text after any prompt: the seam shows."""
     await changing.take_ids(takes=False)
     there = settings.model_copy(
         update={"triton_grpc": changing.address("grpc"), "continue_by_text": True}
@@ -417,7 +417,7 @@ async def test_text_is_continued_as_a_prompt_where_that_is_allowed(
 
 
 async def test_a_model_that_loses_the_inputs_fails_nothing(changing: Changing) -> None:
-    """By a reload, which nothing tells the client: the request is refused, and sent once more."""
+    """A reload, of which the client gets no notice: the request is refused, and sent again."""
     await changing.take_ids(takes=True)
     async with TritonClient(changing.address("grpc")) as client:
         deltas: list[Delta] = []
@@ -455,7 +455,7 @@ async def test_an_engine_that_is_killed_in_mid_text_is_continued_by_the_next(
     assert (result["state"], result["result"], result["continued"]) == ("completed", TEXT, 1)
     assert result["usage"]["completion_tokens"] == 60
     assert first["error"]["code"] == "triton_lost"
-    # What came through before the death is kept, all of it.
+    # All text that arrived before the death is kept.
     assert 30 < words(TEXT[: last["continued_from"]]) <= 40
     assert await has_no_chunks(connection)
 

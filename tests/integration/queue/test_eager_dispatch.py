@@ -176,7 +176,7 @@ async def test_what_is_not_stored_is_stopped(
         return not [task for task in worker._attempts.tasks if task.get_name().startswith("early")]
 
     await until(is_quiet, 8)  # the script itself takes ten seconds
-    assert (await finish(service, "{{chunks=3}} tell"))["attempt"] == 1
+    assert (await finish(service, "{{chunks=3}} go"))["attempt"] == 1
 
 
 async def test_retiring_waits_for_what_is_being_stored_as_claimed(
@@ -218,11 +218,11 @@ async def test_the_first_slots_go_to_the_highest_priority(
 
 
 async def test_of_a_service(service: Service, connection: asyncpg.Connection) -> None:
-    """In one process a result goes straight to Triton, and is told as any other."""
+    """In one process a result goes straight to Triton, and is reported as any other."""
     await finish(service, "{{chunks=1}}")  # the worker has looked at its queue
     heard: list[object] = []
     await connection.add_listener("llm_enqueued", lambda *news: heard.append(news[-1]))
-    result = await finish(service, "{{chunks=3}} tell")
+    result = await finish(service, "{{chunks=3}} go")
     assert (result["state"], result["attempt"]) == ("completed", 1)
     await connection.fetchval("SELECT 1")
     assert heard == []
@@ -260,7 +260,7 @@ async def test_a_lost_confirmation_is_rescued_by_its_heartbeat(
     with monkeypatch.context() as patch:
         confirm = worker.confirm
         patch.setattr(worker, "confirm", lambda worker_id, _: confirm(worker_id, []))
-        sent = await send(service, "{{chunks=2}} tell")
+        sent = await send(service, "{{chunks=2}} go")
     result = await read(service, sent["id"], wait=20)
     assert result["state"] == "completed"
     assert result["attempt"] == 2

@@ -106,7 +106,7 @@ async def test_a_rescued_result_goes_to_the_front(bench: Bench) -> None:
     (lost,) = await add(bench, "a", 1)
     worker = await bench.worker()
     (claim,) = await bench.claim(worker, 1)
-    # Meanwhile the queue has served others, and begun anew.
+    # Meanwhile the queue has served others, and restarted its clock.
     await add(bench, "b", 20)
     await bench.claim(worker, 20)
     await add(bench, "b", 20)

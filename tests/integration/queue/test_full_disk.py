@@ -87,7 +87,7 @@ class Disk:
 
 @contextlib.contextmanager
 def _mount() -> Iterator[Path | None]:
-    """A small file system, in a folder that everybody may pass; None where none can be mounted."""
+    """A small file system, below a folder open to every user; None where none can be mounted."""
     path = Path(tempfile.mkdtemp(prefix="llm-disk-"))
     options = f"size={_MEGABYTES}m,mode=0700"
     if os.geteuid() == 0:

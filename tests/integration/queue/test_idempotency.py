@@ -1,4 +1,4 @@
-"""Idempotency keys: the same request is one result, whatever its timing; another one is refused."""
+"""Idempotency keys: the same request is one result at any timing; another one is refused."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def post(
 
 
 async def stored(connection: asyncpg.Connection) -> tuple[int, int, int]:
-    """How many contexts, results and keys there are."""
+    """The numbers of contexts, results and keys."""
     row = await connection.fetchrow(
         """SELECT (SELECT count(*) FROM contexts), (SELECT count(*) FROM results),
                   (SELECT count(*) FROM idempotency_keys)"""
@@ -50,7 +50,7 @@ async def test_the_same_request_again_is_the_same_result(
     accepted = first.json()
     done = await read(service, accepted["id"], wait=20)
     again = await post(service, BODY, "k")
-    assert again.status_code == 200  # terminal by now, and told as it is
+    assert again.status_code == 200  # terminal by now, and returned as it is
     assert again.headers["idempotent-replayed"] == "true"
     assert again.headers["location"] == first.headers["location"]
     assert "retry-after" not in again.headers
@@ -96,7 +96,7 @@ async def test_another_request_is_refused_with_the_first_id(
 
 
 async def test_what_is_the_same_request(api: Service, connection: asyncpg.Connection) -> None:
-    """Order, written-out defaults and the way the key is told make no other request."""
+    """Order, written-out defaults and the way the key is sent make no other request."""
     first = (await post(api, BODY | {"metadata": {"a": 1, "b": {"c": 2, "d": 3}}}, "k")).json()
     same: list[dict[str, Any]] = [
         {"metadata": {"b": {"d": 3, "c": 2}, "a": 1}} | BODY,
@@ -176,7 +176,7 @@ async def test_expired_keys_are_removed_and_no_others(
     await connection.execute(
         "UPDATE idempotency_keys SET expires_at = now() WHERE key LIKE 'key %'"
     )
-    async with connection.transaction():  # whoever holds one is not waited for
+    async with connection.transaction():  # the transaction that holds one is not waited for
         await connection.execute("SELECT FROM idempotency_keys WHERE key = 'key 7' FOR UPDATE")
         removals = [api.services.keys.remove_expired() for _ in range(3)]
         assert sum(await asyncio.wait_for(asyncio.gather(*removals), 60)) == 999
@@ -300,7 +300,7 @@ async def test_the_same_request_many_times_at_once(
 async def test_other_requests_at_the_same_moment(
     replicas: list[Service], connection: asyncpg.Connection, count: int
 ) -> None:
-    """Exactly one body wins; the others are told its id."""
+    """Exactly one body wins; the others receive its id."""
     sent = [post(replicas[n % count], BODY | {"content": f"body {n % 5}"}, "k") for n in range(50)]
     answers = await asyncio.gather(*sent)
     (winner,) = {answer.json()["id"] for answer in answers if answer.status_code == 202}
@@ -383,7 +383,7 @@ async def test_a_key_freed_while_it_is_looked_up(
     async def find_between(team_id: str, key: str) -> TakenKey | None:
         nonlocal looks
         looks += 1
-        if looks == 1:  # nobody has it yet; then another replica takes it
+        if looks == 1:  # no replica has it yet; then another replica takes it
             found = await find(team_id, key)
             async with run_service(api.services.settings, with_worker=False) as replica:
                 assert (await post(replica, OTHER, "k")).status_code == 202
@@ -402,7 +402,7 @@ async def test_a_key_freed_while_it_is_looked_up(
 async def test_deletes_and_repeats_at_the_same_time(
     replicas: list[Service], connection: asyncpg.Connection
 ) -> None:
-    """Whoever is answered 202 was told a result that was there; no key names a result that is not."""
+    """Each 202 names a result that existed; no key names a missing one."""
     one, two = replicas
 
     async def send(service: Service) -> None:

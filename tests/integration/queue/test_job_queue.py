@@ -182,7 +182,7 @@ async def test_enqueue_twice_is_one_row(bench: Bench) -> None:
 
 
 async def test_enqueue_survives_a_connection_lost_at_commit(bench: Bench) -> None:
-    """Its row is there already when the statement is sent again: still told as stored."""
+    """Its row is there already when the statement is sent again: still reported as stored."""
     result = make_result()
     assert await bench.queue.enqueue([result]) == [True]
     lane = bench.queue._enqueues
@@ -467,7 +467,7 @@ async def test_the_history_is_bounded(bench: Bench) -> None:
 
 
 async def test_an_end_past_the_deadline(bench: Bench) -> None:
-    """What is lost or returned too late fails; what completed is kept."""
+    """Lost results and late returns fail; completed ones are kept."""
     identifiers = await bench.add(3)
     worker = await bench.worker()
     claims = await bench.claim(worker)
@@ -512,7 +512,7 @@ async def test_an_end_that_was_committed_is_known_as_ours(bench: Bench) -> None:
     assert await bench.end(worker, *ends) == [True] * 3
     for owner, resent, ours in (
         (worker, True, [True] * 3), (worker, False, [False] * 3),
-        # Requeued rows have no owner any more: only the attempt tells.
+        # Requeued rows have no owner any more: only the attempt distinguishes them.
         (other, True, [False, True, True]),
     ):  # fmt: skip
         lane = bench.queue.end_batcher(owner, 5.0)
@@ -700,7 +700,7 @@ async def test_cancel_tells_owners_and_waiters(bench: Bench) -> None:
     events = {await asyncio.wait_for(told.get(), 30) for _ in range(2)}
     assert events == {(ENDED, queued.hex), (CANCELLED_CHANNEL, running.hex)}
     first = (await bench.row(running))["cancel_requested_at"]
-    assert await bench.queue.cancel("default", id=running) == 1  # told again
+    assert await bench.queue.cancel("default", id=running) == 1  # notified again
     assert (await bench.row(running))["cancel_requested_at"] == first
 
 
@@ -894,7 +894,7 @@ async def test_claims_run_before_their_connection_is_back(bench: Bench) -> None:
 
 
 async def test_nobody_finds_results_with_a_retired_worker(bench: Bench, settings: Settings) -> None:
-    """Whoever sees it dead before its results are free would count them as lost."""
+    """A reader that sees it dead before its results are free would count them as lost."""
     (identifier,) = await bench.add()
     worker = await bench.worker()
     await bench.claim(worker)
@@ -1030,7 +1030,7 @@ async def test_a_completed_text_is_attributed_by_a_result_of_its_own(
         assert orjson.loads(row["parameters"]) == {"minimumSpanLength": 2}
         assert (row["priority"], row["webhook_url"]) == (-2, source["webhook_url"])
     assert rows[0]["fair_key"] + 1 == rows[1]["fair_key"]
-    # One that is told twice is stored once.
+    # One that is reported twice is stored once.
     count = "SELECT count(*) FROM results"
     before = await bench.connection.fetchval(count)
     await lane.submit_all(ends)

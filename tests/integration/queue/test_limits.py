@@ -1,4 +1,4 @@
-"""What a team may use: queued results, requests and tokens per minute, over several processes."""
+"""Limits of a team: queued results, requests and tokens per minute, over several processes."""
 
 import asyncio
 import itertools
@@ -159,7 +159,7 @@ async def test_a_place_that_is_free_again_is_filled_at_once(settings: Settings) 
 
 
 async def test_limits_hold_from_the_first_claim(settings: Settings) -> None:
-    """A process that has not read the limits yet lets nobody in without them."""
+    """A process that has not read the limits yet admits no request without them."""
     async with run_service(settings, with_worker=False) as api:
         await api.services.limits.set("default", ANY_MODEL, {"max_queued": 2})
     async with run_service(settings, with_worker=False) as api:

@@ -1,4 +1,4 @@
-"""The place in the queue, the wait and the poll hint of a pending result: estimates, told honestly."""
+"""Estimates for a pending result: queue position, wait and poll hint."""
 
 import asyncio
 from typing import Any
@@ -28,14 +28,14 @@ async def get(service: Service, result_id: str, query: str = "") -> httpx.Respon
 
 
 async def position(service: Service, result_id: str) -> tuple[Any, Any]:
-    """Place and wait, read anew."""
+    """Position and wait, read again."""
     service.services.positions._heads.clear()
     result = (await get(service, result_id)).json()
     return result["queue_position"], result["estimated_wait_seconds"]
 
 
 async def add_worker(connection: asyncpg.Connection, rate: float, seconds: float = 60.0) -> None:
-    """A worker that says how much of the scripted model it finishes per second."""
+    """A worker that reports its throughput of the scripted model per second."""
     await connection.execute(
         "INSERT INTO workers (id, host, pid, lease_expires_at, load)"
         " VALUES ($1, 'h', 1, now() + make_interval(secs => $2), $3::jsonb)",
@@ -150,7 +150,7 @@ async def test_running_and_ended_results(service: Service) -> None:
 async def test_a_worker_tells_what_it_finishes(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    """Measured by the worker, told with its lease, and so in the wait of who is queued."""
+    """Measured by the worker, reported with its lease, and so part of the estimated wait."""
     one_slot = settings.model_copy(update={"worker_slots": 1, "lease_seconds": 5.0})
     async with run_service(one_slot, with_worker=True) as service:
         for _ in range(10):

@@ -1,6 +1,6 @@
 """One team never sees, counts, changes or guesses another's rows: every route of the document.
 
-A route that is added fails here until it says whose rows it names: a path parameter in ROWS or
+A new route fails here until it is listed with the rows it names: a path parameter in ROWS or
 PUBLIC, a body in BODIES, and, if it takes no ids at all, a line in WITHOUT_IDS.
 """
 
@@ -39,12 +39,12 @@ ROWS = {
     "batch_id": "batch",
     "launch_id": "launch",
 }
-# Those that name nothing of anybody's, with a value that exists.
+# Those that name no team's rows, with a value that exists.
 PUBLIC = {"name": "scripted", "model_name": "scripted", "model": "scripted", "index": "corpus"}
 # Bodies by method and path; {} is sent to the others with path parameters, none to those without.
 BODIES: dict[str, Any] = {"post /launches/plan": PLAN_EXAMPLE}
-# Routes that take no id in their path: what blue is told of red's rows.
-NOTHING, EMPTY_LIST, OWN = "nothing of anybody's", "an empty list", "only what it has made itself"
+# Routes that take no id in their path: what blue receives of red's rows.
+NOTHING, EMPTY_LIST, OWN = "no team's rows", "an empty list", "only what it has made itself"
 FLEET = "the servers, which are no team's: for operators alone (test_auth.py)"
 INDEX = "what an index holds, which is no team's: the same to all (test_infini_gram.py)"
 WITHOUT_IDS = {
@@ -54,7 +54,7 @@ WITHOUT_IDS = {
     "get /": NOTHING,
     "get /ping": NOTHING,
     "get /info": NOTHING,
-    "get /models/": NOTHING,  # what waits and runs is told by model, of all teams together
+    "get /models/": NOTHING,  # queued and running counts are per model, of all teams together
     "get /models/{name}": NOTHING,
     "post /models/{name}/unload": NOTHING,
     "post /models/{name}/load": NOTHING,  # after the unloading: other tests need the model
@@ -145,7 +145,7 @@ class Rows:
     marks: list[str] = field(default_factory=list)
 
     def assert_unseen(self, answer: httpx.Response, told: str = "") -> None:
-        """No mark of red's stands in an answer, but for those that blue said itself."""
+        """No response contains a mark of red's, except those that blue sent itself."""
         text = answer.text + str(answer.headers)
         for mark in self.marks:
             assert mark in told or mark not in text, (answer.request.url, mark, answer.text)
@@ -153,7 +153,7 @@ class Rows:
 
 @pytest.fixture
 async def both(guarded: Settings) -> AsyncIterator[Service]:
-    """An API for teams, with nobody who runs what they send."""
+    """An API for teams, without a worker."""
     settings = guarded.model_copy(update={"webhook_allow_private": True})
     async with run_service(settings, with_worker=False) as service:
         yield service
@@ -208,7 +208,7 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
         MARK, rows.context, rows.pending, rows.delivery, ended["context_id"], rows.secret,
         rows.ticket, rows.response, rows.file, rows.batch, rows.launch,
     ]  # fmt: skip
-    # There is no place to launch at: what is there is enough.
+    # No profile is configured: the existing launch is enough.
     await connection.execute(
         """INSERT INTO launches (id, team_id, name, provider, profile, model, spec, reason)
            VALUES ($1, 'red', $2::varchar, 'slurm', $2::varchar, $2::varchar, $3, $2::varchar)""",
@@ -229,7 +229,7 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
 
 
 def not_found(answer: httpx.Response) -> str:
-    """What a 404 says, in the shape of its path's dialect."""
+    """The detail of a 404, in the shape of its path's dialect."""
     if answer.request.url.path.startswith("/v1/"):
         return str(assert_openai_error(answer, 404)["message"])
     return str(assert_problem(answer, 404, "not_found")["detail"])
@@ -253,7 +253,7 @@ async def test_every_route_with_another_teams_ids(
     for method, path, operation in await operations(both):
         names = re.findall(r"{(\w+)}", path)
         unknown = set(names) - ROWS.keys() - PUBLIC.keys()
-        assert not unknown, f"{method} {path}: say in ROWS or PUBLIC what {unknown} names"
+        assert not unknown, f"{method} {path}: list in ROWS or PUBLIC what {unknown} names"
         if not set(names) & ROWS.keys():
             continue
         url = path
@@ -284,7 +284,7 @@ async def test_every_route_without_ids(
         for method, path, _ in await operations(both)
         if not set(re.findall(r"{(\w+)}", path)) & ROWS.keys()
     }
-    assert named == WITHOUT_IDS.keys(), "say in WITHOUT_IDS what a new route tells"
+    assert named == WITHOUT_IDS.keys(), "list in WITHOUT_IDS what a new route returns"
     for route, kind in WITHOUT_IDS.items():
         if kind in (OWN, INDEX, FLEET):
             continue  # each in a test below
@@ -386,7 +386,7 @@ async def test_bodies_that_name_another_teams_response_or_file(both: Service, re
         red.assert_unseen(answer, told=str(body))
 
 
-# What blue sends to each dialect whose client waits for the answer.
+# Requests of blue to each dialect whose client waits for the answer.
 SYNCHRONOUS: dict[str, Any] = {
     "/v1/completions": {"model": "scripted", "prompt": "{{chunks=1}}"},
     "/v1/chat/completions": {

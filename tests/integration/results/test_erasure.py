@@ -1,4 +1,4 @@
-"""Texts that nobody wanted kept: an erased context is no empty prompt, whoever is there first."""
+"""Texts that are not stored: an erased context is not an empty prompt, in any order of events."""
 
 import asyncio
 from collections.abc import Sequence
@@ -142,7 +142,7 @@ async def test_erasure_and_deletion_wait_for_each_other_in_one_order(settings: S
             raise AssertionError("it is still there")
     others = """SELECT count(*) = 0 FROM pg_stat_activity
                 WHERE datname = current_database() AND pid <> pg_backend_pid()"""
-    await until(lambda: connection.fetchval(others))  # a backend that ends has told all it counted
+    await until(lambda: connection.fetchval(others))  # a backend that ends has reported its counts
     assert not await connection.fetchval(
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )

@@ -133,7 +133,7 @@ async def test_the_system_tells_its_state(service: Service, connection: asyncpg.
     (worker,) = system["workers"]
     assert worker["is_alive"] is True
     assert worker["host"]
-    # It is told again as it was seen, for a moment.
+    # The cached state is returned for a moment.
     await connection.execute("UPDATE workers SET host = 'elsewhere'")
     again = await read(service, "/system")
     assert again["now"] == system["now"]

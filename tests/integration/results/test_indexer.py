@@ -1,4 +1,4 @@
-"""The digest: each ended result is counted once and can be found, whoever dies and whatever it says."""
+"""Each ended result is counted once and can be found, after any death and with any text."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def digest(database: Database, settings: Settings) -> ResultIndexer:
-    """Nobody digests but the test."""
+    """No indexer runs except the test."""
     return ResultIndexer(database, QueueDepth(database, settings), settings)
 
 

@@ -110,7 +110,7 @@ async def test_what_is_gone_meanwhile_is_left_out(
 async def test_an_export_that_breaks_has_no_end(
     settings: Settings, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client sees that the body is not whole; before the first line it is told a problem."""
+    """The client sees that the body is not whole; before the first line it receives a problem."""
     await fill(connection, 10)
     monkeypatch.setattr(export, "_PAGE", 4)
     fetch, calls = Database.fetch, 0
@@ -120,7 +120,7 @@ async def test_an_export_that_breaks_has_no_end(
         if "octet_length" in query:
             calls += 1
             if calls > whole:
-                raise DatabaseUnavailableError("It is away.")
+                raise DatabaseUnavailableError("Unreachable.")
         return await fetch(self, query, *arguments)
 
     monkeypatch.setattr(Database, "fetch", break_off)

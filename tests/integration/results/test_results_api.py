@@ -50,7 +50,7 @@ async def test_a_result_has_the_contracts_members(service: Service) -> None:
 
 
 async def test_the_output_is_the_models_own(service: Service) -> None:
-    """Byte for byte what Triton says when asked directly, without the prompt."""
+    """Byte for byte Triton's response to a direct request, without the prompt."""
     prompt, parameters = "Ωmega 🙂 {{chunks=40}}", {"max_tokens": 30, "seed": 5}
     result = await finish(service, prompt, parameters=parameters)
     pieces = [
@@ -209,7 +209,7 @@ async def longer(service: Service, result_id: str, than: str) -> dict[str, Any] 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancel that would wait for a minute: who is answered sooner was told of the end."""
+    """A cancel that would wait for a minute: a sooner response proves a notification of the end."""
     monkeypatch.setattr(results_module, "_CANCEL_WAIT_SECONDS", 60.0)
 
 
@@ -311,7 +311,7 @@ async def test_forced_delete_of_a_running_result_stops_it(
         return bool(models["running"] == 0 and rows == 0)
 
     await until(is_idle)
-    # Who waited for it is told as well, and not after thirty seconds.
+    # A client that waited for it is notified as well, and not after thirty seconds.
     assert_problem(await asyncio.wait_for(waiting, 30), 404, "not_found")
 
 
@@ -528,7 +528,7 @@ async def test_the_queues_bound(api: Service) -> None:
 
 async def test_a_long_result_is_read_whole(service: Service) -> None:
     words = " ".join(f"{number * 2_654_435_761 % 2**24:06x}" for number in range(20_000))
-    prompt = f"say {{{{text={words}}}}}"
+    prompt = f"print {{{{text={words}}}}}"
     long = await finish(service, prompt, parameters={"max_tokens": 20_000})
     short = await finish(service, "x")
     assert long["result"].split() == words.split()

@@ -1,4 +1,4 @@
-"""Retention: what is done goes when its time is over, and nothing else does, whoever holds it."""
+"""Retention: ended results are deleted after their time, and no others, under any locks."""
 
 import asyncio
 import itertools
@@ -337,7 +337,7 @@ async def test_a_request_may_have_its_result_deleted_sooner(service: Service) ->
     await look(settings)
     found = (await service.client.get(f"/results/{short['id']}")).status_code
     assert (found, (await read(service, kept["id"]))["state"]) == (404, "completed")
-    # What was counted stays counted.
+    # The counts of deleted results stay.
     assert await connection.fetchval("SELECT sum(results) FROM minute_stats") == 4
     body = {"model": "scripted", "content": "x"}
     for wrong in (59, -1, 1e10, "60", 0):

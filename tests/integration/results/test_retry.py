@@ -147,7 +147,7 @@ async def test_a_retry_with_a_key_is_one_result(
 
 
 async def test_the_dead_letters_and_their_retry(service: Service) -> None:
-    """What failed and may succeed is listed; retried, it tells where it came from."""
+    """Failed results that may succeed are listed; a retry names its origin."""
     await finish(service, "fine {{chunks=1}}")
     await finish(service, "no {{refuse}}")
     failed = [await finish(service, f"{n} {{{{fail_at=1 chunks=2}}}}") for n in range(3)]

@@ -1,4 +1,4 @@
-"""Waiting: every waiter is told, also when the connection that listens is lost or goes silent."""
+"""Waiting: every waiter is notified, also if the listening connection is lost or silent."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -44,7 +44,7 @@ async def reader_side(settings: Settings, service: Service) -> AsyncIterator[Ser
 
 
 def script(chunks: int, delay: float = 0.01) -> str:
-    return f"{{{{chunks={chunks} delay_ms={delay * 1000:.0f}}}}} tell"
+    return f"{{{{chunks={chunks} delay_ms={delay * 1000:.0f}}}}} go"
 
 
 async def test_live(one: Service) -> None:
@@ -129,12 +129,12 @@ async def check_counts(api: Service) -> None:
     counts = [count for _, count in reader.counts]
     assert counts == sorted(counts)
     assert counts[-1] == 30
-    # Each word is a token: what is told is what had been said by then.
+    # Each word is a token: the usage counts the words sent by then.
     assert all(len(text.split()) == count for text, count in reader.counts)
 
 
 async def test_the_wire(one: Service) -> None:
-    result = await finish(one, "{{chunks=2}} tell")
+    result = await finish(one, "{{chunks=2}} go")
     answer = await one.client.get(f"/results/{result['id']}/stream")
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["cache-control"] == "no-store"

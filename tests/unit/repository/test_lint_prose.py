@@ -73,7 +73,7 @@ def test_an_advice_names_the_word_to_write() -> None:
     ]
 
 
-def test_exempt_paths_are_not_read() -> None:
+def test_skipped_files_are_not_read() -> None:
     assert not STYLE.covers(Path("docs/settings.md"))
     assert STYLE.covers(Path("tools/other.py"))
 
