@@ -50,6 +50,8 @@ _LEASE_SECONDS = 15.0
 short_lease = pytest.mark.parametrize("lease_seconds", [5.0], ids=["short_lease"])
 # Each of these takes minutes: they begin, in this order, and one process runs all of a group.
 _GROUPS = (
+    # Engines of their own, each of which takes 13 s of a core to start.
+    ("tests/e2e/test_other_models.py", "tests/e2e/test_quantizations.py"),
     # One vLLM engine that they share.
     ("tests/e2e/",),
     # Thousands of streams or requests at a time, and bounds on their delays: not two at a time.

@@ -5,6 +5,7 @@ import json
 import os
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -130,6 +131,46 @@ async def test_a_request_can_cancel_another(vllm_triton: EmbeddedTriton) -> None
     with pytest.raises(ModelError, match=r"^CANCELLED: "):
         await asyncio.wait_for(generate(), 60)
     assert 0 < tokens < 900
+
+
+async def test_counters_of_tokens_rise_by_those_of_each_request(
+    vllm_triton: EmbeddedTriton,
+) -> None:
+    sampling = {"max_tokens": 12, "ignore_eos": True}
+    await generating(vllm_triton, sampling)
+    before = await settled_counts(vllm_triton)
+    assert before[1] >= 12
+    (answer,) = await generating(vllm_triton, sampling, return_num_input_tokens=True)
+    after = (before[0] + answer["num_input_tokens"][0], before[1] + 12)
+    assert await settled_counts(vllm_triton, other_than=before) == after
+
+
+async def settled_counts(
+    triton: EmbeddedTriton, other_than: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The counters once they stay the same for several of the backend's publications."""
+    last = other_than
+    while True:
+        counts = await token_counts(triton)
+        if counts == last != other_than:
+            return counts
+        last = counts
+        await asyncio.sleep(0.5)
+
+
+async def token_counts(triton: EmbeddedTriton) -> tuple[int, ...]:
+    """Prompt tokens and generated tokens of the model, as Triton's metrics count them."""
+    async with httpx.AsyncClient() as client:
+        text = (await client.get(f"http://{triton.address('metrics')}/metrics")).text
+    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    return tuple(
+        sum(
+            int(float(line.rsplit(" ", 1)[1]))
+            for line in text.splitlines()
+            if line.startswith(name)
+        )
+        for name in names
+    )
 
 
 async def is_unloaded(client: TritonClient) -> bool:

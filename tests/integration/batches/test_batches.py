@@ -563,3 +563,14 @@ async def test_a_team_has_only_so_many_batches_open(
         for status in (200, 200, 429):
             answer = await one.client.post("/v1/batches", json=body)
             assert answer.status_code == status
+
+
+async def test_no_line_outlives_its_batch(
+    running: Service, client: openai.AsyncOpenAI, connection: asyncpg.Connection
+) -> None:
+    """Requests may have a longer deadline than a batch has time."""
+    assert running.services.settings.max_deadline_seconds > 2 * 86_400
+    await end_of(client, await begin(client, [line("a")]))
+    late = "SELECT count(*) FROM results r, batches b WHERE r.deadline_at > b.expires_at + '1 s'"
+    assert await connection.fetchval("SELECT count(*) FROM results") == 1
+    assert await connection.fetchval(late) == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
@@ -11,7 +12,7 @@ from app.core.settings import Settings
 from app.queue.claim import Claim
 from app.worker.worker import Worker
 from tests.conftest import Service, run_service, short_lease
-from tests.integration.queue.test_job_queue import Bench, bench, keyed, make_result, queue_settings
+from tests.integration.queue.queue_bench import Bench, keyed, make_result
 from tests.integration.support import finish, read, send, until
 
 
@@ -266,4 +267,17 @@ async def test_a_lost_confirmation_is_rescued_by_its_heartbeat(
     assert result["attempt"] == 2
 
 
-__all__ = ["bench", "queue_settings"]  # fixtures
+async def test_the_others_of_a_keyed_group_do_not_begin_early(bench: Bench) -> None:
+    """Its key decides whether the group is stored: none of its results may generate before."""
+    dispatcher = Dispatcher(await bench.worker())
+    bench.queue.dispatcher = dispatcher
+    first = keyed("a")
+    second = make_result(
+        context_id=first.context_id,
+        new_context=first.new_context,
+        group_id=first.id,
+        goes_with_key=True,
+    )
+    assert await bench.queue.enqueue([replace(first, group_id=first.id), second]) == [True, True]
+    assert dispatcher.counts == [0]
+    assert {claim.id for claim in dispatcher.started} == {first.id, second.id}

@@ -14,7 +14,7 @@ from app.queue.enqueue import NewContext, NewResult
 from app.queue.finish import AttemptOutcome
 from app.queue.team_limits import ANY_MODEL, Limits, TeamLimits
 from tests.conftest import connect, make_settings
-from tests.integration.queue.test_job_queue import Bench, ended, make_result
+from tests.integration.queue.queue_bench import Bench, ended, make_result
 from tests.postgres import PostgresServer
 
 
@@ -199,3 +199,14 @@ async def test_a_claim_that_must_wait_for_another_holds_up_no_other_model(
         await asyncio.sleep(0.1)
         assert not waiting.done()
     assert [claim.model_name for claim in await waiting] == ["n"]
+
+
+async def test_priority_precedes_virtual_time_under_running_limits(
+    bench: Bench, limits: TeamLimits
+) -> None:
+    await limits.set("red", ANY_MODEL, {"max_running": 10})
+    await limits.refresh()
+    await add(bench, "red", 1, priority=0)
+    await add(bench, "blue", 2, priority=5)  # the second is a step behind red's
+    worker = await bench.worker()
+    assert await order(bench, worker) == ["blue", "blue", "red"]

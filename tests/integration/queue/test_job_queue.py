@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -16,125 +16,30 @@ from app.core.errors import CANCELLED, Failure, FailureCode
 from app.core.ids import new_id
 from app.core.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.core.settings import Settings
-from app.queue.claim import Claim, owned_results
+from app.queue.claim import owned_results
 from app.queue.conclude import MAX_BATCH
-from app.queue.enqueue import NewContext, NewResult
-from app.queue.finish import AttemptEnd, AttemptOutcome
-from app.queue.idempotency import NewKey
+from app.queue.enqueue import NewContext
+from app.queue.finish import AttemptOutcome
+from app.queue.idempotency import IdempotencyKeys
 from app.queue.job_queue import JobQueue
-from app.queue.progress import Chunk
 from app.results.contexts import ContextStore
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from tests.claims import claim_all
 from tests.conftest import connect, make_settings
+from tests.integration.queue.queue_bench import (
+    LOST,
+    MAX_ATTEMPTS,
+    MODEL,
+    REFUSED,
+    Bench,
+    chunk,
+    ended,
+    keyed,
+    make_result,
+)
 from tests.integration.support import until
 from tests.postgres import PostgresServer
-
-MODEL = "m"
-MAX_ATTEMPTS = 3
-LOST = Failure(FailureCode.TRITON_LOST, "Triton was lost.", True)
-REFUSED = Failure(FailureCode.INVALID_REQUEST, "No.", False)
-
-
-class Bench:
-    """The queue under test, and the rows behind it."""
-
-    def __init__(
-        self, database: Database, settings: Settings, connection: asyncpg.Connection
-    ) -> None:
-        self.database = database
-        self.settings = settings
-        self.queue = JobQueue(database, settings)
-        self.connection = connection
-
-    async def add(self, count: int = 1, **members: Any) -> list[UUID]:
-        """Enqueue results, each with a context of its own."""
-        results = [make_result(**members) for _ in range(count)]
-        assert await self.queue.enqueue(results) == [True] * count
-        return [result.id for result in results]
-
-    async def worker(self, lease_seconds: float = 60.0) -> UUID:
-        """Enter a worker whose lease ends so many seconds from now."""
-        identifier = new_id()
-        await self.connection.execute(
-            "INSERT INTO workers (id, host, pid, lease_expires_at)"
-            " VALUES ($1, 'h', 1, now() + make_interval(secs => $2))",
-            identifier,
-            lease_seconds,
-        )
-        return identifier
-
-    async def claim(self, worker: UUID, count: int = 100, model: str = MODEL) -> list[Claim]:
-        return await claim_all(self.queue, worker, {model: count})
-
-    async def end(self, worker: UUID, *ends: AttemptEnd) -> list[bool]:
-        lane = self.queue.end_batcher(worker, 5.0)
-        return list(await lane.submit_all(ends))
-
-    async def row(self, result_id: UUID) -> asyncpg.Record:
-        row = await self.connection.fetchrow("SELECT * FROM results WHERE id = $1", result_id)
-        assert row is not None
-        return row
-
-    async def chunks(self, result_id: UUID) -> int:
-        count: int = await self.connection.fetchval(
-            "SELECT count(*) FROM result_chunks WHERE result_id = $1", result_id
-        )
-        return count
-
-    async def fast_forward(self) -> None:
-        """Let every pause before a next attempt be over."""
-        await self.connection.execute(
-            "UPDATE results SET not_before = NULL WHERE state = 'pending'"
-        )
-
-    async def lose(self, worker: UUID, result_id: UUID) -> asyncpg.Record:
-        """Claim a result and lose its engine."""
-        await self.fast_forward()
-        claims = await self.claim(worker) or await self.queue.claim_suspects(worker, [MODEL])
-        (claim,) = [claim for claim in claims if claim.id == result_id]
-        assert await self.end(worker, ended(claim, AttemptOutcome.LOST, failure=LOST)) == [True]
-        return await self.row(result_id)
-
-
-def make_result(**members: Any) -> NewResult:
-    context = NewContext(new_id(), "default", "a prompt", None, "{}")
-    defaults: dict[str, Any] = {
-        "id": new_id(),
-        "team_id": "default",
-        "context_id": context.id,
-        "model_name": MODEL,
-        "parameters": '{"max_tokens": 3}',
-        "deadline_seconds": 3600.0,
-        "new_context": context,
-    }
-    return NewResult(**(defaults | members))
-
-
-def ended(
-    claim: Claim, outcome: AttemptOutcome = AttemptOutcome.COMPLETED, **members: Any
-) -> AttemptEnd:
-    defaults: dict[str, Any] = {"output": "text", "finish_reason": "stop", "completion_tokens": 2}
-    return AttemptEnd(claim.id, claim.attempt, outcome, **(defaults | members))
-
-
-def chunk(claim: Claim, offset: int, text: str, tokens: int = 1) -> Chunk:
-    return Chunk(claim.id, claim.attempt, offset, text, 7, tokens)
-
-
-@pytest.fixture
-def queue_settings(postgres_server: PostgresServer, database_name: str) -> Settings:
-    return make_settings(postgres_server, database_name, max_attempts=MAX_ATTEMPTS)
-
-
-@pytest.fixture
-async def bench(queue_settings: Settings) -> AsyncIterator[Bench]:
-    async with Database(queue_settings, "test") as database:
-        connection = await connect(queue_settings)
-        yield Bench(database, queue_settings, connection)
-        await connection.close()
-
 
 # --- enqueue ----------------------------------------------------------------------------------------
 
@@ -189,10 +94,6 @@ async def test_enqueue_survives_a_connection_lost_at_commit(bench: Bench) -> Non
     async with bench.database.connection() as connection:
         assert await lane._statement(connection, [result], True) == [True]
         assert await lane._statement(connection, [result], False) == [False]
-
-
-def keyed(key: str, seconds: float = 60.0, **members: Any) -> NewResult:
-    return make_result(key=NewKey(key, b"hash", seconds), **members)
 
 
 async def key_owners(bench: Bench) -> dict[str, UUID]:
@@ -1088,3 +989,47 @@ async def test_an_attribution_costs_its_team_a_place_by_its_weight(bench: Bench)
         await bench.end(worker, ended(claim, has_attribution=True))
         keys.append((await bench.row(identifier))["fair_key"])
     assert keys[1] - keys[0] == 0.25
+
+
+async def test_a_stopping_worker_returns_a_result_whose_client_may_cancel(bench: Bench) -> None:
+    """A planned stop loses no attempt: `on_disconnect` counts only where a worker is lost."""
+    (identifier,) = await bench.add(on_disconnect="cancel")
+    worker = await bench.worker()
+    assert await bench.claim(worker)
+    assert await bench.queue.retire(worker) == 1
+    row = await bench.row(identifier)
+    assert (row["state"], row["worker_id"], row["error_code"]) == ("pending", None, None)
+
+
+async def test_a_queued_result_that_is_cancelled_expires_as_it_was_requested(bench: Bench) -> None:
+    (identifier,) = await bench.add(retain_seconds=60.0)
+    assert await bench.queue.cancel("default", id=identifier) == 1
+    row = await bench.row(identifier)
+    assert row["state"] == "failed"
+    assert 59 < (row["expires_at"] - row["finished_at"]).total_seconds() < 61
+
+
+async def test_an_attribution_of_another_teams_result_is_not_stored(bench: Bench) -> None:
+    (source,) = await bench.add()
+    context = NewContext(new_id(), "other", "a text", None, "{}")
+    foreign = make_result(
+        team_id="other", context_id=context.id, new_context=context, source_id=source
+    )
+    assert await bench.queue.enqueue([foreign]) == [False]
+    assert await bench.connection.fetchval("SELECT count(*) FROM results") == 1
+
+
+async def test_the_key_of_an_erased_result_is_freed(bench: Bench) -> None:
+    """An erased attribution answers no later request; a kept one of the same version does."""
+    kept, erased = keyed("kept"), keyed("erased")
+    assert await bench.queue.enqueue([kept, erased]) == [True, True]
+    worker = await bench.worker()
+    claims = await bench.claim(worker)
+    assert all(await bench.end(worker, *(ended(claim, model_version=7) for claim in claims)))
+    await bench.connection.execute(
+        "UPDATE results SET erased_at = now(), output = NULL WHERE id = $1", erased.id
+    )
+    keys = IdempotencyKeys(bench.database, bench.settings)
+    for name in ("kept", "erased"):
+        await keys.forget_unless_good("default", name, 7)
+    assert (await key_owners(bench)).keys() == {"kept"}

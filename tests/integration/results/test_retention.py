@@ -15,6 +15,7 @@ from app.cli.main import main
 from app.core.database import Database
 from app.core.ids import lowest_id, new_id
 from app.core.settings import Settings
+from app.results.retention import retention
 from app.results.retention.policy import FOREVER, RetentionPolicy
 from app.results.retention.retention import MAX_ADVANCE_SECONDS, Retention
 from tests.conftest import Service
@@ -550,3 +551,21 @@ def test_the_command_sets_a_teams_word(
         with pytest.raises(SystemExit):
             main(["team", "retain", "acme", "--results", wrong])
     assert "60 seconds" in capsys.readouterr().err
+
+
+async def test_a_held_prompt_is_erased_by_a_later_pass(
+    settings: Settings, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark of judged results stays before it, also when the pages behind it are whole."""
+    monkeypatch.setattr(retention, "MAX_ROWS", 2)  # of a page
+    contexts = [await house.context(age=5 * DAY) for _ in range(9)]
+    for number, context in enumerate(contexts):
+        await house.result(context, age=(2 + number / 10) * DAY)
+    held = contexts[-1]  # of the oldest result: in the first page
+    async with house.connection.transaction():
+        await house.connection.execute("SELECT FROM contexts WHERE id = $1 FOR KEY SHARE", held)
+        await look(settings, prompts=DAY)
+    kept = "SELECT count(*) FROM contexts WHERE erased_at IS NULL"
+    assert await house.connection.fetchval(kept) == 1
+    await look(settings, prompts=DAY)
+    assert await house.connection.fetchval(kept) == 0

@@ -18,7 +18,7 @@ from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from app.results.streams.hub import StreamHub
 from tests.conftest import connect, make_settings
-from tests.integration.queue.test_job_queue import Bench, ended
+from tests.integration.queue.queue_bench import Bench, ended
 from tests.integration.support import until
 from tests.postgres import PostgresServer
 from tests.silent_proxy import SilentProxy

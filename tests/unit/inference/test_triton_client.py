@@ -12,6 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
+from app.core.errors import TritonUnavailableError
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import (
     GenerationError,
@@ -245,3 +246,22 @@ def test_a_constraint_is_sent_as_the_text_that_nvidias_backend_reads() -> None:
     request = build_request("m", "x", {"structured_outputs": {"choice": ["a"]}})
     sent = orjson.loads(inputs(request)["sampling_parameters"])
     assert orjson.loads(sent["structured_outputs"]) == {"choice": ["a"]}
+
+
+def test_a_code_counts_at_the_beginning_of_a_message_only() -> None:
+    """A model's text may contain anything."""
+    error = to_model_error("the model printed INVALID_ARG: no")
+    assert type(error) is ModelFailedError
+
+
+async def test_a_triton_that_never_answers_is_unavailable() -> None:
+    """It accepts the connection and no more: a suspended process, or a machine that hangs."""
+    connected: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connected.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, TritonClient(f"127.0.0.1:{port}") as client:
+        with pytest.raises(TritonUnavailableError) as raised:
+            await client._call(client._stub.ServerReady, pb.ServerReadyRequest(), 0.2)
+        for writer in connected:
+            writer.close()
+    assert raised.value.headers == {"Retry-After": "5"}

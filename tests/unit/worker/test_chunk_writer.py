@@ -126,3 +126,13 @@ async def test_an_end_waits_for_the_write_under_way(desk: Desk) -> None:
     assert not ending.done()
     desk.table.may_end.set()
     await ending
+
+
+async def test_a_reader_that_comes_when_all_is_written_is_notified(desk: Desk) -> None:
+    """The rest of its text may come much later."""
+    attempt = desk.attempt()
+    say(attempt, "some")
+    await desk.until_written(1)
+    desk.writer.write_soon([attempt.claim.id])
+    await desk.until_written(2)
+    assert desk.table.writes[1] == ([], [attempt.claim.id])
