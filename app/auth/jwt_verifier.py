@@ -44,7 +44,6 @@ class JwtVerifier:
         self.keys = SigningKeys(settings.jwks) if settings.jwks else None
 
     async def verify(self, token: str) -> Verified:
-        """The principal of a token. Raises InvalidTokenError with the reason."""
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") == _SECRET_ALGORITHM and self._secret is not None:

@@ -206,7 +206,6 @@ def _adopt(options: argparse.Namespace) -> int:
 
 
 def _declare(file: Path | None, declaration: Declaration, declared: Declaration | None) -> int:
-    """Add the declaration to the file, or show the text to add."""
     if declared and declared.tokenizer == declaration.tokenizer:
         sys.stdout.write(f"Declared in {file} already. Restart the processes that have it open.\n")
         return 0
@@ -327,7 +326,6 @@ class _Line:
             sys.stderr.write("\r\x1b[K")
 
     def report(self, step: str, share: float, detail: str) -> None:
-        """Show a step's progress: its share, its likely remaining time, a detail."""
         now = time.monotonic()
         if step != self._step:
             self._step, self._begun = step, now

@@ -10,8 +10,6 @@ from typing import Any
 
 
 class FailureCode(StrEnum):
-    """Stable `error.code` of a failed result."""
-
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     INVALID_REQUEST = "invalid_request"
@@ -27,8 +25,6 @@ class FailureCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Stored error of a result: code, message, and whether a retry may succeed."""
-
     code: FailureCode
     message: str
     retryable: bool
@@ -63,8 +59,6 @@ INTERNAL_ERROR = Failure(
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One invalid field of a request: its path and the fault."""
-
     field: str
     message: str
 
@@ -91,7 +85,6 @@ class ServiceError(Exception):
         return self.detail
 
     def to_problem(self) -> dict[str, Any]:
-        """RFC 9457 body."""
         problem: dict[str, Any] = {
             "type": self.uri or f"/docs/errors#{self.code}",
             "title": self.title,
@@ -111,7 +104,6 @@ class InvalidRequestError(ServiceError):
 
 
 def invalid_field(field: str, message: str, **extra: object) -> InvalidRequestError:
-    """The error of one wrong member, parameter or header of a request."""
     return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)], extra=extra)
 
 

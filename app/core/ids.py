@@ -39,7 +39,6 @@ def new_id() -> UUID:
 
 
 def seconds_since(made: UUID) -> float:
-    """Return the age of an id in seconds."""
     return max(0.0, time.time() - unix_seconds(made))
 
 
@@ -56,7 +55,6 @@ def _to_uuid(stamped: int) -> UUID:
 
 
 def created_at(identifier: UUID) -> datetime:
-    """The time inside a UUIDv7, to the millisecond."""
     return datetime.fromtimestamp(unix_seconds(identifier), UTC)
 
 

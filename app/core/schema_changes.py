@@ -72,7 +72,6 @@ def outside_transactions() -> Iterator[None]:
 
 
 def validate(table: str, *names: str) -> None:
-    """Validate constraints on the existing rows; call it `outside_transactions`."""
     for name in names:
         op.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {name}")
 
@@ -108,7 +107,6 @@ def replace_index(
 
 
 def drop_index(name: str, table: str) -> None:
-    """Drop an index if it exists; call it `outside_transactions`."""
     op.drop_index(name, table, if_exists=True, postgresql_concurrently=True)
 
 

@@ -74,7 +74,6 @@ def parse_source(text: str) -> ModelSource:
 
 
 def entry_name(text: str) -> str:
-    """The entry's name, which requests use."""
     name = _NAME.sub("-", text).strip("-.")
     if not name:
         raise ModelRepositoryError(f"{text!r} makes no model name; rename the directory.")
@@ -82,7 +81,6 @@ def entry_name(text: str) -> str:
 
 
 def read_config(weights: Path) -> dict[str, Any]:
-    """Read config.json. Raises ModelRepositoryError, also for weights in an unsupported format."""
     try:
         config = orjson.loads((weights / "config.json").read_bytes())
     except FileNotFoundError:

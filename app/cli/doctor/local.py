@@ -27,7 +27,6 @@ def settings_errors(error: ValidationError) -> list[Finding]:
 
 
 def check_settings(settings: Settings) -> list[Finding]:
-    """Check the settings, also in combination."""
     exposure = check_startup(settings)
     findings = [warn("exposure", text, "See docs/authentication.md.") for text in exposure.warnings]
     if exposure.refusal:

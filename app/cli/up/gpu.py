@@ -95,7 +95,6 @@ def find(library: str = LIBRARY) -> list[Gpu]:
 
 
 def probe(library: str) -> list[Gpu]:
-    """Initialize the driver in this process, and describe its devices; raises `GpuError`."""
     try:
         driver = ctypes.CDLL(library)
     except OSError:
@@ -107,7 +106,6 @@ def probe(library: str) -> list[Gpu]:
 
 
 def describe(driver: Any) -> list[Gpu]:
-    """The devices of a loaded driver library, checked against the wheels' requirements."""
     _call(driver, "cuInit", 0)
     version = ctypes.c_int()
     _call(driver, "cuDriverGetVersion", ctypes.byref(version))
@@ -169,7 +167,6 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def main() -> int:
-    """Answer make, or the parent process with --probe; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("wanted", nargs="?", default="", help="value of GPU=")
     parser.add_argument("--library", default=LIBRARY, help=argparse.SUPPRESS)

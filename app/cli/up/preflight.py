@@ -66,7 +66,6 @@ def lock(data: Path) -> Iterator[None]:
 
 
 def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
-    """Raise `StartError` for the first requirement that is missing, taken or too small."""
     if not (venv / "bin" / "python").exists():
         raise StartError(f"{venv} is missing or unfinished: `make run` installs it.")
     if not is_port_free(port):

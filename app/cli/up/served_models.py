@@ -37,7 +37,6 @@ class ModelOptions:
 async def prepare(
     options: ModelOptions, data: Path, progress: Progress, *, light: bool, gpus: Sequence[Gpu]
 ) -> Mapping[str, Path]:
-    """The entries to serve, by name. Raises StartError."""
     if options.source is None:
         if light:
             return {"scripted": _REPOSITORY / "triton" / "models" / "scripted"}

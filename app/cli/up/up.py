@@ -61,7 +61,6 @@ class _Ports:
 
 
 async def up(options: UpOptions) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; return the process's exit status."""
     stopping = _stop_on_signals()
     async with Progress(sys.stdout) as progress:
         try:
@@ -194,7 +193,6 @@ def local_profile(options: UpOptions) -> dict[str, str]:
 
 
 def _check_indexes_file() -> None:
-    """Report errors in the file of indexes before anything is started."""
     try:
         _declared(os.environ)
     except DeclarationError as error:
@@ -202,7 +200,6 @@ def _check_indexes_file() -> None:
 
 
 def _declared(environment: Mapping[str, str]) -> list[str]:
-    """The names of the indexes that the environment's file declares. Raises DeclarationError."""
     file = environment.get("LLM_INDEXES_FILE")
     return [one.name for one in read_declarations(Path(file) if file else None)]
 

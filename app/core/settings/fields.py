@@ -45,7 +45,6 @@ class Section(BaseSettings):
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas, without blanks and empty parts."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

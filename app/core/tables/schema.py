@@ -20,7 +20,6 @@ EMPTY_LIST = sa.text("'[]'::jsonb")
 def time(
     name: str, *, nullable: bool = True, default: sa.TextClause | None = None
 ) -> sa.Column[object]:
-    """A column of a point in time."""
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, server_default=default)
 
 
