@@ -52,8 +52,10 @@ class JwtVerifier:
             else:
                 claims = await self._decode_with_key(token, header)
         except jwt.PyJWTError as error:
-            raise InvalidTokenError(_reason(error)) from None
-        return Verified(to_principal(claims), _seconds_left(claims))
+            # PyJWT's message never quotes the token.
+            raise InvalidTokenError(str(error)[:200] or "it could not be read") from None
+        ends = float(claims["exp"]) + LEEWAY_SECONDS if "exp" in claims else None
+        return Verified(to_principal(claims), None if ends is None else ends - time.time())
 
     async def _decode_with_key(self, token: str, header: dict[str, Any]) -> dict[str, Any]:
         if self.keys is None or header.get("alg") not in KEY_ALGORITHMS:
@@ -98,13 +100,3 @@ def encode_with_secret(claims: dict[str, Any], secret: SecretStr) -> str:
         warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
         return jwt.encode(claims, secret.get_secret_value(), algorithm=_SECRET_ALGORITHM)
 
-
-def _reason(error: jwt.PyJWTError) -> str:
-    """PyJWT's message, which never quotes the token."""
-    return str(error)[:200] or "it could not be read"
-
-
-def _seconds_left(claims: dict[str, Any]) -> float | None:
-    if "exp" not in claims:
-        return None
-    return float(claims["exp"]) + LEEWAY_SECONDS - time.time()

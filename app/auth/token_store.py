@@ -148,15 +148,7 @@ class TokenStore:
     ) -> NewKey:
         key = new_key()
         await self._database.fetch(
-            _CREATE,
-            new_id(),
-            team_id,
-            name,
-            key.prefix,
-            key.hash,
-            scopes,
-            max_priority,
-            lifetime,
+            _CREATE, new_id(), team_id, name, key.prefix, key.hash, scopes, max_priority, lifetime
         )
         return key
 

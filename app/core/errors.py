@@ -4,20 +4,29 @@
 result. Nothing else in the service builds an error body.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 
 class FailureCode(StrEnum):
-    CANCELLED = "cancelled"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
-    INVALID_REQUEST = "invalid_request"
-    MODEL_ERROR = "model_error"
-    ENGINE_CRASHED = "engine_crashed"
-    WORKER_LOST = "worker_lost"
-    TRITON_LOST = "triton_lost"
-    ENGINE_LOST = "engine_lost"
+    """Stable `error.code` of a failed result."""
+
+    status: int  # of the response to a synchronous client
+
+    def __new__(cls, code: str, status: int = 500) -> "FailureCode":
+        member = str.__new__(cls, code)
+        member._value_, member.status = code, status
+        return member
+
+    CANCELLED = "cancelled", 409
+    DEADLINE_EXCEEDED = "deadline_exceeded", 504
+    INVALID_REQUEST = "invalid_request", 422
+    MODEL_ERROR = "model_error", 502
+    ENGINE_CRASHED = "engine_crashed", 502
+    WORKER_LOST = "worker_lost", 503
+    TRITON_LOST = "triton_lost", 503
+    ENGINE_LOST = "engine_lost", 503
     NOT_CONTINUED = "not_continued"  # only attempts end with it, never results
     INFINI_GRAM_ERROR = "infini_gram_error"
     INTERNAL_ERROR = "internal_error"
@@ -93,9 +102,7 @@ class ServiceError(Exception):
             "code": self.code,
         }
         if self.errors:
-            problem["errors"] = [
-                {"field": error.field, "message": error.message} for error in self.errors
-            ]
+            problem["errors"] = [asdict(error) for error in self.errors]
         return problem | self.extra
 
 
@@ -217,21 +224,7 @@ class ResultFailedError(ServiceError):
     def __init__(self, code: FailureCode, message: str, extra: dict[str, Any]) -> None:
         super().__init__(message, extra=extra)
         self.code = code
-        self.status = _STATUS_OF_FAILURE[code]
-
-
-_STATUS_OF_FAILURE = {
-    FailureCode.CANCELLED: 409,
-    FailureCode.DEADLINE_EXCEEDED: 504,
-    FailureCode.INVALID_REQUEST: 422,
-    FailureCode.MODEL_ERROR: 502,
-    FailureCode.ENGINE_CRASHED: 502,
-    FailureCode.WORKER_LOST: 503,
-    FailureCode.TRITON_LOST: 503,
-    FailureCode.ENGINE_LOST: 503,
-    FailureCode.INFINI_GRAM_ERROR: 500,
-    FailureCode.INTERNAL_ERROR: 500,
-}
+        self.status = code.status
 
 
 class AttemptLostError(ServiceError):

@@ -35,7 +35,9 @@ def new_id() -> UUID:
         _last = stamp | (entropy >> 7)
     else:
         _last += 1 + (entropy & ((1 << _COUNTER_STEP_BITS) - 1))
-    return _to_uuid(_last)
+    milliseconds, random = divmod(_last, 1 << _RANDOM_BITS)
+    high, low = divmod(random, 1 << 62)
+    return UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
 
 
 def seconds_since(made: UUID) -> float:
@@ -45,13 +47,6 @@ def seconds_since(made: UUID) -> float:
 def unix_seconds(identifier: UUID) -> float:
     """The Unix time inside a UUIDv7, to the millisecond."""
     return (identifier.int >> 80) / 1000
-
-
-def _to_uuid(stamped: int) -> UUID:
-    milliseconds = stamped >> _RANDOM_BITS
-    random = stamped & ((1 << _RANDOM_BITS) - 1)
-    high, low = random >> 62, random & ((1 << 62) - 1)
-    return UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
 
 
 def created_at(identifier: UUID) -> datetime:

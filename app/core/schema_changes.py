@@ -95,10 +95,7 @@ def create_index(
 
 
 def replace_index(
-    name: str,
-    table: str,
-    columns: Columns,
-    where: sa.TextClause | None = None,
+    name: str, table: str, columns: Columns, where: sa.TextClause | None = None
 ) -> None:
     """Replace an index by one on other columns; the old one serves until then."""
     create_index(f"{name}_new", table, columns, where)

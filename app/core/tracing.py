@@ -73,11 +73,7 @@ class Tracing:
         """Record an ended span; `start` and `end` are Unix times in seconds."""
         began = int(start * 1e9)
         span = self._tracer.start_span(
-            name,
-            self._context(parent),
-            self._kinds.INTERNAL,
-            attributes,
-            start_time=began,
+            name, self._context(parent), self._kinds.INTERNAL, attributes, start_time=began
         )
         if is_error:
             span.set_status(self._error)

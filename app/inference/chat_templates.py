@@ -101,11 +101,7 @@ def _to_json(
 ) -> str:
     """The filter `tojson` with transformers' arguments and defaults: Jinja's own escapes HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -219,9 +219,7 @@ class TritonClient:
 
     async def _takes_cancellation(self, model: str) -> bool:
         if model not in self._has_cancel_input:
-            metadata = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=model))
-            names = {tensor.name for tensor in metadata.inputs}
-            self._has_cancel_input[model] = CANCEL_INPUT in names
+            self._has_cancel_input[model] = CANCEL_INPUT in await self._inputs(model)
         return self._has_cancel_input[model]
 
     async def _takes_resume(self, model: str, *, is_needed: bool) -> bool:
@@ -234,15 +232,18 @@ class TritonClient:
         if takes or now - queried_at < _INPUTS_CACHE_TTL_SECONDS:
             return takes
         try:
-            message = pb.ModelMetadataRequest(name=model)
-            metadata = await self._stub.ModelMetadata(message, timeout=_QUERY_TIMEOUT_SECONDS)
+            takes = RESUME_INPUT in await self._inputs(model)
         except grpc.aio.AioRpcError as error:
             if is_needed:
                 raise NotTakenError(error.details() or error.code().name) from error
             return False
-        takes = any(tensor.name == RESUME_INPUT for tensor in metadata.inputs)
         self._has_resume_input[model] = (takes, now)
         return takes
+
+    async def _inputs(self, model: str) -> set[str]:
+        message = pb.ModelMetadataRequest(name=model)
+        metadata = await self._stub.ModelMetadata(message, timeout=_QUERY_TIMEOUT_SECONDS)
+        return {tensor.name for tensor in metadata.inputs}
 
     async def index(self) -> list[IndexEntry]:
         """The models of Triton's repositories; of several versions, a ready one, then the highest."""

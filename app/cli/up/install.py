@@ -154,10 +154,7 @@ class Uv:
         """Install silently; return False after a failure."""
         with heartbeat():
             tried = subprocess.run(  # noqa: S603 - our own command
-                [*self._command, *arguments],
-                check=False,
-                capture_output=True,
-                env=self.environment,
+                [*self._command, *arguments], check=False, capture_output=True, env=self.environment
             )
         return tried.returncode == 0
 

@@ -49,10 +49,7 @@ async def prepare(
         weights = await obtain(source, data, progress)
         entry = data / "models" / source.name
         write_entry(
-            entry,
-            weights,
-            quantization=options.quantization,
-            max_model_len=options.max_model_len,
+            entry, weights, quantization=options.quantization, max_model_len=options.max_model_len
         )
     except ModelRepositoryError as error:
         raise StartError(str(error)) from error

@@ -25,9 +25,8 @@ class ServicePart(processes.ChildPart):
         command: str,
         environment: Mapping[str, str],
         log_file: Path,
-        *,
-        ready_url: str = "",
         grace: float,
+        ready_url: str = "",
     ) -> None:
         """It is ready when `ready_url` answers 200 or, if it is empty, when its log reports it.
 

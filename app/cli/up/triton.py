@@ -281,10 +281,7 @@ class EmbeddedTriton(processes.ChildPart):
         )
 
     def _options(self) -> list[str]:
-        options = [
-            f"--model-repository={self._repository}",
-            "--model-control-mode=explicit",
-        ]
+        options = [f"--model-repository={self._repository}", "--model-control-mode=explicit"]
         for protocol, port in self._ports.items():
             options += [f"--{protocol}-address={HOST}", f"--{protocol}-port={port}"]
         return options
