@@ -54,8 +54,10 @@ class JwtVerifier:
         except jwt.PyJWTError as error:
             # PyJWT's message never quotes the token.
             raise InvalidTokenError(str(error)[:200] or "it could not be read") from None
-        ends = float(claims["exp"]) + LEEWAY_SECONDS if "exp" in claims else None
-        return Verified(to_principal(claims), None if ends is None else ends - time.time())
+        principal = to_principal(claims)
+        if "exp" not in claims:
+            return Verified(principal, None)
+        return Verified(principal, float(claims["exp"]) + LEEWAY_SECONDS - time.time())
 
     async def _decode_with_key(self, token: str, header: dict[str, Any]) -> dict[str, Any]:
         if self.keys is None or header.get("alg") not in KEY_ALGORITHMS:
@@ -99,4 +101,3 @@ def encode_with_secret(claims: dict[str, Any], secret: SecretStr) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
         return jwt.encode(claims, secret.get_secret_value(), algorithm=_SECRET_ALGORITHM)
-

@@ -11,6 +11,7 @@ or teams the label is `other`.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -78,12 +79,7 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        total = 0
-        found = []
-        for name, count in zip(names, self.counts, strict=True):
-            total += count
-            found.append((name, float(total)))
-        return found
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
 C = TypeVar("C", Counter, Gauge, Histogram)
@@ -112,7 +108,6 @@ def _bounded(label: str, name: str) -> str:
 
 class Series(Collector, Generic[C]):
     def __init__(self, name: str, text: str, make: Callable[[], C], labels: Sequence[str]) -> None:
-        self.label = labels[0] if labels else ""
         self._name, self._text, self._labels = name, text, labels
         self._make: Callable[[], C] = make
         self._series: dict[tuple[str, ...], C] = {}
@@ -265,13 +260,9 @@ ENGINES_DEAD = _gauge(
 
 def show(series: Series[Gauge], values: Mapping[str, float]) -> None:
     """Replace all series of a gauge with one label."""
-    shown: dict[str, float] = {}
-    for value, number in values.items():
-        name = _bounded(series.label, value)
-        shown[name] = shown.get(name, 0.0) + number
     series.clear()
-    for value, number in shown.items():
-        series.of(value).set(number)
+    for value, number in values.items():
+        series.of(value).inc(number)
 
 
 # Names of text-generation-inference for the same metrics, for its dashboards. Its server has one
