@@ -44,7 +44,8 @@ def _row(name: str, field: FieldInfo) -> str:
     if field.default is None:
         default = "none"
     bounds = ", ".join(filter(None, map(_bound, field.metadata)))
-    return f"| `{field.alias}` | {default} | {bounds} | {field.description}{_old_names(field)} |\n"
+    meaning = " ".join((field.description or "").split())
+    return f"| `{field.alias}` | {default} | {bounds} | {meaning}{_old_names(field)} |\n"
 
 
 def _old_names(field: FieldInfo) -> str:

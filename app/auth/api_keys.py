@@ -52,5 +52,4 @@ def hash_of(text: str) -> bytes:
 
 
 def is_same(given: bytes, stored: bytes) -> bool:
-    """Compare two hashes in constant time."""
     return hmac.compare_digest(given, stored)

@@ -15,9 +15,9 @@ from app.auth.api_keys import hash_of, is_api_key, is_same, prefix_of
 from app.auth.jwt_verifier import MAX_TOKEN_BYTES, JwtVerifier
 from app.auth.principal import Principal
 from app.auth.token_store import TokenStore
-from app.core.database import is_transient
 from app.core.errors import InvalidTokenError, UnauthenticatedError
 from app.core.listener import TOKENS, Listener
+from app.core.polling import PollingLoop
 from app.core.settings import Settings
 
 _CACHE_TTL_SECONDS = 10.0
@@ -30,8 +30,6 @@ _UNKNOWN_KEY = "there is no such API key"
 
 @dataclass(slots=True, frozen=True)
 class _Verdict:
-    """The owner of a token, or the reason that it is refused."""
-
     principal: Principal | None
     reason: str
     expires_at: float  # loop time
@@ -80,7 +78,8 @@ class Authenticator:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._write_uses(), name="last uses")
+            uses = PollingLoop("last uses", self.write_uses, seconds=_USE_PERIOD_SECONDS)
+            group.create_task(uses.run(), name="last uses")
             if self._jwt.keys is not None:
                 group.create_task(self._jwt.keys.run(), name="signing keys")
 
@@ -146,15 +145,6 @@ class Authenticator:
         if verified.seconds_left is not None:
             until = min(until, now + verified.seconds_left)
         return _Verdict(principal, "", until)
-
-    async def _write_uses(self) -> None:
-        while True:
-            await asyncio.sleep(_USE_PERIOD_SECONDS)
-            try:
-                await self.write_uses()
-            except Exception as error:
-                if not is_transient(error):
-                    raise
 
 
 def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

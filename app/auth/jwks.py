@@ -94,7 +94,6 @@ def is_url(source: str) -> bool:
 
 
 def read_file(source: str) -> bytes:
-    """Read a key set from a file. Raises KeySetError."""
     try:
         with Path(source).open("rb") as file:
             return file.read(_MAX_BYTES + 1)

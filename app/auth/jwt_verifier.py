@@ -44,7 +44,6 @@ class JwtVerifier:
         self.keys = SigningKeys(settings.jwks) if settings.jwks else None
 
     async def verify(self, token: str) -> Verified:
-        """The principal of a token. Raises InvalidTokenError with the reason."""
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") == _SECRET_ALGORITHM and self._secret is not None:
@@ -53,8 +52,12 @@ class JwtVerifier:
             else:
                 claims = await self._decode_with_key(token, header)
         except jwt.PyJWTError as error:
-            raise InvalidTokenError(_reason(error)) from None
-        return Verified(to_principal(claims), _seconds_left(claims))
+            # PyJWT's message never quotes the token.
+            raise InvalidTokenError(str(error)[:200] or "it could not be read") from None
+        principal = to_principal(claims)
+        if "exp" not in claims:
+            return Verified(principal, None)
+        return Verified(principal, float(claims["exp"]) + LEEWAY_SECONDS - time.time())
 
     async def _decode_with_key(self, token: str, header: dict[str, Any]) -> dict[str, Any]:
         if self.keys is None or header.get("alg") not in KEY_ALGORITHMS:
@@ -98,14 +101,3 @@ def encode_with_secret(claims: dict[str, Any], secret: SecretStr) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
         return jwt.encode(claims, secret.get_secret_value(), algorithm=_SECRET_ALGORITHM)
-
-
-def _reason(error: jwt.PyJWTError) -> str:
-    """PyJWT's message, which never quotes the token."""
-    return str(error)[:200] or "it could not be read"
-
-
-def _seconds_left(claims: dict[str, Any]) -> float | None:
-    if "exp" not in claims:
-        return None
-    return float(claims["exp"]) + LEEWAY_SECONDS - time.time()

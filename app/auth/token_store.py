@@ -86,8 +86,6 @@ class KeyVerification:
 
 @dataclass(slots=True, frozen=True)
 class ApiKey:
-    """A key as operators see it."""
-
     id: UUID
     team_id: str
     name: str
@@ -102,8 +100,6 @@ class ApiKey:
 
 @dataclass(slots=True, frozen=True)
 class RevokedToken:
-    """A revoked JWT, named by two of its claims."""
-
     team_id: str
     token_id: str
     revoked_at: datetime
@@ -150,27 +146,16 @@ class TokenStore:
         lifetime: timedelta | None = None,
         max_priority: int = 0,
     ) -> NewKey:
-        """Create a key; only the return value holds its text."""
         key = new_key()
         await self._database.fetch(
-            _CREATE,
-            new_id(),
-            team_id,
-            name,
-            key.prefix,
-            key.hash,
-            scopes,
-            max_priority,
-            lifetime,
+            _CREATE, new_id(), team_id, name, key.prefix, key.hash, scopes, max_priority, lifetime
         )
         return key
 
     async def list(self, team_id: str | None = None) -> Sequence[ApiKey]:
-        """The keys of a team; None: of all teams."""
         return [ApiKey(**row) for row in await self._database.fetch(_LIST, team_id)]
 
     async def list_revoked(self, team_id: str | None = None) -> Sequence[RevokedToken]:
-        """The revoked JWTs of a team; None: of all teams."""
         return [RevokedToken(**row) for row in await self._database.fetch(_LIST_REVOKED, team_id)]
 
     async def revoke(self, key_id: UUID | None, prefix: str | None = None) -> ApiKey:

@@ -9,24 +9,17 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def add_command(
-    commands: Subcommands,
-    name: str,
-    text: str,
-    run: Run | None = None,
-    *,
-    description: str | None = None,
-    epilog: str | None = None,
+    commands: Subcommands, name: str, text: str, run: Run | None = None, epilog: str | None = None
 ) -> argparse.ArgumentParser:
-    """Add a command; `run` returns its exit status, and finds `name` in `options.command`."""
+    """Add a command; `run` returns its exit status."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
-        description=description or text,
+        description=text,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if run is not None:
-        parser.set_defaults(run=run, command=name)
+    parser.set_defaults(run=run)
     return parser
 
 

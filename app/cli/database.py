@@ -1,18 +1,39 @@
 """Commands that need the database: opens it for them, and reports refusals in one line."""
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import asyncpg
 
+from app.cli.arguments import Run
 from app.core.database import Database
 from app.core.errors import DatabaseUnavailableError, ServiceError
 from app.core.settings import Settings
 
+S = TypeVar("S")
+Command = Callable[[S, argparse.Namespace], Awaitable[int | None]]
 
-def with_database(name: str, work: Callable[[Database, Settings], Awaitable[int | None]]) -> int:
-    """Exit status of the command: the result of `work`, 0 for None; 1 with the reason on stderr."""
+
+def store_command(
+    name: str, make: Callable[[Database, Settings], S]
+) -> Callable[[Command[S]], Run]:
+    """Decorator of commands on the store that `make` opens; `name` is its connection's.
+
+    The exit status is the command's result, 0 for None; 1 with the reason on stderr.
+    """
+
+    def decorate(command: Command[S]) -> Run:
+        return lambda options: _run(
+            name, lambda database, settings: command(make(database, settings), options)
+        )
+
+    return decorate
+
+
+def _run(name: str, work: Callable[[Database, Settings], Awaitable[int | None]]) -> int:
     settings = Settings()
 
     async def run() -> int:

@@ -3,16 +3,24 @@
 import argparse
 import json
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-from app.cli.arguments import Run, Subcommands, add_command, add_subcommands
-from app.cli.table import write_table
-from app.core.settings import Settings
+from pydantic import TypeAdapter
 
-if TYPE_CHECKING:
-    from app.provisioning.store import Launch, LaunchStore
+from app.api.admin.launches_schemas import launch_to_wire
+from app.api.json_codec import validate
+from app.cli.arguments import Run, add_command, add_subcommands
+from app.cli.database import store_command
+from app.cli.table import write_table
+from app.core.errors import ServiceError
+from app.core.ids import new_id
+from app.core.settings import Settings
+from app.provisioning.catalogue import read_catalogue
+from app.provisioning.job_script import render_script
+from app.provisioning.profiles import read_profiles
+from app.provisioning.spec import LaunchCreate, to_spec
+from app.provisioning.store import Launch, LaunchStore
 
 _HELP = """Launch Triton servers by the profiles of LLM_PROFILES_FILE, show their states, and stop them.
 These commands only write to the database; a running worker starts and stops the servers.
@@ -27,13 +35,13 @@ _EPILOG = """examples:
 # Options of `create` that are members of the request by the same name.
 _TEXTS = ("revision", "provider", "profile", "served-name", "tier", "partition", "account",
           "constraint")  # fmt: skip
-_NUMBERS = {"gpus": int, "cpus": int, "memory-gb": int}
+_NUMBERS = ("gpus", "cpus", "memory-gb")
+
+_on_launches = store_command("launch", lambda database, _: LaunchStore(database))
 
 
-def add_to(commands: Subcommands) -> None:
-    text = "Launch Triton servers by Slurm, or on this machine."
-    parser = add_command(commands, "launch", text, description=_HELP, epilog=_EPILOG)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = _HELP, _EPILOG
     actions = add_subcommands(parser)
 
     def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
@@ -41,18 +49,16 @@ def add_to(commands: Subcommands) -> None:
         added.add_argument("--team", default="default", help="the launch's team (default)")
         return added
 
-    create = add("create", _create, "Launch a server; prints the launch's id.")
-    create.add_argument("name", help="the launch's name, and its server's")
-    create.add_argument("model", help="Hugging Face id, or a path below the profile's model roots")
-    for option in _TEXTS:
-        create.add_argument(f"--{option}")
-    for option, kind in _NUMBERS.items():
-        create.add_argument(f"--{option}", type=kind)
-    create.add_argument("--minutes", type=int, help="time limit of the job")
-    create.add_argument(
-        "--idle-minutes", type=float, help="stop after this time without use; 0: never"
-    )
-    create.add_argument("--dry-run", action="store_true", help="only print the job's script")
+    option = add("create", _create, "Launch a server; prints the launch's id.").add_argument
+    option("name", help="the launch's name, and its server's")
+    option("model", help="Hugging Face id, or a path below the profile's model roots")
+    for name in _TEXTS:
+        option(f"--{name}")
+    for name in _NUMBERS:
+        option(f"--{name}", type=int)
+    option("--minutes", type=int, help="time limit of the job")
+    option("--idle-minutes", type=float, help="stop after this time without use; 0: never")
+    option("--dry-run", action="store_true", help="only print the job's script")
     add("list", _list, "List launches, the newest first.")
     for name, run, text in (
         ("show", _show, "Show one launch as JSON."),
@@ -64,16 +70,6 @@ def add_to(commands: Subcommands) -> None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from pydantic import TypeAdapter
-
-    from app.api.json_codec import validate
-    from app.core.errors import ServiceError
-    from app.core.ids import new_id
-    from app.provisioning.catalogue import read_catalogue
-    from app.provisioning.job_script import render_script
-    from app.provisioning.profiles import read_profiles
-    from app.provisioning.spec import LaunchCreate, to_spec
-
     settings = Settings()
     profiles = read_profiles(settings.profiles_file)
     try:
@@ -88,74 +84,52 @@ def _create(options: argparse.Namespace) -> int:
         sys.stdout.write(render_script(new_id(), spec, profile))
         return 0
 
-    async def work(store: "LaunchStore") -> None:
+    @_on_launches
+    async def create(store: LaunchStore, options: argparse.Namespace) -> None:
         launch = await store.create(options.team, profile.provider, spec)
         sys.stdout.write(f"{launch.id}\n")
 
-    return _with_store(work)
+    return create(options)
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    def given(names: "tuple[str, ...]") -> dict[str, Any]:
+    def given(names: tuple[str, ...]) -> dict[str, Any]:
         members = {name.replace("-", "_") for name in names}
         return {name: value for name in members if (value := getattr(options, name)) is not None}
 
     request = {"name": options.name, "model": options.model} | given((*_TEXTS, "idle-minutes"))
     if options.minutes is not None:
         request["time_limit_minutes"] = options.minutes
-    return request | {"resources": given(tuple(_NUMBERS))}
+    return request | {"resources": given(_NUMBERS)}
 
 
-def _list(options: argparse.Namespace) -> int:
-    async def work(store: "LaunchStore") -> None:
-        launches = await store.list(options.team, state=None, after=None, limit=1000)
-        table = [["ID", "NAME", "STATE", "PROFILE", "JOB", "NODE", "MODEL", "REASON"]]
-        table += [
-            [str(getattr(launch, name) or "-") for name in
-             ("id", "name", "state", "profile", "job_id", "node", "model", "reason")]
-            for launch in launches
-        ]  # fmt: skip
-        write_table(table)
-
-    return _with_store(work)
+@_on_launches
+async def _list(store: LaunchStore, options: argparse.Namespace) -> None:
+    names = ("id", "name", "state", "profile", "job_id", "node", "model", "reason")
+    launches = await store.list(options.team, state=None, after=None, limit=1000)
+    rows = [[str(getattr(launch, name) or "-") for name in names] for launch in launches]
+    write_table([[name.removesuffix("_id").upper() for name in names], *rows])
 
 
-def _show(options: argparse.Namespace) -> int:
-    async def work(store: "LaunchStore") -> None:
-        _print(await store.get(options.team, options.id))
-
-    return _with_store(work)
+@_on_launches
+async def _show(store: LaunchStore, options: argparse.Namespace) -> None:
+    _print(await store.get(options.team, options.id))
 
 
-def _log(options: argparse.Namespace) -> int:
-    async def work(store: "LaunchStore") -> None:
-        sys.stdout.write(await store.log(options.team, options.id))
-
-    return _with_store(work)
+@_on_launches
+async def _log(store: LaunchStore, options: argparse.Namespace) -> None:
+    sys.stdout.write(await store.log(options.team, options.id))
 
 
-def _stop(options: argparse.Namespace) -> int:
-    async def work(store: "LaunchStore") -> None:
-        _print(await store.stop(options.team, options.id))
-
-    return _with_store(work)
+@_on_launches
+async def _stop(store: LaunchStore, options: argparse.Namespace) -> None:
+    _print(await store.stop(options.team, options.id))
 
 
-def _delete(options: argparse.Namespace) -> int:
-    async def work(store: "LaunchStore") -> None:
-        await store.delete(options.team, options.id)
-
-    return _with_store(work)
+@_on_launches
+async def _delete(store: LaunchStore, options: argparse.Namespace) -> None:
+    await store.delete(options.team, options.id)
 
 
-def _print(launch: "Launch") -> None:
-    from app.api.admin.launches_schemas import launch_to_wire
-
+def _print(launch: Launch) -> None:
     sys.stdout.write(json.dumps(launch_to_wire(launch), indent=2, default=str) + "\n")
-
-
-def _with_store(work: Callable[["LaunchStore"], Awaitable[None]]) -> int:
-    from app.cli.database import with_database
-    from app.provisioning.store import LaunchStore
-
-    return with_database("launch", lambda database, _: work(LaunchStore(database)))

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import orjson
 
-from app.cli.arguments import Subcommands, add_command, whole_number
+from app.cli.arguments import whole_number
 from app.provisioning.sizing.config_file import read_config
 from app.provisioning.sizing.document import to_document
 from app.provisioning.sizing.facts import GIB, ModelFacts, PlanError
@@ -48,65 +48,34 @@ GPUs: {", ".join(GPUS)}
 Exit status 2: the input was wrong; one line names the place. Otherwise 0, also if nothing fits."""
 
 
-def add_to(commands: Subcommands) -> None:
-    text = "Calculate on which GPUs a model fits, from its config.json."
-    parser = add_command(commands, "plan", text, _run, epilog=_EPILOG)
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_run)
+    parser.epilog = _EPILOG
     parser.error = _refuse  # type: ignore[method-assign] # its own prints ten lines of usage first
-    parser.add_argument(
-        "model", type=Path, help="a config.json, the directory with it, or of a Triton model"
-    )
-    _add_request(parser)
-    _add_engine(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-
-
-def _add_request(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--gpu", action="append", metavar="NAME", default=[],
-        help="a kind of GPU, or several without their memory (a100); can be repeated (all of them)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--context", type=whole_number(1, MAX_CONTEXT), metavar="TOKENS",
-        help=f"tokens of a request (the model's maximum, but at most {DEFAULT_CONTEXT})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--concurrency", type=whole_number(1, MAX_CONCURRENCY), metavar="N", default=1,
-        help="requests that are to run at the same time (1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-gpus",
-        type=whole_number(1, MAX_GPUS),
-        metavar="N",
-        default=8,
-        help="most GPUs of a node (8)",
-    )
-    parser.add_argument(
-        "--minutes", type=whole_number(1, MAX_MINUTES), metavar="N",
-        help="serving time (60)",
-    )  # fmt: skip
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float16", "float32"),
-        help="type that the model runs in (its own)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--quantization", choices=tuple(BY_NAME),
-        help="compression of weights, if config.json has none",
-    )  # fmt: skip
-    parser.add_argument(
-        "--kv-cache-dtype", choices=("auto", "fp8"), default="auto",
-        help="type of the cache's elements (auto: the model's)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--gpu-memory-utilization", type=_share, metavar="SHARE", default=0.9,
-        help="share of each GPU's memory that vLLM may have (0.9)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-num-batched-tokens", type=whole_number(1, MAX_BATCH), metavar="N", default=2048,
-        help="most tokens of a batch (2048, as inside Triton)",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("model", type=Path, help="a config.json, the directory with it, or of a Triton model")
+    text = "a kind of GPU, or several without their memory (a100); can be repeated (all of them)"
+    add("--gpu", action="append", metavar="NAME", default=[], help=text)
+    text = f"tokens of a request (the model's maximum, but at most {DEFAULT_CONTEXT})"
+    add("--context", type=whole_number(1, MAX_CONTEXT), metavar="TOKENS", help=text)
+    number = whole_number(1, MAX_CONCURRENCY)
+    text = "requests that are to run at the same time (1)"
+    add("--concurrency", type=number, metavar="N", default=1, help=text)
+    number = whole_number(1, MAX_GPUS)
+    add("--max-gpus", type=number, metavar="N", default=8, help="most GPUs of a node (8)")
+    add("--minutes", type=whole_number(1, MAX_MINUTES), metavar="N", help="serving time (60)")
+    text = "type that the model runs in (its own)"
+    add("--dtype", choices=("bfloat16", "float16", "float32"), help=text)
+    text = "compression of weights, if config.json has none"
+    add("--quantization", choices=tuple(BY_NAME), help=text)
+    text = "type of the cache's elements (auto: the model's)"
+    add("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help=text)
+    text = "share of each GPU's memory that vLLM may have (0.9)"
+    add("--gpu-memory-utilization", type=_share, metavar="SHARE", default=0.9, help=text)
+    number = whole_number(1, MAX_BATCH)
+    text = "most tokens of a batch (2048, as inside Triton)"
+    add("--max-num-batched-tokens", type=number, metavar="N", default=2048, help=text)
+    add("--json", action="store_true", help="print JSON, sizes in bytes")
 
 
 def _share(text: str) -> float:

@@ -14,7 +14,7 @@ import asyncpg
 
 from app.core import metrics
 from app.core.errors import DatabaseFullError, DatabaseUnavailableError
-from app.core.primary import Primary
+from app.core.primary import SERVER_DOWN, Primary
 from app.core.settings import Settings
 
 T = TypeVar("T")
@@ -27,14 +27,6 @@ _LONGEST_PAUSE = 1.0
 # other statements extend the same table at the same time.
 _FULL_SECONDS = 1.0
 _FULL_RETRY_AFTER = 30
-
-# The server reported that it is down or shutting down: no process can take a lease meanwhile.
-SERVER_DOWN = (
-    ConnectionRefusedError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-)
 
 # Errors that a retry of the same statement may resolve. Statements sent through `Database` and `Batcher`
 # are idempotent for that reason: a connection lost at COMMIT leaves the outcome unknown.
@@ -66,7 +58,6 @@ WHERE current_setting('synchronous_standby_names') <> ''
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: the state of the database caused the error."""
     # asyncpg reports an argument it cannot encode as an InterfaceError that is a ValueError too.
     return isinstance(error, _PASSING) and not isinstance(error, ValueError)
 
@@ -129,7 +120,6 @@ class Database:
         )
 
     def check(self, connection: asyncpg.Connection) -> None:
-        """Raise ConnectionResetError if the server no longer takes writes, and another may."""
         if self._primary.has_left(connection):
             raise ConnectionResetError("the server has become read-only")
 

@@ -4,7 +4,7 @@
 result. Nothing else in the service builds an error body.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -12,14 +12,21 @@ from typing import Any
 class FailureCode(StrEnum):
     """Stable `error.code` of a failed result."""
 
-    CANCELLED = "cancelled"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
-    INVALID_REQUEST = "invalid_request"
-    MODEL_ERROR = "model_error"
-    ENGINE_CRASHED = "engine_crashed"
-    WORKER_LOST = "worker_lost"
-    TRITON_LOST = "triton_lost"
-    ENGINE_LOST = "engine_lost"
+    status: int  # of the response to a synchronous client
+
+    def __new__(cls, code: str, status: int = 500) -> "FailureCode":
+        member = str.__new__(cls, code)
+        member._value_, member.status = code, status
+        return member
+
+    CANCELLED = "cancelled", 409
+    DEADLINE_EXCEEDED = "deadline_exceeded", 504
+    INVALID_REQUEST = "invalid_request", 422
+    MODEL_ERROR = "model_error", 502
+    ENGINE_CRASHED = "engine_crashed", 502
+    WORKER_LOST = "worker_lost", 503
+    TRITON_LOST = "triton_lost", 503
+    ENGINE_LOST = "engine_lost", 503
     NOT_CONTINUED = "not_continued"  # only attempts end with it, never results
     INFINI_GRAM_ERROR = "infini_gram_error"
     INTERNAL_ERROR = "internal_error"
@@ -27,8 +34,6 @@ class FailureCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Stored error of a result: code, message, and whether a retry may succeed."""
-
     code: FailureCode
     message: str
     retryable: bool
@@ -63,8 +68,6 @@ INTERNAL_ERROR = Failure(
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One invalid field of a request: its path and the fault."""
-
     field: str
     message: str
 
@@ -91,7 +94,6 @@ class ServiceError(Exception):
         return self.detail
 
     def to_problem(self) -> dict[str, Any]:
-        """RFC 9457 body."""
         problem: dict[str, Any] = {
             "type": self.uri or f"/docs/errors#{self.code}",
             "title": self.title,
@@ -100,9 +102,7 @@ class ServiceError(Exception):
             "code": self.code,
         }
         if self.errors:
-            problem["errors"] = [
-                {"field": error.field, "message": error.message} for error in self.errors
-            ]
+            problem["errors"] = [asdict(error) for error in self.errors]
         return problem | self.extra
 
 
@@ -111,7 +111,6 @@ class InvalidRequestError(ServiceError):
 
 
 def invalid_field(field: str, message: str, **extra: object) -> InvalidRequestError:
-    """The error of one wrong member, parameter or header of a request."""
     return InvalidRequestError(f"{field}: {message}.", [FieldError(field, message)], extra=extra)
 
 
@@ -225,21 +224,7 @@ class ResultFailedError(ServiceError):
     def __init__(self, code: FailureCode, message: str, extra: dict[str, Any]) -> None:
         super().__init__(message, extra=extra)
         self.code = code
-        self.status = _STATUS_OF_FAILURE[code]
-
-
-_STATUS_OF_FAILURE = {
-    FailureCode.CANCELLED: 409,
-    FailureCode.DEADLINE_EXCEEDED: 504,
-    FailureCode.INVALID_REQUEST: 422,
-    FailureCode.MODEL_ERROR: 502,
-    FailureCode.ENGINE_CRASHED: 502,
-    FailureCode.WORKER_LOST: 503,
-    FailureCode.TRITON_LOST: 503,
-    FailureCode.ENGINE_LOST: 503,
-    FailureCode.INFINI_GRAM_ERROR: 500,
-    FailureCode.INTERNAL_ERROR: 500,
-}
+        self.status = code.status
 
 
 class AttemptLostError(ServiceError):

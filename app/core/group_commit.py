@@ -24,8 +24,6 @@ Statement = Callable[[Connection, Sequence[T], bool], Awaitable[Sequence[R]]]
 
 @dataclass(slots=True)
 class _Group(Generic[T, R]):
-    """The items of one caller: committed whole or not at all."""
-
     items: Sequence[T]
     answer: asyncio.Future[Sequence[R]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -68,7 +66,6 @@ class Batcher(Generic[T, R]):
         return (await self.submit_all([item]))[0]
 
     async def submit_all(self, items: Sequence[T]) -> Sequence[R]:
-        """Commit several items in one statement; return their answers in order."""
         group: _Group[T, R] = _Group(items)
         self._waiting.append(group)
         if self._runner is None:

@@ -35,11 +35,12 @@ def new_id() -> UUID:
         _last = stamp | (entropy >> 7)
     else:
         _last += 1 + (entropy & ((1 << _COUNTER_STEP_BITS) - 1))
-    return _to_uuid(_last)
+    milliseconds, random = divmod(_last, 1 << _RANDOM_BITS)
+    high, low = divmod(random, 1 << 62)
+    return UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
 
 
 def seconds_since(made: UUID) -> float:
-    """Return the age of an id in seconds."""
     return max(0.0, time.time() - unix_seconds(made))
 
 
@@ -48,15 +49,7 @@ def unix_seconds(identifier: UUID) -> float:
     return (identifier.int >> 80) / 1000
 
 
-def _to_uuid(stamped: int) -> UUID:
-    milliseconds = stamped >> _RANDOM_BITS
-    random = stamped & ((1 << _RANDOM_BITS) - 1)
-    high, low = random >> 62, random & ((1 << 62) - 1)
-    return UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
-
-
 def created_at(identifier: UUID) -> datetime:
-    """The time inside a UUIDv7, to the millisecond."""
     return datetime.fromtimestamp(unix_seconds(identifier), UTC)
 
 

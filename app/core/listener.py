@@ -59,11 +59,9 @@ class Listener:
         self._handlers: dict[str, list[Handler]] = {}
 
     def subscribe(self, channel: str, handler: Handler) -> None:
-        """Register a handler; before `run` starts."""
         self._handlers.setdefault(channel, []).append(handler)
 
     async def run(self) -> None:
-        """Listen until cancelled."""
         while True:
             try:
                 await self._listen()

@@ -9,7 +9,6 @@ CURRENT: ContextVar[MutableMapping[str, Any] | None] = ContextVar("llm_request",
 
 
 def ids() -> Iterator[tuple[str, str]]:
-    """Yield names and values of the ids of the present request."""
     scope = CURRENT.get()
     if scope is None:
         return

@@ -27,7 +27,6 @@ _shows_content = False
 
 
 def configure(settings: LogSettings) -> None:
-    """Configure all loggers of this process, uvicorn's too."""
     global _shows_content
     _shows_content = settings.content
     handler = logging.StreamHandler()
@@ -51,15 +50,12 @@ def cut(text: str) -> str:
 
 
 def members(record: logging.LogRecord) -> dict[str, Any]:
-    """Members of a record other than its message: its own and those of the present request."""
     found = dict(log_context.ids())
     found.update((name, value) for name, value in vars(record).items() if name not in _OWN)
     return found
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
-
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -81,7 +77,6 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one line; control characters of clients are escaped."""
         record.message = record.getMessage().translate(_CONTROL)
         record.asctime = self.formatTime(record)
         line = self.formatMessage(record)

@@ -11,7 +11,8 @@ or teams the label is `other`.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -43,8 +44,6 @@ _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 
 
 class Counter:
-    """Value that only grows."""
-
     __slots__ = ("value",)
 
     def __init__(self) -> None:
@@ -55,8 +54,6 @@ class Counter:
 
 
 class Gauge(Counter):
-    """Value that goes up and down."""
-
     __slots__ = ()
 
     def dec(self) -> None:
@@ -81,17 +78,16 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by bound, in Prometheus' form."""
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        total = 0
-        found = []
-        for name, count in zip(names, self.counts, strict=True):
-            total += count
-            found.append((name, float(total)))
-        return found
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
 C = TypeVar("C", Counter, Gauge, Histogram)
+_FAMILIES: dict[type, Any] = {
+    Counter: CounterMetricFamily,
+    Gauge: GaugeMetricFamily,
+    Histogram: HistogramMetricFamily,
+}
 
 _registry = CollectorRegistry(auto_describe=False)
 ProcessCollector(registry=_registry)  # CPU time, memory, open files
@@ -99,7 +95,6 @@ _names: dict[str, set[str]] = {label: set() for label in _MAX_NAMES}
 
 
 def _bounded(label: str, name: str) -> str:
-    """The name, or `other` once there are too many."""
     most = _MAX_NAMES.get(label)
     if most is None:
         return name
@@ -112,10 +107,7 @@ def _bounded(label: str, name: str) -> str:
 
 
 class Series(Collector, Generic[C]):
-    """One metric: its series by label values."""
-
     def __init__(self, name: str, text: str, make: Callable[[], C], labels: Sequence[str]) -> None:
-        self.label = labels[0] if labels else ""
         self._name, self._text, self._labels = name, text, labels
         self._make: Callable[[], C] = make
         self._series: dict[tuple[str, ...], C] = {}
@@ -138,21 +130,13 @@ class Series(Collector, Generic[C]):
         self._series.clear()
 
     def collect(self) -> Iterator[Metric]:
-        items = list(self._series.items())
-        one = self._make()
-        if isinstance(one, Histogram):
-            histogram = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-            for values, found in items:
-                assert isinstance(found, Histogram)
-                histogram.add_metric(values, found.buckets(), found.sum)
-            yield histogram
-            return
-        kind = {Gauge: GaugeMetricFamily, Counter: CounterMetricFamily}[type(one)]
-        numbers = kind(self._name, self._text, labels=self._labels)
-        for values, found in items:
-            assert not isinstance(found, Histogram)
-            numbers.add_metric(values, found.value)
-        yield numbers
+        family = _FAMILIES[type(self._make())](self._name, self._text, labels=self._labels)
+        for values, found in list(self._series.items()):
+            if isinstance(found, Histogram):
+                family.add_metric(values, found.buckets(), found.sum)
+            else:
+                family.add_metric(values, found.value)
+        yield family
 
 
 def _counter(name: str, text: str, *labels: str) -> Series[Counter]:
@@ -276,13 +260,9 @@ ENGINES_DEAD = _gauge(
 
 def show(series: Series[Gauge], values: Mapping[str, float]) -> None:
     """Replace all series of a gauge with one label."""
-    shown: dict[str, float] = {}
-    for value, number in values.items():
-        name = _bounded(series.label, value)
-        shown[name] = shown.get(name, 0.0) + number
     series.clear()
-    for value, number in shown.items():
-        series.of(value).set(number)
+    for value, number in values.items():
+        series.of(value).inc(number)
 
 
 # Names of text-generation-inference for the same metrics, for its dashboards. Its server has one
@@ -305,7 +285,6 @@ _TGI = (
 
 
 def render() -> bytes:
-    """Render all metrics in Prometheus' text format."""
     text: str = generate_latest(_registry).decode()
     pieces = [text]
     for kind, pattern, name in _TGI:

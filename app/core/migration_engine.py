@@ -9,8 +9,6 @@ from app.core.settings import Settings
 
 
 def make_engine(settings: Settings) -> AsyncEngine:
-    """An engine without a pool."""
-
     async def connect(**arguments: object) -> asyncpg.Connection:
         return await Primary(settings.database_addresses()).connect(
             user=settings.database_user,

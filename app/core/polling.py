@@ -26,11 +26,9 @@ class PollingLoop:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Run the next step now."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             self._wake.clear()
             pause = None

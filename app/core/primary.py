@@ -7,13 +7,12 @@ import asyncpg
 
 _CONNECT_SECONDS = 5.0  # for all servers together
 
-# The server answered that it does not accept writes; another server may.
-_DOWN_OR_STANDBY = (
+# The server reported that it is down or shutting down: no process can take a lease meanwhile.
+SERVER_DOWN = (
     ConnectionRefusedError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    asyncpg.TargetServerAttributeNotMatched,
 )
 
 
@@ -43,7 +42,7 @@ class Primary:
         for address in list(self._addresses):
             try:
                 connection = await self._ask(address, "read-write", **arguments)
-            except _DOWN_OR_STANDBY:
+            except (*SERVER_DOWN, asyncpg.TargetServerAttributeNotMatched):
                 continue
             except (OSError, asyncpg.PostgresConnectionError) as error:  # it may be alive
                 silent = error

@@ -58,7 +58,6 @@ class RecordSet(Generic[T]):
         return f"SELECT {', '.join(columns)} FROM unnest({', '.join(arrays)}) AS i({names})"
 
     def arguments(self, rows: Iterable[T], **given: Sequence[object]) -> list[Sequence[object]]:
-        """Return the array of each column; `given` are columns that are not part of a row."""
         rows = list(rows)
         return [
             given[name] if name in given else [get(row) for row in rows]

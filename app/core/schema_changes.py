@@ -72,7 +72,6 @@ def outside_transactions() -> Iterator[None]:
 
 
 def validate(table: str, *names: str) -> None:
-    """Validate constraints on the existing rows; call it `outside_transactions`."""
     for name in names:
         op.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {name}")
 
@@ -96,10 +95,7 @@ def create_index(
 
 
 def replace_index(
-    name: str,
-    table: str,
-    columns: Columns,
-    where: sa.TextClause | None = None,
+    name: str, table: str, columns: Columns, where: sa.TextClause | None = None
 ) -> None:
     """Replace an index by one on other columns; the old one serves until then."""
     create_index(f"{name}_new", table, columns, where)
@@ -108,7 +104,6 @@ def replace_index(
 
 
 def drop_index(name: str, table: str) -> None:
-    """Drop an index if it exists; call it `outside_transactions`."""
     op.drop_index(name, table, if_exists=True, postgresql_concurrently=True)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import asyncpg
 
-from app.core.database import Database, is_transient
+from app.core.database import Connection, Database, is_transient
 from app.core.errors import SchemaMismatchError
 
 _VERSIONS = Path(__file__).resolve().parents[2] / "db" / "versions"
@@ -20,8 +20,7 @@ def expected() -> str:
     return max(name[1] for name in names if name)
 
 
-async def read(database: Database) -> str | None:
-    """Return the database's revision; None if it was never migrated."""
+async def read(database: Database | Connection) -> str | None:
     try:
         row = await database.fetchrow("SELECT version_num FROM alembic_version")
     except asyncpg.UndefinedTableError:

@@ -25,8 +25,6 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Tracing:
-    """Creates the spans of one process and sends them in the background."""
-
     def __init__(self, endpoint: str, name: str) -> None:
         # Imported here because they cost memory and a tenth of a second.
         from opentelemetry import trace
@@ -75,11 +73,7 @@ class Tracing:
         """Record an ended span; `start` and `end` are Unix times in seconds."""
         began = int(start * 1e9)
         span = self._tracer.start_span(
-            name,
-            self._context(parent),
-            self._kinds.INTERNAL,
-            attributes,
-            start_time=began,
+            name, self._context(parent), self._kinds.INTERNAL, attributes, start_time=began
         )
         if is_error:
             span.set_status(self._error)
@@ -100,7 +94,6 @@ class Tracing:
             span.end()
 
     async def close(self) -> None:
-        """Send the remaining spans, for a bounded time."""
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         await asyncio.to_thread(thread.join, _SHUTDOWN_SECONDS)
@@ -123,7 +116,6 @@ active: Tracing | None = None
 
 @contextlib.asynccontextmanager
 async def tracing(endpoint: str | None, name: str) -> AsyncIterator[None]:
-    """Trace within the block if an endpoint is set."""
     global active
     if endpoint is None:
         yield

@@ -96,7 +96,6 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _host_of(url: httpx.URL) -> str:
-    """Host in lower case, without a final dot."""
     return url.raw_host.decode().lower().removesuffix(".")
 
 

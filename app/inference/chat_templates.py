@@ -101,11 +101,7 @@ def _to_json(
 ) -> str:
     """The filter `tojson` with transformers' arguments and defaults: Jinja's own escapes HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
@@ -113,17 +109,12 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlock, loopcontrols],
-        autoescape=False,  # the text is a prompt, never a page
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    return environment
-
-
-_ENVIRONMENT = _make_environment()
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    extensions=[_GenerationBlock, loopcontrols],
+    autoescape=False,  # the text is a prompt, never a page
+)
+_ENVIRONMENT.filters["tojson"] = _to_json
+_ENVIRONMENT.globals["raise_exception"] = _raise_exception
+_ENVIRONMENT.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)

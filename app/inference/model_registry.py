@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+import asyncpg
+
 from app.core.database import Database, is_transient
 from app.core.errors import (
-    FieldError,
-    InvalidRequestError,
     ModelNotReadyError,
     TritonUnavailableError,
     UnknownModelError,
+    invalid_field,
 )
 from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings
@@ -24,6 +25,16 @@ from app.inference.server_pool import DeadEngine, DeadReport, Server, ServerPool
 from app.inference.triton_client import IndexEntry
 
 _MISS_REFRESH_SECONDS = 0.5
+_REMEMBER = """
+WITH seen AS (
+  INSERT INTO models (name, version)
+  SELECT * FROM unnest($1::text[], $2::int[]) ORDER BY 1
+  ON CONFLICT (name) DO UPDATE SET version = excluded.version
+  WHERE models.version IS DISTINCT FROM excluded.version
+  RETURNING name, version, first_seen_at)
+SELECT name, version, first_seen_at FROM models
+UNION SELECT name, version, first_seen_at FROM seen
+"""
 # Each heartbeat of a worker lists the queues that it serves.
 _SERVED = """
 SELECT DISTINCT name FROM workers w, jsonb_object_keys(w.load) AS k(name)
@@ -56,7 +67,6 @@ class Model:
 
     @property
     def max_model_len(self) -> int | None:
-        """The maximum of prompt and output together, in tokens, if known."""
         return self.format.max_model_len if self.format else None
 
     @property
@@ -72,8 +82,6 @@ class Model:
 
 
 class ModelRegistry:
-    """The models as one process knows them; `run` refreshes them."""
-
     def __init__(self, database: Database, pool: ServerPool, settings: Settings) -> None:
         self._database = database
         self._pool = pool
@@ -91,11 +99,9 @@ class ModelRegistry:
 
     @property
     def triton_error(self) -> str | None:
-        """The reason that no model is available; None while some server answers."""
         return self._pool.error
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` at each change of the readiness of models or servers."""
         self._on_change.append(handler)
 
     def all(self) -> list[Model]:
@@ -110,7 +116,6 @@ class ModelRegistry:
         return name in self._served if model is None else model.ready
 
     def serving(self, queue: str) -> Model:
-        """A stand-in for the model of an index's queue."""
         ready = self.is_ready(queue)
         return Model(queue, None, ready, "" if ready else "no attribution worker is up", None)
 
@@ -136,10 +141,10 @@ class ModelRegistry:
         if len(ready) == 1:
             return await self.find(ready[0])
         if ready:
-            message = (
-                f"must be given: {', '.join(ready)} are ready, and LLM_DEFAULT_MODEL names none"
+            names = ", ".join(ready)
+            raise invalid_field(
+                "model", f"must be given: {names} are ready, and LLM_DEFAULT_MODEL names none"
             )
-            raise InvalidRequestError(f"model: {message}.", [FieldError("model", message)])
         raise ModelNotReadyError(
             "No model is ready, and LLM_DEFAULT_MODEL names none. Try again later.",
             headers={"Retry-After": "5"},
@@ -169,7 +174,6 @@ class ModelRegistry:
         await self.refresh()
 
     async def unload(self, name: str) -> None:
-        """Unload a model on each server. Raises UnknownModelError, TritonError."""
         await self.find(name)
         for server in await self._having(name):
             if name in server.models:
@@ -189,7 +193,6 @@ class ModelRegistry:
             await asyncio.sleep(self._period)
 
     async def outdate(self) -> None:
-        """Read the changed table of servers, and query them."""
         self._pool.outdate()
         await self.refresh()
 
@@ -221,72 +224,48 @@ class ModelRegistry:
         by_name = {entry.name: entry for entry in entries}
         models = {}
         for name in {entry.name for entry in entries if entry.ready} | set(self._stored):
+            version, reason = self._stored.get(name), self.triton_error or "not in the repository"
             entry = by_name.get(name)
+            if entry is not None:
+                reason = entry.reason or "not loaded"
+                version = entry.version if entry.ready else version
             is_ready = entry is not None and entry.ready
-            models[name] = Model(
-                name=name,
-                version=entry.version if is_ready and entry else self._stored.get(name),
-                ready=is_ready,
-                reason=(
-                    entry.reason or "not loaded"
-                    if entry
-                    else self.triton_error or "not in the repository"
-                ),
-                format=await self._formats.get(name),
-                first_seen_at=self._seen_at.get(name),
-            )
+            form, seen_at = await self._formats.get(name), self._seen_at.get(name)
+            models[name] = Model(name, version, is_ready, reason, form, seen_at)
         return models
 
     async def _remember(self, ready: list[IndexEntry]) -> None:
         new = {entry.name: entry.version for entry in ready}
         if self._stored and new.items() <= self._stored.items():
             return
-        try:
-            rows = await self._database.fetch(
-                """WITH seen AS (
-                     INSERT INTO models (name, version)
-                     SELECT * FROM unnest($1::text[], $2::int[]) ORDER BY 1
-                     ON CONFLICT (name) DO UPDATE SET version = excluded.version
-                     WHERE models.version IS DISTINCT FROM excluded.version
-                     RETURNING name, version, first_seen_at)
-                   SELECT name, version, first_seen_at FROM models
-                   UNION SELECT name, version, first_seen_at FROM seen""",
-                list(new),
-                list(new.values()),
-            )
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            return
-        self._stored = {row["name"]: row["version"] for row in rows} | new
-        self._seen_at = {row["name"]: row["first_seen_at"] for row in rows}
+        rows = await self._fetch(_REMEMBER, list(new), list(new.values()))
+        if rows is not None:
+            self._stored = {row["name"]: row["version"] for row in rows} | new
+            self._seen_at = {row["name"]: row["first_seen_at"] for row in rows}
 
     async def _read_dead(self) -> None:
-        try:
-            rows = await self._database.fetch(_DEAD)
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            return
-        reports = [
-            DeadReport(
-                row["server"],
-                row["model"],
-                DeadEngine(datetime.fromisoformat(row["since"]), row["reason"]),
-                row["is_agreed"],
-            )
-            for row in rows
-        ]
-        self._pool.report(reports)
+        rows = await self._fetch(_DEAD)
+        if rows is not None:
+            self._pool.report([_to_report(row) for row in rows])
 
     async def _read_served(self) -> None:
+        rows = await self._fetch(_SERVED, INDEX_QUEUES)
+        if rows is not None:
+            self._served = {row["name"] for row in rows}
+
+    async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record] | None:
+        """Fetch rows; None while the database is unavailable."""
         try:
-            rows = await self._database.fetch(_SERVED, INDEX_QUEUES)
+            return await self._database.fetch(query, *arguments)
         except Exception as error:
             if not is_transient(error):
                 raise
-            return
-        self._served = {row["name"] for row in rows}
+            return None
+
+
+def _to_report(row: asyncpg.Record) -> DeadReport:
+    dead = DeadEngine(datetime.fromisoformat(row["since"]), row["reason"])
+    return DeadReport(row["server"], row["model"], dead, row["is_agreed"])
 
 
 def _unknown(name: str, known: list[str]) -> UnknownModelError:

@@ -74,7 +74,6 @@ def parse_source(text: str) -> ModelSource:
 
 
 def entry_name(text: str) -> str:
-    """The entry's name, which requests use."""
     name = _NAME.sub("-", text).strip("-.")
     if not name:
         raise ModelRepositoryError(f"{text!r} makes no model name; rename the directory.")
@@ -82,7 +81,6 @@ def entry_name(text: str) -> str:
 
 
 def read_config(weights: Path) -> dict[str, Any]:
-    """Read config.json. Raises ModelRepositoryError, also for weights in an unsupported format."""
     try:
         config = orjson.loads((weights / "config.json").read_bytes())
     except FileNotFoundError:
@@ -145,7 +143,8 @@ def write_entry(
         (version / "weights").symlink_to(weights.resolve(), target_is_directory=True)
     arguments: dict[str, Any] = {
         "model": f"models/{entry.name}/1/weights",
-        "max_model_len": max_model_len or _default_length(config),
+        # BLOOM's positions are relative (ALiBi): its configuration names no length.
+        "max_model_len": max_model_len or min(model_length(config) or 2048, DEFAULT_MAX_MODEL_LEN),
         "gpu_memory_utilization": 0.9,
         **({"quantization": quantization} if quantization else {}),
         **(engine or {}),
@@ -180,9 +179,8 @@ def _take_files(weights: Path, directory: Path) -> None:
 def _model_files(weights: Path) -> Iterator[Path]:
     for pattern in MODEL_FILES:
         for file in weights.rglob(pattern):
-            if file.is_file() and not any(
-                part.startswith(".") for part in file.relative_to(weights).parts
-            ):
+            parts = file.relative_to(weights).parts
+            if file.is_file() and not any(part.startswith(".") for part in parts):
                 yield file
 
 
@@ -190,9 +188,3 @@ def model_length(config: dict[str, Any]) -> int | None:
     """The maximum sequence length in a config.json, under the key of any model family."""
     nested = config.get("text_config", config)
     return next((int(nested[key]) for key in _LENGTH_KEYS if nested.get(key)), None)
-
-
-def _default_length(config: dict[str, Any]) -> int:
-    length = model_length(config)
-    # BLOOM's positions are relative (ALiBi): its configuration names no length.
-    return min(length or 2048, DEFAULT_MAX_MODEL_LEN)

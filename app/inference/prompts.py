@@ -95,7 +95,6 @@ class PromptFormat:
         return None if encoding is None else len(encoding.ids)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding | None:
-        """A text's tokens, with those that the engine adds, or None without a tokenizer."""
         if self.tokenizer is None:
             return None
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
@@ -129,7 +128,6 @@ class PromptFormats:
         self._formats: dict[str, PromptFormat | None] = {}
 
     async def get(self, model: str) -> PromptFormat | None:
-        """The model's format, or None if the repository has no such model."""
         if model not in self._formats:
             loop = asyncio.get_running_loop()
             self._formats[model] = await loop.run_in_executor(_READING, self._read, model)

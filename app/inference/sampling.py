@@ -25,80 +25,58 @@ StopTexts = Annotated[
     ),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIdText = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
 class SamplingParameters(BaseModel):
     """Parameters of the choice of tokens. Unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
         None,
         description="Most tokens to generate. Left open: the default, or what the model's length "
         "leaves where that is less.",
     )
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
-        None, description="Fewest tokens before an end or stop string may end the text."
-    )
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = Field(
-        None, description="0 is greedy; larger is more random. The engine's default is 1."
-    )
-    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = Field(
-        None, description="Sample from the smallest set of tokens with this much probability."
-    )
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(
-        None, description="Sample from this many most likely tokens; 0 or -1 means all."
-    )
-    min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = Field(
-        None, description="Drop tokens below this share of the most likely one's probability."
-    )
-    presence_penalty: Penalty | None = Field(
-        None, description="Positive values favour tokens that have not occurred yet."
-    )
-    frequency_penalty: Penalty | None = Field(
-        None, description="Positive values disfavour tokens by how often they occurred."
-    )
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = (
-        Field(None, description="Above 1 disfavours repetition of prompt and output.")
-    )
-    stop: StopTexts | None = Field(
-        None, description="Text(s) that end the generation; not part of the result."
-    )
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = Field(
-        None, description="Token ids that end the generation."
-    )
-    bad_words: Annotated[list[StopText], Field(max_length=256)] | None = Field(
-        None, description="Words that are never generated."
-    )
-    include_stop_str_in_output: bool | None = Field(
-        None, description="Keep the stop text in the result."
-    )
-    ignore_eos: bool | None = Field(
-        None, description="Go on after the model's end token, up to max_tokens."
-    )
-    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = Field(
-        None, description="Makes sampling repeatable on one engine."
-    )
-    n: Literal[1] | None = Field(None, description="One result is one generation: only 1.")
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Store this many most likely tokens, with log probabilities, per token."
-    )
-    logit_bias: (
-        Annotated[
-            dict[
-                Annotated[str, Field(pattern=r"^\d{1,9}$")],
-                Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)],
-            ],
-            Field(max_length=300),
-        ]
-        | None
-    ) = Field(None, description="Added to the logits of these token ids.")
-    skip_special_tokens: bool | None = Field(
-        None, description="Leave special tokens out of the text."
-    )
-    spaces_between_special_tokens: bool | None = Field(
-        None, description="Put spaces between special tokens."
-    )
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    """Fewest tokens before an end or stop string may end the text."""
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    """0 is greedy; larger is more random. The engine's default is 1."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    """Sample from the smallest set of tokens with this much probability."""
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    """Sample from this many most likely tokens; 0 or -1 means all."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    """Drop tokens below this share of the most likely one's probability."""
+    presence_penalty: Penalty | None = None
+    """Positive values favour tokens that have not occurred yet."""
+    frequency_penalty: Penalty | None = None
+    """Positive values disfavour tokens by how often they occurred."""
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    """Above 1 disfavours repetition of prompt and output."""
+    stop: StopTexts | None = None
+    """Text(s) that end the generation; not part of the result."""
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    """Token ids that end the generation."""
+    bad_words: Annotated[list[StopText], Field(max_length=256)] | None = None
+    """Words that are never generated."""
+    include_stop_str_in_output: bool | None = None
+    """Keep the stop text in the result."""
+    ignore_eos: bool | None = None
+    """Go on after the model's end token, up to max_tokens."""
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    """Makes sampling repeatable on one engine."""
+    n: Literal[1] | None = None
+    """One result is one generation: only 1."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Store this many most likely tokens, with log probabilities, per token."""
+    logit_bias: Annotated[dict[TokenIdText, Bias], Field(max_length=300)] | None = None
+    """Added to the logits of these token ids."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool | None = None
+    """Put spaces between special tokens."""
     structured_outputs: StructuredOutputs | None = Field(
         None,
         description="Force the text to be JSON of a schema (`json`), a `regex`, one `choice`, a "

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from types import TracebackType
 
 from app.core.database import Database, is_transient
 from app.core.errors import ServiceError
@@ -71,28 +70,25 @@ class Server:
 
     @property
     def slots(self) -> int:
-        """The maximum number of this process's results on it at a time."""
         return self.address.slots or self._default_slots
 
     def ready(self) -> list[str]:
         if self.address.is_draining:
             return []
-        return [
-            entry.name
-            for entry in self.models.values()
-            if entry.ready and entry.name not in self.dead
-        ]
+        return [name for name, one in self.models.items() if one.ready and name not in self.dead]
 
     def entries(self) -> list[IndexEntry]:
         """Its models by name; a model whose engine is dead is not ready, although Triton reports so."""
-        return [self._entry(name) for name in sorted(self.models)]
-
-    def _entry(self, name: str) -> IndexEntry:
-        entry, dead = self.models[name], self.dead.get(name)
-        if dead is None:
-            return entry
-        reason = f"{dead} (server {self.name})"
-        return replace(entry, ready=False, reason=reason, engine_dead_since=dead.since)
+        entries = self.models.copy()
+        for name in self.dead.keys() & entries.keys():
+            dead = self.dead[name]
+            entries[name] = replace(
+                entries[name],
+                ready=False,
+                reason=f"{dead} (server {self.name})",
+                engine_dead_since=dead.since,
+            )
+        return [entries[name] for name in sorted(entries)]
 
     @contextlib.contextmanager
     def occupied(self, model: str) -> Iterator[None]:
@@ -103,7 +99,6 @@ class Server:
             self.running[model] -= 1
 
     def query_index(self) -> "asyncio.Task[None]":
-        """Query its repository index; concurrent callers share one query."""
         if self._query is None or self._query.done():
             self._queried_at = asyncio.get_running_loop().time()
             self._query = asyncio.create_task(self._query_index(), name=f"query {self.name}")
@@ -116,8 +111,8 @@ class Server:
             self.models = {}
             detail = error.detail
             if self.client.address not in detail:
-                detail = f"{self.client.address}: {detail}."
-            if self.client.address not in error.detail or "HTTP/2" in detail:
+                detail = f"{self.client.address}: {detail}. Is that Triton's gRPC port?"
+            elif "HTTP/2" in detail:
                 detail = f"{detail} Is that Triton's gRPC port?"
             if self.error != detail:
                 extra = {"action": "triton_away", "server": self.name}
@@ -146,8 +141,6 @@ class Server:
 
 
 class ServerPool:
-    """All servers; an asynchronous context manager. `refresh` updates it."""
-
     def __init__(self, database: Database, settings: Settings) -> None:
         self.store = ServerStore(database)
         self._static = _static_addresses(settings)
@@ -160,7 +153,6 @@ class ServerPool:
         self.on_report: Callable[[Server, str, DeadEngine], None] | None = None
 
     def subscribe(self, listener: Listener) -> None:
-        """Subscribe to changes of the table; call it before the listener runs."""
         listener.subscribe(SERVERS, lambda _: self.outdate())
 
     def outdate(self) -> None:
@@ -171,12 +163,7 @@ class ServerPool:
             await self._enter(address)
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         servers = (*self._servers.values(), *self._leaving)
         await asyncio.gather(*(server.close() for server in servers))
 
@@ -187,14 +174,12 @@ class ServerPool:
 
     @property
     def error(self) -> str | None:
-        """The reason that no model is available; None while some server answers."""
         if not self._servers:
             return "there is no server: TRITON_GRPC_SERVICE names none, and none is registered"
         errors = [server.error for server in self._servers.values()]
         return None if None in errors else errors[0]
 
     def get(self, name: str) -> Server:
-        """The server with this name. Raises NotFoundError."""
         server = self._servers.get(name)
         if server is None:
             raise server_not_found(name)
@@ -222,7 +207,7 @@ class ServerPool:
                 if server.address.is_draining and entry.ready:
                     entry = replace(entry, ready=False, reason="its server is drained")
                 known = best.get(entry.name)
-                if known is None or _rank(entry) > _rank(known):
+                if known is None or entry.rank > known.rank:
                     best[entry.name] = entry
         return best
 
@@ -275,16 +260,13 @@ class ServerPool:
         for name, address in wanted.items():
             if name in self._servers:
                 self._servers[name].address = address
-            elif (server := self._leaving_at(address.grpc)) is not None:
-                self._leaving.remove(server)  # its running results still count
-                server.address = address
-                self._servers[name] = server
+            elif left := [one for one in self._leaving if one.address.grpc == address.grpc]:
+                self._leaving.remove(left[0])  # its running results still count
+                left[0].address = address
+                self._servers[name] = left[0]
             else:
                 await self._enter(address)
             self._servers[name] = self._servers.pop(name)  # to the end: by name
-
-    def _leaving_at(self, grpc: str) -> Server | None:
-        return next((one for one in self._leaving if one.address.grpc == grpc), None)
 
     async def _enter(self, address: ServerAddress) -> None:
         server = Server(address, self._slots)
@@ -293,7 +275,6 @@ class ServerPool:
 
 
 def _static_addresses(settings: Settings) -> list[ServerAddress]:
-    """The servers that the settings name: `default`, `default-2` and so on."""
     grpc, http, metrics = (
         split_list(text)
         for text in (settings.triton_grpc, settings.triton_http, settings.triton_metrics)
@@ -308,7 +289,3 @@ def _static_addresses(settings: Settings) -> list[ServerAddress]:
         )
         for place, address in enumerate(grpc)
     ]
-
-
-def _rank(entry: IndexEntry) -> tuple[bool, int]:
-    return entry.ready, entry.version or 0

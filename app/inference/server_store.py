@@ -112,7 +112,6 @@ class ServerStore:
         return ServerAddress(**row)
 
     async def remove(self, name: str) -> None:
-        """Remove a server; its running results end there. Raises NotFoundError."""
         if await self._database.fetchrow(_REMOVE, name) is None:
             raise server_not_found(name)
 
@@ -122,7 +121,6 @@ class ServerStore:
 
 
 def check(server: ServerAddress) -> None:
-    """Raise an InvalidRequestError that names each wrong field."""
     errors = []
     if NAME.fullmatch(server.name) is None:
         errors.append(FieldError("name", f"must match {NAME.pattern}"))

@@ -74,7 +74,6 @@ def _wrong(message: str) -> PydanticCustomError:
 
 
 def read_schema_text(value: Any) -> Any:
-    """Accept a schema as JSON text, as vLLM does."""
     if not isinstance(value, str):
         return value
     try:

@@ -22,7 +22,6 @@ def tokenizer_file(repository: Path, model: str) -> Path | None:
 
 
 def newest_version(repository: Path, model: str) -> Path | None:
-    """The `model.json` of an entry's newest version."""
     found = [
         file for file in (repository / model).glob("*/model.json") if file.parent.name.isdigit()
     ]
@@ -41,7 +40,6 @@ def weights_directory(repository: Path, version: Path, model: str) -> Path | Non
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file's JSON object; empty if there is no file."""
     value = orjson.loads(path.read_bytes()) if path.is_file() else {}
     if not isinstance(value, dict):
         raise TypeError(f"{path.name} is not a JSON object")
@@ -49,7 +47,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of special tokens by their role, such as `bos_token`."""
     tokens = {}
     for name in _SPECIAL_TOKENS:
         token = config.get(name)

@@ -11,7 +11,6 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -20,10 +19,7 @@ from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.core.settings.fields import split_address
-from app.inference.triton_errors import (
-    GenerationError,
-    NotTakenError,
-)
+from app.inference.triton_errors import GenerationError, NotTakenError
 from app.inference.triton_messages import (
     CANCEL_INPUT,
     RESUME_INPUT,
@@ -58,19 +54,18 @@ class CannotContinueError(GenerationError):
     """The model cannot continue a text: it has no input `resume_token_ids`."""
 
 
-class _InputsChangedError(GenerationError):
-    """The model was reloaded with other inputs than the cached ones."""
-
-
 @dataclass(slots=True, frozen=True)
 class IndexEntry:
-    """One model of Triton's repository index."""
-
     name: str
     version: int | None
     ready: bool
     reason: str
     engine_dead_since: datetime | None = None  # found by probes, not by Triton
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The best of several entries is a ready one, then that of the highest version."""
+        return self.ready, self.version or 0
 
 
 # Triton's message: https://github.com/triton-inference-server/core, src/infer_request.cc
@@ -118,12 +113,7 @@ class TritonClient:
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_CANCEL_TIMEOUT_SECONDS)
         await self._channel.close()
@@ -149,33 +139,26 @@ class TritonClient:
             returns_ids = wants_ids and await self._takes_resume(model, is_needed=bool(earlier))
             if earlier is not None and not returns_ids:
                 raise CannotContinueError(f"model {model} has no input {RESUME_INPUT}")
+            request = build_request(
+                model, prompt, parameters, uuid4().hex, returns_ids=returns_ids, earlier=earlier
+            )
             try:
-                return await self._run(
-                    *(model, prompt, parameters, on_delta, traceparent),
-                    returns_ids=returns_ids,
-                    earlier=earlier,
-                )
-            except _InputsChangedError:
+                return await self._stream(request, on_delta, traceparent)
+            except GenerationError as error:
+                if not returns_ids or not _UNEXPECTED.search(str(error)):
+                    raise
+                # The model was reloaded with other inputs than the cached ones.
                 self._has_resume_input.pop(model, None)
         raise NotTakenError(f"the inputs of model {model} change")
 
-    async def _run(
+    async def _stream(
         self,
-        model: str,
-        prompt: str,
-        parameters: dict[str, Any],
+        request: pb.ModelInferRequest,
         on_delta: Callable[[Delta], None],
         traceparent: str | None,
-        *,
-        returns_ids: bool,
-        earlier: EarlierText | None,
     ) -> None:
-        request_id = uuid4().hex
         # For a Triton that traces (--trace-config mode=opentelemetry).
         metadata = None if traceparent is None else (("traceparent", traceparent),)
-        request = build_request(
-            model, prompt, parameters, request_id, returns_ids=returns_ids, earlier=earlier
-        )
         call = self._infer(request, metadata=metadata)
         ended = asyncio.get_running_loop().create_future()
         # A task of its own: gRPC cancels a call at once when the task that reads it is cancelled.
@@ -184,16 +167,14 @@ class TritonClient:
         try:
             await ended
             is_over = True
-        except GenerationError as error:
+        except GenerationError:
             is_over = True
-            if returns_ids and _UNEXPECTED.search(str(error)):
-                raise _InputsChangedError(str(error)) from error
             raise
         finally:
             if not ended.cancelled():
                 ended.exception()  # retrieved, also if this task was cancelled in the same step
             if not reading.done():
-                self._abandon(call, reading, model, None if is_over else request_id)
+                self._abandon(call, reading, None if is_over else request)
 
     async def generate(
         self, model: str, prompt: str, parameters: dict[str, Any]
@@ -211,16 +192,16 @@ class TritonClient:
             await asyncio.gather(running, return_exceptions=True)
 
     def _abandon(
-        self, call: Any, reading: "asyncio.Task[None]", model: str, request_id: str | None
+        self, call: Any, reading: "asyncio.Task[None]", request: pb.ModelInferRequest | None
     ) -> None:
         """Let a call end by itself; a request that still runs is cancelled in its model."""
         self._keep(reading)
         deadline = asyncio.get_running_loop().call_later(_CANCEL_TIMEOUT_SECONDS, call.cancel)
         reading.add_done_callback(lambda _: deadline.cancel())
-        if request_id is not None:
-            self._keep(asyncio.create_task(self._cancel_request(call, model, request_id)))
+        if request is not None:
+            self._keep(asyncio.create_task(self._cancel_request(call, request)))
 
-    async def _cancel_request(self, call: Any, model: str, request_id: str) -> None:
+    async def _cancel_request(self, call: Any, request: pb.ModelInferRequest) -> None:
         """End a request in the model, which ends its call.
 
         Cancelling a call that Triton 2.51 is answering crashes the server about once in a thousand
@@ -229,8 +210,8 @@ class TritonClient:
         """
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(_CANCEL_TIMEOUT_SECONDS):
-                if await self._takes_cancellation(model):
-                    message = build_cancellation(model, request_id)
+                if await self._takes_cancellation(request.model_name):
+                    message = build_cancellation(request.model_name, request.id)
                     async for _ in self._stub.ModelStreamInfer(iter([message])):
                         pass
                     return
@@ -238,9 +219,7 @@ class TritonClient:
 
     async def _takes_cancellation(self, model: str) -> bool:
         if model not in self._has_cancel_input:
-            metadata = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=model))
-            names = {tensor.name for tensor in metadata.inputs}
-            self._has_cancel_input[model] = CANCEL_INPUT in names
+            self._has_cancel_input[model] = CANCEL_INPUT in await self._inputs(model)
         return self._has_cancel_input[model]
 
     async def _takes_resume(self, model: str, *, is_needed: bool) -> bool:
@@ -253,15 +232,18 @@ class TritonClient:
         if takes or now - queried_at < _INPUTS_CACHE_TTL_SECONDS:
             return takes
         try:
-            message = pb.ModelMetadataRequest(name=model)
-            metadata = await self._stub.ModelMetadata(message, timeout=_QUERY_TIMEOUT_SECONDS)
+            takes = RESUME_INPUT in await self._inputs(model)
         except grpc.aio.AioRpcError as error:
             if is_needed:
                 raise NotTakenError(error.details() or error.code().name) from error
             return False
-        takes = any(tensor.name == RESUME_INPUT for tensor in metadata.inputs)
         self._has_resume_input[model] = (takes, now)
         return takes
+
+    async def _inputs(self, model: str) -> set[str]:
+        message = pb.ModelMetadataRequest(name=model)
+        metadata = await self._stub.ModelMetadata(message, timeout=_QUERY_TIMEOUT_SECONDS)
+        return {tensor.name for tensor in metadata.inputs}
 
     async def index(self) -> list[IndexEntry]:
         """The models of Triton's repositories; of several versions, a ready one, then the highest."""
@@ -275,15 +257,11 @@ class TritonClient:
                 reason=model.reason,
             )
             known = entries.get(entry.name)
-            if known is None or (entry.ready, entry.version or 0) > (
-                known.ready,
-                known.version or 0,
-            ):
+            if known is None or entry.rank > known.rank:
                 entries[entry.name] = entry
         return list(entries.values())
 
     async def config(self, model: str) -> Any:
-        """The model's configuration (a ModelConfig message)."""
         answer = await self._call(self._stub.ModelConfig, pb.ModelConfigRequest(name=model))
         return answer.config
 
@@ -304,19 +282,12 @@ class TritonClient:
         return bool(answer.live)
 
     async def load(self, model: str) -> None:
-        """Load a model. Raises NotFoundError or TritonError with Triton's reason."""
-        await self._call(
-            self._stub.RepositoryModelLoad,
-            pb.RepositoryModelLoadRequest(model_name=model),
-            _LOAD_TIMEOUT_SECONDS,
-        )
+        message = pb.RepositoryModelLoadRequest(model_name=model)
+        await self._call(self._stub.RepositoryModelLoad, message, _LOAD_TIMEOUT_SECONDS)
 
     async def unload(self, model: str) -> None:
-        await self._call(
-            self._stub.RepositoryModelUnload,
-            pb.RepositoryModelUnloadRequest(model_name=model),
-            _LOAD_TIMEOUT_SECONDS,
-        )
+        message = pb.RepositoryModelUnloadRequest(model_name=model)
+        await self._call(self._stub.RepositoryModelUnload, message, _LOAD_TIMEOUT_SECONDS)
 
     async def _call(
         self, method: Any, message: Any, seconds: float = _QUERY_TIMEOUT_SECONDS

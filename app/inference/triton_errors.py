@@ -50,6 +50,8 @@ class UnclearError(ModelFailedError):
     """
 
 
+Rule = tuple[Callable[[str], object], type[GenerationError]]
+
 # Our backends put the code's name first; the rest are the words of Triton, gRPC and NVIDIA's backend.
 # (The header that asks Triton 2.51 for status codes, `triton_grpc_error`, makes it crash under load.)
 _CODED = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL): (.*)", re.DOTALL)
@@ -69,8 +71,13 @@ _UNREADABLE_ADVICE = (
     "value is out of range. Triton's log names the parameter."
 )
 
+
+def _compiled(*messages: tuple[str, type[GenerationError]]) -> list[Rule]:
+    return [(re.compile(pattern, re.DOTALL).search, family) for pattern, family in messages]
+
+
 # Outside of a running request.
-_MESSAGES: tuple[tuple[str, type[GenerationError]], ...] = (
+_RULES = _compiled(
     (r"Stub process .* is not healthy", ModelDeadError),
     (r"Model is unavailable due to unhealthy vLLM engine", EngineUnhealthyError),
     (r"vLLM engine is not healthy and model will be unloaded", EngineUnhealthyError),
@@ -81,14 +88,12 @@ _MESSAGES: tuple[tuple[str, type[GenerationError]], ...] = (
 )
 # Behind "Error generating stream: ". A message may quote the prompt, so that a pattern for a dead engine
 # matches at the message's beginning only.
-_GENERATING_MESSAGES: tuple[tuple[str, type[GenerationError]], ...] = (
+_GENERATING_RULES = _compiled(
     (r"^EngineCore encountered an issue|^EngineDeadError", EngineDeadError),
     # vLLM's engine before version 0.8.
     (r"^Engine loop (is not running|has died)", EngineDeadError),
-    (
-        r"^Background loop (has errored already|is stopped)|^Task finished unexpectedly",
-        EngineDeadError,
-    ),
+    (r"^Background loop (has errored already|is stopped)", EngineDeadError),
+    (r"^Task finished unexpectedly", EngineDeadError),
     # vLLM's form of a refused parameter.
     (r" \(parameter=\w{1,64}, value=", RefusedError),
     (r"^This model's maximum context length is", RefusedError),
@@ -99,16 +104,6 @@ _GENERATING_MESSAGES: tuple[tuple[str, type[GenerationError]], ...] = (
     (r"^VLLM backend does not support '\w{1,32}' request", RefusedError),
     (r"^When streaming, `exclude_input_in_output`", RefusedError),
 )
-
-
-def _compiled(
-    messages: tuple[tuple[str, type[GenerationError]], ...],
-) -> list[tuple[Callable[[str], object], type[GenerationError]]]:
-    return [(re.compile(pattern, re.DOTALL).search, family) for pattern, family in messages]
-
-
-_RULES = _compiled(_MESSAGES)
-_GENERATING_RULES = _compiled(_GENERATING_MESSAGES)
 
 
 def to_model_error(message: str) -> GenerationError:
@@ -129,8 +124,6 @@ def to_model_error(message: str) -> GenerationError:
 
 
 def _first(
-    rules: list[tuple[Callable[[str], object], type[GenerationError]]],
-    message: str,
-    otherwise: type[GenerationError],
+    rules: list[Rule], message: str, otherwise: type[GenerationError]
 ) -> type[GenerationError]:
     return next((family for search, family in rules if search(message)), otherwise)

@@ -30,8 +30,6 @@ class Delta:
 
 @dataclass(slots=True, frozen=True)
 class EarlierText:
-    """The text of earlier attempts, whose rest the model is to generate."""
-
     text: str
     token_ids: bytes  # little-endian INT32
 

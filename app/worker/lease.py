@@ -11,8 +11,9 @@ from uuid import UUID
 
 import asyncpg
 
-from app.core.database import SERVER_DOWN, Connection, Database, is_transient
+from app.core.database import Connection, Database, is_transient
 from app.core.ids import new_id
+from app.core.primary import SERVER_DOWN
 from app.core.waiting import is_set_within
 
 logger = logging.getLogger(__name__)

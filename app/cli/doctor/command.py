@@ -1,32 +1,36 @@
-"""`python -m app doctor`: its arguments, its table, its exit status."""
+"""`python -m app doctor`: its arguments, its table, its exit status.
+
+The checks change nothing, and report no secret.
+"""
 
 import argparse
 import asyncio
 import sys
+from dataclasses import asdict
 
-from app.cli.arguments import Subcommands, add_command
+import orjson
+from pydantic import ValidationError
+
+from app.cli.doctor.database import check_database, connected
+from app.cli.doctor.findings import Finding, Level, fail
+from app.cli.doctor.local import check_disks, check_settings, settings_errors
+from app.cli.doctor.triton import check_triton
+from app.cli.table import write_table
+from app.core.settings import Settings
+from app.core.settings.fields import split_list
 
 _HELP = """Checks settings, database, workers, Triton and disks from this machine, with the settings of the
 service's processes, and reports what to change. The command itself changes nothing.
 Exit status 1: a check failed. 0: no check failed; there may be warnings."""
 
 
-def add_to(commands: Subcommands) -> None:
-    text = "Check a deployment, and report what to change."
-    parser = add_command(commands, "doctor", text, _run, description=_HELP)
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = _HELP
+    parser.set_defaults(run=_run)
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def _run(options: argparse.Namespace) -> int:
-    import orjson
-    from pydantic import ValidationError
-
-    from app.cli.doctor.checks import examine
-    from app.cli.doctor.findings import Level
-    from app.cli.doctor.local import settings_errors
-    from app.cli.table import write_table
-    from app.core.settings import Settings
-
     try:
         settings = Settings()
     except ValidationError as error:
@@ -34,8 +38,22 @@ def _run(options: argparse.Namespace) -> int:
     else:
         findings = asyncio.run(examine(settings))
     if options.json:
-        sys.stdout.write(orjson.dumps([one.to_wire() for one in findings]).decode() + "\n")
+        sys.stdout.write(orjson.dumps([asdict(one) for one in findings]).decode() + "\n")
     else:
         rows = [[str(one.level), one.part, one.found, one.to_do] for one in findings]
         write_table([["", "part", "found", "what to change"], *rows])
     return 1 if any(one.level is Level.FAIL for one in findings) else 0
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    findings = [*check_settings(settings), *check_disks(settings)]
+    servers = split_list(settings.triton_grpc)
+    async with connected(settings) as (connection, problem):
+        if connection is None:
+            findings.append(problem or fail("database", "unknown", ""))
+        else:
+            findings += [one async for one in check_database(connection, settings)]
+            if await connection.fetchval("SELECT to_regclass('servers') IS NOT NULL"):
+                rows = await connection.fetch("SELECT grpc FROM servers ORDER BY name")
+                servers += [row["grpc"] for row in rows if row["grpc"] not in servers]
+    return findings + await check_triton(servers, settings)

@@ -119,12 +119,12 @@ async def check_database(
         yield finding
     yield _connections(facts, settings)
     yield await _clock(connection)
-    place = await _database_disk(connection, settings, facts.size_bytes)
-    yield place
-    found = await _revision(connection)
+    yield await _database_disk(connection, settings, facts.size_bytes)
+    found = await schema_version.read(connection)
     reason = schema_version.fault(found)
     if reason is not None:
-        yield fail("schema", reason.partition(": ")[0], reason.partition(": ")[2])
+        fault, _, to_do = reason.partition(": ")
+        yield fail("schema", fault, to_do)
         return
     yield ok("schema", str(found))
     async for finding in _check_tables(connection):
@@ -222,14 +222,6 @@ async def _database_disk(
                 "database disk", Path(await connection.fetchval("SHOW data_directory"))
             )
     return ok("database disk", f"{size}; its free space is not visible from here")
-
-
-async def _revision(connection: asyncpg.Connection) -> str | None:
-    try:
-        found: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
-    except asyncpg.UndefinedTableError:
-        return None
-    return found
 
 
 async def _check_tables(connection: asyncpg.Connection) -> AsyncIterator[Finding]:

@@ -3,9 +3,8 @@
 `fail`: the service does not work, or breaks a promise. `warn`: it works, and the operator should look.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 
 class Level(StrEnum):
@@ -20,9 +19,6 @@ class Finding:
     level: Level
     found: str
     to_do: str = ""
-
-    def to_wire(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def ok(part: str, found: str) -> Finding:

@@ -16,18 +16,14 @@ _MIN_FREE_BYTES = 1_000_000_000  # bytes
 
 
 def settings_errors(error: ValidationError) -> list[Finding]:
-    return [
-        fail(
-            "settings",
-            f"{'.'.join(str(part) for part in one['loc']) or 'several'}: {one['msg']}",
-            "Correct it: docs/settings.md.",
-        )
-        for one in error.errors()
-    ]
+    findings = []
+    for one in error.errors():
+        name = ".".join(str(part) for part in one["loc"]) or "several"
+        findings.append(fail("settings", f"{name}: {one['msg']}", "Correct it: docs/settings.md."))
+    return findings
 
 
 def check_settings(settings: Settings) -> list[Finding]:
-    """Check the settings, also in combination."""
     exposure = check_startup(settings)
     findings = [warn("exposure", text, "See docs/authentication.md.") for text in exposure.warnings]
     if exposure.refusal:
@@ -39,45 +35,35 @@ def check_settings(settings: Settings) -> list[Finding]:
 
 
 def _contradictions(settings: Settings) -> Iterator[Finding]:
-    part = "settings"
     if settings.default_deadline_seconds > settings.max_deadline_seconds:
-        yield warn(
-            part,
-            "LLM_DEFAULT_DEADLINE_SECONDS exceeds LLM_MAX_DEADLINE_SECONDS",
-            "Requests without a deadline get a later one than clients may request: raise the latter.",
-        )
+        found = "LLM_DEFAULT_DEADLINE_SECONDS exceeds LLM_MAX_DEADLINE_SECONDS"
+        to_do = "Requests without a deadline get a later one than clients may request: raise the latter."
+        yield warn("settings", found, to_do)
     if settings.team_max_queued is not None and settings.team_max_queued > settings.max_queued:
-        yield warn(
-            part,
-            "LLM_TEAM_MAX_QUEUED exceeds LLM_MAX_QUEUED",
-            "The former has no effect: lower it.",
-        )
+        found = "LLM_TEAM_MAX_QUEUED exceeds LLM_MAX_QUEUED"
+        yield warn("settings", found, "The former has no effect: lower it.")
     if settings.flush_seconds >= settings.lease_seconds:
-        yield warn(
-            part,
-            "LLM_FLUSH_SECONDS is not below LLM_LEASE_SECONDS",
-            "A lost worker's text is lost with it: flush more often.",
-        )
+        found = "LLM_FLUSH_SECONDS is not below LLM_LEASE_SECONDS"
+        yield warn("settings", found, "A lost worker's text is lost with it: flush more often.")
     if not is_loopback(settings.metrics_host) and settings.metrics_port is not None:
-        yield warn(
-            "exposure",
-            f"metrics are served on {settings.metrics_host}:{settings.metrics_port} without a token",
+        place = f"{settings.metrics_host}:{settings.metrics_port}"
+        to_do = (
             "They show how much each team uses: restrict access by a network policy, or bind "
-            "127.0.0.1 (LLM_METRICS_HOST).",
+            "127.0.0.1 (LLM_METRICS_HOST)."
         )
+        yield warn("exposure", f"metrics are served on {place} without a token", to_do)
     if settings.webhook_allow_private:
-        yield warn(
-            "exposure",
-            "LLM_WEBHOOK_ALLOW_PRIVATE is set",
-            "Clients can have the worker call internal addresses: unset it outside of development.",
+        to_do = (
+            "Clients can have the worker call internal addresses: unset it outside of development."
         )
+        yield warn("exposure", "LLM_WEBHOOK_ALLOW_PRIVATE is set", to_do)
     if not settings.model_repository.is_dir():
-        yield warn(
-            part,
-            f"LLM_MODEL_REPOSITORY={settings.model_repository} is not a directory",
+        found = f"LLM_MODEL_REPOSITORY={settings.model_repository} is not a directory"
+        to_do = (
             "Chat and the check of lengths need its tokenizers and templates: mount the repository "
-            "that Triton serves.",
+            "that Triton serves."
         )
+        yield warn("settings", found, to_do)
 
 
 def check_disks(settings: Settings) -> Iterator[Finding]:

@@ -50,7 +50,6 @@ class Activity:
         return self._still
 
     def _read(self) -> dict[int, tuple[float, int]]:
-        """CPU seconds and bytes from and to disks of each process, since its start."""
         counts = {}
         for process in processes.family(self._pid):
             with contextlib.suppress(psutil.Error), process.oneshot():  # it has ended

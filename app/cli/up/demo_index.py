@@ -7,7 +7,6 @@ committed weights were trained on CPython 3.11's.
 import asyncio
 import hashlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ _REPOSITORY = Path(__file__).parents[3]
 _MODEL = _REPOSITORY / "models" / "demo"
 _TOKENIZER = _MODEL / "1" / "tokenizer.json"
 _DESCRIPTION = "The demo model's training text: Python's standard library."
-_REPORT_SECONDS = 0.5
 
 
 async def prepare(data: Path, progress: Progress) -> Path | None:
@@ -58,16 +56,9 @@ async def _build(data: Path, file: Path, report: Callable[[str], None]) -> None:
     try:
         await _run([_MODEL / "corpus.py", corpus], log_file, report)
         command: list[str | Path] = ["-m", "app", "index", "build", corpus, "--name", NAME]
-        command += [
-            "--replace",
-            "--out",
-            data / "indexes",
-            "--file",
-            file,
-            "--tokenizer",
-            _TOKENIZER,
-        ]
-        await _run([*command, "--description", _DESCRIPTION], log_file, report)
+        command += ["--replace", "--out", data / "indexes", "--file", file]
+        command += ["--tokenizer", _TOKENIZER, "--description", _DESCRIPTION]
+        await _run(command, log_file, report)
     finally:
         corpus.unlink(missing_ok=True)
 
@@ -79,15 +70,9 @@ async def _run(
     process = processes.spawn(
         [sys.executable, *arguments], log_file=log_file, env=os.environ, cwd=_REPOSITORY
     )
-    waiting = asyncio.create_task(processes.wait_exit(process))
-    try:
-        while not waiting.done():
-            report(processes.last_lines(log_file, log_start, 1))
-            await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
-    finally:
-        if not waiting.done():
-            await processes.stop(process, signal.SIGTERM, 5)
-            waiting.cancel()
-    if waiting.result() != 0:
+    status = await processes.run_to_end(
+        process, lambda: report(processes.last_lines(log_file, log_start, 1))
+    )
+    if status != 0:
         reason = processes.last_lines(log_file, log_start, 1)
         raise StartError(f"{reason[:300]} (log: {log_file})")

@@ -1,7 +1,5 @@
 """Download a model's files from Hugging Face with its own client, resumable and pinned."""
 
-import asyncio
-import signal
 import sys
 from collections.abc import Callable
 from os import environ
@@ -11,7 +9,6 @@ from app.cli.up import processes
 from app.cli.up.processes import StartError
 from app.inference.model_repository import MODEL_FILES, ModelSource
 
-_REPORT_SECONDS = 0.5
 _COMPLETE = ".complete"
 
 
@@ -28,38 +25,18 @@ async def fetch(
         return
     log_start = processes.begin_log(log_file)
     include = [argument for pattern in MODEL_FILES for argument in ("--include", pattern)]
+    hf = [sys.executable, "-Pm", "huggingface_hub.cli.hf", "download", source.repository_id]
     process = processes.spawn(
-        [
-            sys.executable,
-            "-Pm",
-            "huggingface_hub.cli.hf",
-            "download",
-            source.repository_id,
-            f"--revision={source.revision}",
-            *include,
-            "--local-dir",
-            weights,
-        ],
+        [*hf, f"--revision={source.revision}", *include, "--local-dir", weights],
         log_file=log_file,
         env={**environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_COLOR": "1"},
     )
-    waiting = asyncio.create_task(processes.wait_exit(process))
-    try:
-        while not waiting.done():
-            report(f"downloading, {_megabytes(weights)} MB so far")
-            await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
-    finally:
-        if not waiting.done():
-            await processes.stop(process, signal.SIGTERM, 5)
-    if waiting.result() != 0:
-        reason = next(
-            (
-                line
-                for line in processes.log_text(log_file, log_start).splitlines()
-                if "Error" in line
-            ),
-            "no reason given",
-        )
+    status = await processes.run_to_end(
+        process, lambda: report(f"downloading, {_megabytes(weights)} MB so far")
+    )
+    if status != 0:
+        lines = processes.log_text(log_file, log_start).splitlines()
+        reason = next((line for line in lines if "Error" in line), "no reason given")
         raise StartError(
             f"{source.repository_id} cannot be downloaded: {reason.strip().rstrip('.')[:300]}. "
             "A second run goes on where this one ended; without a network, give MODEL=<directory> "

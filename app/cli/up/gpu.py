@@ -59,14 +59,11 @@ def choose(wanted: str, library: str = LIBRARY) -> tuple[str, str]:
         return "cpu", ""
     try:
         find(library)
-    except NoGpuError:
-        if wanted:
-            raise
-        return "cpu", ""
     except GpuError as error:
         if wanted:
             raise
-        return "cpu", f"Running on the CPU: {error}"
+        is_absent = isinstance(error, NoGpuError)
+        return "cpu", "" if is_absent else f"Running on the CPU: {error}"
     return "gpu", ""
 
 
@@ -95,7 +92,6 @@ def find(library: str = LIBRARY) -> list[Gpu]:
 
 
 def probe(library: str) -> list[Gpu]:
-    """Initialize the driver in this process, and describe its devices; raises `GpuError`."""
     try:
         driver = ctypes.CDLL(library)
     except OSError:
@@ -107,19 +103,16 @@ def probe(library: str) -> list[Gpu]:
 
 
 def describe(driver: Any) -> list[Gpu]:
-    """The devices of a loaded driver library, checked against the wheels' requirements."""
     _call(driver, "cuInit", 0)
-    version = ctypes.c_int()
-    _call(driver, "cuDriverGetVersion", ctypes.byref(version))
-    found = (version.value // 1000, version.value % 1000 // 10)
+    version = _read(driver, "cuDriverGetVersion")
+    found = (version // 1000, version % 1000 // 10)
     if found < CUDA:
         raise GpuError(
             f"the NVIDIA driver is for CUDA {_dotted(found)}, and vLLM here needs CUDA "
             f"{_dotted(CUDA)}: install driver {DRIVER} or newer, or {_OPTIONAL}"
         )
-    count = ctypes.c_int()
-    _call(driver, "cuDeviceGetCount", ctypes.byref(count))
-    gpus = [_describe_device(driver, ordinal) for ordinal in range(count.value)]
+    count = _read(driver, "cuDeviceGetCount")
+    gpus = [_describe_device(driver, ordinal) for ordinal in range(count)]
     if not gpus:
         raise _no_device()
     if gpus[0].capability < CAPABILITY:
@@ -132,18 +125,20 @@ def describe(driver: Any) -> list[Gpu]:
 
 
 def _describe_device(driver: Any, ordinal: int) -> Gpu:
-    device = ctypes.c_int()
-    _call(driver, "cuDeviceGet", ctypes.byref(device), ordinal)
+    device = ctypes.c_int(_read(driver, "cuDeviceGet", ordinal))
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _call(driver, "cuDeviceGetName", name, _NAME_BYTES, device)
-    memory = ctypes.c_size_t()
-    _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), device)
-    values = []
-    for attribute in (_MAJOR, _MINOR):
-        value = ctypes.c_int()
-        _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
-        values.append(value.value)
-    return Gpu(name.value.decode(errors="replace"), memory.value, (values[0], values[1]))
+    memory = _read(driver, "cuDeviceTotalMem_v2", device, kind=ctypes.c_size_t)
+    major = _read(driver, "cuDeviceGetAttribute", _MAJOR, device)
+    minor = _read(driver, "cuDeviceGetAttribute", _MINOR, device)
+    return Gpu(name.value.decode(errors="replace"), memory, (major, minor))
+
+
+def _read(driver: Any, function: str, *arguments: Any, kind: Any = ctypes.c_int) -> int:
+    """Call a function whose first argument is the place of its result."""
+    result = kind()
+    _call(driver, function, ctypes.byref(result), *arguments)
+    return int(result.value)
 
 
 def _call(driver: Any, function: str, *arguments: Any) -> None:
@@ -169,7 +164,6 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def main() -> int:
-    """Answer make, or the parent process with --probe; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("wanted", nargs="?", default="", help="value of GPU=")
     parser.add_argument("--library", default=LIBRARY, help=argparse.SUPPRESS)

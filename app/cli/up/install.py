@@ -154,10 +154,7 @@ class Uv:
         """Install silently; return False after a failure."""
         with heartbeat():
             tried = subprocess.run(  # noqa: S603 - our own command
-                [*self._command, *arguments],
-                check=False,
-                capture_output=True,
-                env=self.environment,
+                [*self._command, *arguments], check=False, capture_output=True, env=self.environment
             )
         return tried.returncode == 0
 
@@ -199,7 +196,6 @@ def candidates(versions: Sequence[str]) -> list[str]:
 
 
 def version_of(program: str | Path) -> str:
-    """Its version, as "3.11"; "" when it does not run."""
     return output_of(
         [str(program), "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     )
@@ -231,7 +227,6 @@ def make_environment(target: Target, program: str, venv: Path) -> None:
 
 
 def check_space(directory: Path, needed_mib: int) -> None:
-    """Raise InstallError when a new environment would not fit."""
     free_mib = shutil.disk_usage(directory).free // 2**20
     if free_mib < needed_mib:
         raise InstallError(
@@ -241,7 +236,6 @@ def check_space(directory: Path, needed_mib: int) -> None:
 
 
 def run(command: Sequence[str], environment: dict[str, str] | None = None) -> None:
-    """Run a command that shows its own progress; raises InstallError."""
     with heartbeat():
         status = subprocess.run(command, check=False, env=environment).returncode  # noqa: S603
     if status != 0:

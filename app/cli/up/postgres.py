@@ -35,20 +35,17 @@ MAX_CONNECTIONS = 200
 _CAPABILITIES = {"dac_read_search": 2, "dac_override": 1}
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(processes.ChildPart):
     """One cluster in `directory` and its server; `port` stays the same over restarts."""
-
-    name = "PostgreSQL"
 
     def __init__(self, directory: Path, log_file: Path, *, durable: bool = True) -> None:
         """`durable=False` skips fsync: for tests that throw the cluster away."""
+        super().__init__("PostgreSQL", log_file, grace=STOP_SECONDS, stop_signal=signal.SIGINT)
         self.directory = directory
-        self.log_file = log_file
         self.port = 0
         self.password = ""
         self._durable = durable
         self._cluster = directory / "cluster"
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,7 +57,6 @@ class EmbeddedPostgres:
         }
 
     async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
-        """Create the cluster if there is none, and start the server; raises `StartError`."""
         binaries = _binaries()
         if not self._cluster.exists():
             report("making the cluster")
@@ -73,18 +69,6 @@ class EmbeddedPostgres:
         log_start = processes.begin_log(self.log_file)
         self._process = self._spawn([binaries / "postgres", *self._options()])
         await self._await_ready(self._process, log_start, report)
-
-    async def wait(self) -> str:
-        """Return the reason when the server has ended."""
-        if self._process is None:
-            return "is not running"
-        return processes.describe_status(await processes.wait_exit(self._process))
-
-    async def stop(self) -> None:
-        """Shut down: sessions are ended, committed data is on disk."""
-        if self._process is not None:
-            await processes.stop(self._process, signal.SIGINT, STOP_SECONDS)
-            self._process = None
 
     def _options(self) -> list[str]:
         settings = {

@@ -25,14 +25,8 @@ GPU_SHARE = 0.9
 _PYTHON_SECONDS = 20
 # Quantizations of vLLM that compress the weights while it loads them; prefixes of their names.
 _ON_LOAD = (
-    "fp8",
-    "int8_per_channel",
-    "nvfp4_per_token",
-    "mxfp8",
-    "experts_int8",
-    "online",
-    "torchao",
-)
+    "fp8", "int8_per_channel", "nvfp4_per_token", "mxfp8", "experts_int8", "online", "torchao",
+)  # fmt: skip
 
 
 @contextmanager
@@ -66,7 +60,6 @@ def lock(data: Path) -> Iterator[None]:
 
 
 def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
-    """Raise `StartError` for the first requirement that is missing, taken or too small."""
     if not (venv / "bin" / "python").exists():
         raise StartError(f"{venv} is missing or unfinished: `make run` installs it.")
     if not is_port_free(port):

@@ -14,9 +14,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import psutil
 
@@ -24,6 +23,7 @@ from app.provisioning.job_script import LAUNCH_VARIABLE
 
 LOG_MAX_BYTES = 20_000_000
 _LOG_TAIL_BYTES = 100_000
+_REPORT_SECONDS = 0.5
 _PR_SET_CHILD_SUBREAPER = 36
 # Below Linux's range for outgoing connections, which could take a port between the check and its use.
 _PORTS = range(10_240, 32_768)
@@ -38,7 +38,6 @@ class StartError(Exception):
 
 
 def free_port() -> int:
-    """A free TCP port of 127.0.0.1."""
     for port in random.sample(_PORTS, 100):
         if is_port_free(port):
             return port
@@ -46,7 +45,6 @@ def free_port() -> int:
 
 
 def is_port_free(port: int) -> bool:
-    """True if a server could listen on this port of 127.0.0.1 now."""
     with socket.socket() as probe:
         # As servers do: lingering connections of an earlier server do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +71,9 @@ def spawn(
     main thread: the kernel takes the end of the calling thread for the end of the parent.
     """
     wrapper = ["setpriv", *identity, f"--pdeathsig={death_signal.name.removeprefix('SIG')}", "--"]
-    with _open_log(log_file) as log:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    begin_log(log_file)
+    with log_file.open("ab") as log:
         try:
             process = subprocess.Popen(  # noqa: S603 - our own commands
                 [*wrapper, *command],
@@ -92,12 +92,6 @@ def spawn(
     return process
 
 
-def _open_log(log_file: Path) -> BinaryIO:
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    begin_log(log_file)
-    return log_file.open("ab")
-
-
 async def wait_exit(process: subprocess.Popen[bytes]) -> int:
     while process.poll() is None:
         await any_exit([process.pid], None)
@@ -105,8 +99,21 @@ async def wait_exit(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
+async def run_to_end(process: subprocess.Popen[bytes], report: Callable[[], None]) -> int:
+    """Wait for a child's status and report its progress meanwhile; a cancellation stops it."""
+    waiting = asyncio.create_task(wait_exit(process))
+    try:
+        while not waiting.done():
+            report()
+            await asyncio.wait({waiting}, timeout=_REPORT_SECONDS)
+    finally:
+        if not waiting.done():
+            await stop(process, signal.SIGTERM, 5)
+            waiting.cancel()
+    return waiting.result()
+
+
 async def any_exit(pids: Iterable[int], seconds: float | None) -> None:
-    """Return when one of these processes has ended, or after so many seconds."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     with contextlib.ExitStack() as descriptors:
@@ -135,6 +142,38 @@ async def stop(process: subprocess.Popen[bytes], stop_signal: signal.Signals, gr
         process.kill()
         await wait_exit(process)
     kill(family)
+
+
+class ChildPart:
+    """A part that is one child process, which `stop_signal` ends within `grace` seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        log_file: Path,
+        *,
+        grace: float,
+        stop_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self.name = name
+        self.log_file = log_file
+        self._grace = grace
+        self._stop_signal = stop_signal
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def wait(self) -> str:
+        """Return the reason when the process has ended."""
+        if self._process is None:
+            return "is not running"
+        return describe_status(await wait_exit(self._process))
+
+    async def stop(self) -> None:
+        await self._stop(self._stop_signal)
+
+    async def _stop(self, stop_signal: signal.Signals) -> None:
+        if self._process is not None:
+            await stop(self._process, stop_signal, self._grace)
+            self._process = None
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self, TextIO
 
 REDRAW_SECONDS = 0.2
@@ -14,8 +13,6 @@ QUIET_SECONDS = 2.0
 
 
 class Step:
-    """One running step; `detail` may be changed at any time."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.detail = ""
@@ -48,12 +45,7 @@ class Progress:
         self._ticker = asyncio.create_task(self._tick(), name="progress")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -61,7 +53,6 @@ class Progress:
 
     @asynccontextmanager
     async def step(self, name: str, done: str = "ready") -> AsyncIterator[Step]:
-        """Show a step while the block runs; a line with its duration when it succeeds."""
         step = Step(name)
         self._steps.append(step)
         try:

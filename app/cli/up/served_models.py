@@ -37,7 +37,6 @@ class ModelOptions:
 async def prepare(
     options: ModelOptions, data: Path, progress: Progress, *, light: bool, gpus: Sequence[Gpu]
 ) -> Mapping[str, Path]:
-    """The entries to serve, by name. Raises StartError."""
     if options.source is None:
         if light:
             return {"scripted": _REPOSITORY / "triton" / "models" / "scripted"}
@@ -50,10 +49,7 @@ async def prepare(
         weights = await obtain(source, data, progress)
         entry = data / "models" / source.name
         write_entry(
-            entry,
-            weights,
-            quantization=options.quantization,
-            max_model_len=options.max_model_len,
+            entry, weights, quantization=options.quantization, max_model_len=options.max_model_len
         )
     except ModelRepositoryError as error:
         raise StartError(str(error)) from error

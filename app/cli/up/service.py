@@ -16,7 +16,7 @@ MIGRATE_SECONDS = 600.0
 _REPOSITORY = Path(__file__).parents[3]
 
 
-class ServicePart:
+class ServicePart(processes.ChildPart):
     """A long-running command of this program: the API or a worker."""
 
     def __init__(
@@ -25,21 +25,17 @@ class ServicePart:
         command: str,
         environment: Mapping[str, str],
         log_file: Path,
-        *,
-        ready_url: str = "",
         grace: float,
+        ready_url: str = "",
     ) -> None:
         """It is ready when `ready_url` answers 200 or, if it is empty, when its log reports it.
 
         `grace` is its time to stop, in seconds.
         """
-        self.name = name
-        self.log_file = log_file
+        super().__init__(name, log_file, grace=grace)
         self._command = command
         self._environment = environment
         self._ready_url = ready_url
-        self._grace = grace
-        self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
         report("starting")
@@ -60,18 +56,6 @@ class ServicePart:
             raise StartError(
                 f"{self.name} was not ready in {START_SECONDS:.0f} s (log: {self.log_file})"
             ) from None
-
-    async def wait(self) -> str:
-        """Return the reason when the process has ended."""
-        if self._process is None:
-            return "is not running"
-        return processes.describe_status(await processes.wait_exit(self._process))
-
-    async def stop(self) -> None:
-        """Let it finish its work within its grace, then kill it."""
-        if self._process is not None:
-            await processes.stop(self._process, signal.SIGTERM, self._grace)
-            self._process = None
 
     async def _is_ready(self, log_start: int) -> bool:
         if not self._ready_url:

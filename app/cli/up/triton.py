@@ -54,24 +54,20 @@ class LoadLostError(Exception):
     """The server hangs or crashed while it loaded a model; another start may succeed."""
 
 
-class EmbeddedTriton:
+class EmbeddedTriton(processes.ChildPart):
     """One server with its models loaded; its ports stay the same over restarts."""
-
-    name = "Triton"
 
     def __init__(self, venv: Path, work: Path, models: Mapping[str, Path], log_file: Path) -> None:
         """`models` maps names to directories as in a Triton model repository."""
-        self.log_file = log_file
+        super().__init__("Triton", log_file, grace=EXIT_SECONDS)
         self.models = dict(models)
         self._venv = venv.absolute()
         self._work = work.absolute()
         self._repository = self._work / "models"
         self._ports = {"http": 0, "grpc": 0, "metrics": 0}
-        self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0  # of the running server
 
     def address(self, protocol: str) -> str:
-        """`host:port` of "http", "grpc" or "metrics"."""
         return f"{HOST}:{self._ports[protocol]}"
 
     @property
@@ -87,11 +83,9 @@ class EmbeddedTriton:
 
     @property
     def is_down(self) -> bool:
-        """True if the server has ended, or its log reports a crash."""
         return self._process is None or self._process.poll() is not None or self._logs_a_crash()
 
     async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
-        """Start the server and the models that are down; raises `StartError`."""
         if not self.is_down and await self._recover(report):
             return
         lost = ""
@@ -104,7 +98,7 @@ class EmbeddedTriton:
                 self._note(f"{lost}; start {number} of {MAX_STARTS} has failed")
             else:
                 return
-        await self._kill()
+        await self._stop(signal.SIGKILL)
         raise StartError(f"Triton: {lost}, {MAX_STARTS} times (log: {self.log_file})")
 
     async def _start_and_load(self, report_plain: Callable[[str], None], remark: str) -> None:
@@ -117,7 +111,7 @@ class EmbeddedTriton:
             report_plain(text + remark)
 
         # Also when only a model's process died: streams of its requests hang until the server ends.
-        await self._kill()
+        await self._stop(signal.SIGKILL)
         await self._start_server(report)
         try:
             async with TritonClient(self.address("grpc")) as client:
@@ -128,9 +122,8 @@ class EmbeddedTriton:
             raise StartError(f"Triton: {reason} (log: {self.log_file})") from error
 
     async def wait(self) -> str:
-        """Return the reason when the server has ended or a model does not answer."""
         if self._process is None:
-            return "is not running"
+            return await super().wait()
         silence = 0
         async with TritonClient(self.address("grpc")) as client:
             while True:
@@ -138,7 +131,7 @@ class EmbeddedTriton:
                 await processes.any_exit([self._process.pid, *family], PROBE_INTERVAL)
                 has_crashed = await self._has_crashed()
                 if self._process.poll() is not None:
-                    return processes.describe_status(await processes.wait_exit(self._process))
+                    return await super().wait()
                 if has_crashed:
                     await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
                     return f"crashed and did not end (trace: {self.log_file})"
@@ -151,16 +144,6 @@ class EmbeddedTriton:
                     silence = 0
                 if reason and self._process.poll() is None:
                     return reason
-
-    async def stop(self) -> None:
-        if self._process is not None:
-            await processes.stop(self._process, signal.SIGTERM, EXIT_SECONDS)
-            self._process = None
-
-    async def _kill(self) -> None:
-        if self._process is not None:
-            await processes.stop(self._process, signal.SIGKILL, EXIT_SECONDS)
-            self._process = None
 
     async def probe(self, client: TritonClient, model: str) -> str:
         """Generate one token; return the model's error, or "" if there is none."""
@@ -225,7 +208,6 @@ class EmbeddedTriton:
         return True
 
     async def _load(self, client: TritonClient, report: Callable[[str], None]) -> None:
-        """Load the models that are not loaded; raises TritonError when one does not answer then."""
         for model in self.models:
             if not await self._is_ready(client, model):
                 await self._load_model(client, model, report)
@@ -283,7 +265,6 @@ class EmbeddedTriton:
                 await asyncio.sleep(0.1)
 
     async def _lay_out(self) -> None:
-        """Create the server's directory and, in it, the repository: one link per model."""
         shutil.rmtree(self._repository, ignore_errors=True)
         self._repository.mkdir(parents=True)
         for name, directory in self.models.items():
@@ -300,10 +281,7 @@ class EmbeddedTriton:
         )
 
     def _options(self) -> list[str]:
-        options = [
-            f"--model-repository={self._repository}",
-            "--model-control-mode=explicit",
-        ]
+        options = [f"--model-repository={self._repository}", "--model-control-mode=explicit"]
         for protocol, port in self._ports.items():
             options += [f"--{protocol}-address={HOST}", f"--{protocol}-port={port}"]
         return options

@@ -61,7 +61,6 @@ class _Ports:
 
 
 async def up(options: UpOptions) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; return the process's exit status."""
     stopping = _stop_on_signals()
     async with Progress(sys.stdout) as progress:
         try:
@@ -78,7 +77,10 @@ async def _run(options: UpOptions, progress: Progress, stopping: asyncio.Event) 
     preflight.check(
         port=options.port, data=options.data, venv=options.triton_venv, light=options.light
     )
-    _check_indexes_file()
+    try:
+        _declared(os.environ)
+    except DeclarationError as error:
+        raise StartError(f"LLM_INDEXES_FILE: {error}") from error
     gpus = await asyncio.to_thread(preflight.find_gpus, options.triton_venv) if options.gpu else []
     for gpu in gpus:
         progress.line(f"  GPU {gpu.name}, {gpu.memory / 2**30:.0f} GiB")
@@ -122,6 +124,15 @@ async def _start(
     postgres = EmbeddedPostgres(data / "postgres", logs / "postgres.log")
     triton = EmbeddedTriton(options.triton_venv, data / "triton", served, logs / "triton.log")
 
+    async def start_attribution(name: str, environment: Mapping[str, str], grace: float) -> None:
+        command = f"worker --kind attribution --index {name}"
+        log_file = logs / f"attribution-{name}.log"
+        try:
+            part = ServicePart(f"Attribution {name}", command, environment, log_file, grace)
+            await supervisor.start(part)
+        except StartError as error:  # such as a broken index: the other parts do not need it
+            progress.line(f"  {error}")
+
     async def start_service() -> list[str]:
         indexes = asyncio.create_task(_prepare_indexes(options, progress))
         try:
@@ -135,28 +146,18 @@ async def _start(
             await asyncio.gather(indexes, return_exceptions=True)
         _write_settings(data / SETTINGS_FILE, environment)
         grace = float(environment["LLM_SHUTDOWN_GRACE_SECONDS"]) + 5
-        ready_url = f"{_url(options)}/health/ready"
-        api = ServicePart(
-            "API", "serve", environment, logs / "api.log", ready_url=ready_url, grace=grace
-        )
-        worker = ServicePart(
-            "Worker",
-            "worker",
-            {**environment, "LLM_METRICS_PORT": ports.metrics},
-            logs / "worker.log",
-            grace=grace,
-        )
+        ready = f"{_url(options)}/health/ready"
+        worker_environment = environment | {"LLM_METRICS_PORT": ports.metrics}
         names = _declared(environment)
         await _gather(
-            supervisor.start(api),
-            supervisor.start(worker),
-            supervisor.start(_web_page(options, ports.ui, logs)),
-            *(
-                _start_if_possible(
-                    supervisor, _attribution(name, environment, logs, grace), progress
-                )
-                for name in names
+            supervisor.start(
+                ServicePart("API", "serve", environment, logs / "api.log", grace, ready)
             ),
+            supervisor.start(
+                ServicePart("Worker", "worker", worker_environment, logs / "worker.log", grace)
+            ),
+            supervisor.start(_web_page(options, ports.ui, logs)),
+            *(start_attribution(name, environment, grace) for name in names),
         )
         return names
 
@@ -193,16 +194,7 @@ def local_profile(options: UpOptions) -> dict[str, str]:
     return {"LLM_PROFILES_FILE": str(file)}
 
 
-def _check_indexes_file() -> None:
-    """Report errors in the file of indexes before anything is started."""
-    try:
-        _declared(os.environ)
-    except DeclarationError as error:
-        raise StartError(f"LLM_INDEXES_FILE: {error}") from error
-
-
 def _declared(environment: Mapping[str, str]) -> list[str]:
-    """The names of the indexes that the environment's file declares. Raises DeclarationError."""
     file = environment.get("LLM_INDEXES_FILE")
     return [one.name for one in read_declarations(Path(file) if file else None)]
 
@@ -210,41 +202,11 @@ def _declared(environment: Mapping[str, str]) -> list[str]:
 def _web_page(options: UpOptions, port: int, logs: Path) -> ServicePart:
     """The web page, which gets no database settings: it only calls the API."""
     environment = {
-        **{
-            name: value for name, value in os.environ.items() if not name.startswith("LLM_DATABASE")
-        },
-        "LLM_UI_HOST": HOST,
-        "LLM_UI_PORT": str(port),
-        "LLM_UI_API_URL": _url(options),
+        name: value for name, value in os.environ.items() if not name.startswith("LLM_DATABASE")
     }
-    return ServicePart(
-        "Web page",
-        "ui",
-        environment,
-        logs / "ui.log",
-        ready_url=f"http://{HOST}:{port}/ready",
-        grace=5,
-    )
-
-
-def _attribution(
-    index: str, environment: Mapping[str, str], logs: Path, grace: float
-) -> ServicePart:
-    return ServicePart(
-        f"Attribution {index}",
-        f"worker --kind attribution --index {index}",
-        environment,
-        logs / f"attribution-{index}.log",
-        grace=grace,
-    )
-
-
-async def _start_if_possible(supervisor: Supervisor, part: ServicePart, progress: Progress) -> None:
-    """Start a part whose failure (a broken index) does not stop the others."""
-    try:
-        await supervisor.start(part)
-    except StartError as error:
-        progress.line(f"  {error}")
+    environment |= {"LLM_UI_HOST": HOST, "LLM_UI_PORT": str(port), "LLM_UI_API_URL": _url(options)}
+    ready = f"http://{HOST}:{port}/ready"
+    return ServicePart("Web page", "ui", environment, logs / "ui.log", 5, ready)
 
 
 async def _gather(*starts: Coroutine[Any, Any, Any]) -> list[Any]:

@@ -4,33 +4,23 @@ Each section is a class of its own; `docs/settings.md` is generated from their f
 the environment at import: `cli` builds the settings and hands them down.
 """
 
-from app.core.settings.api import AuthenticationSettings, HttpSettings
-from app.core.settings.connections import DatabaseSettings, TritonSettings
-from app.core.settings.indexes import IndexSettings
-from app.core.settings.observability import ObservabilitySettings
-from app.core.settings.processes import (
-    BatchSettings,
-    LaunchSettings,
-    WebhookSettings,
-    WorkerSettings,
-)
-from app.core.settings.results import HistorySettings, ResultSettings, RetentionSettings
+from app.core.settings import api, connections, indexes, observability, processes, results
 
 
 class Settings(
-    DatabaseSettings,
-    TritonSettings,
-    HttpSettings,
-    AuthenticationSettings,
-    ResultSettings,
-    HistorySettings,
-    RetentionSettings,
-    WorkerSettings,
-    BatchSettings,
-    ObservabilitySettings,
-    WebhookSettings,
-    LaunchSettings,
-    IndexSettings,
+    connections.DatabaseSettings,
+    connections.TritonSettings,
+    api.HttpSettings,
+    api.AuthenticationSettings,
+    results.ResultSettings,
+    results.HistorySettings,
+    results.RetentionSettings,
+    processes.WorkerSettings,
+    processes.BatchSettings,
+    observability.ObservabilitySettings,
+    processes.WebhookSettings,
+    processes.LaunchSettings,
+    indexes.IndexSettings,
 ):
     """All settings of an API or worker process; names and units as in `docs/settings.md`."""
 

@@ -9,82 +9,37 @@ from app.core.settings.fields import Names, Optional, Section
 
 
 class HttpSettings(Section, title="HTTP"):
-    host: str = Field("127.0.0.1", alias="LLM_HOST", description="Address the API binds.")
-    port: int = Field(8887, alias="LLM_PORT", ge=0, le=65535, description="Port the API binds.")
-    allow_unauthenticated: bool = Field(
-        False,
-        alias="LLM_ALLOW_UNAUTHENTICATED",
-        description="Permit an API without authentication on an address that is not loopback "
-        "(development behind a container's port map). Each start logs a warning.",
-    )
-    allowed_hosts: Names = Field(
-        default=["localhost", "127.0.0.1", "[::1]"],
-        alias="LLM_ALLOWED_HOSTS",
-        description="Comma-separated names accepted in the Host and Origin headers (a guard "
-        "against DNS rebinding). While authentication is on and this is not set, any Host is "
-        "accepted, and an Origin that is the Host.",
-    )
-    trusted_proxies: Names = Field(
-        default=["127.0.0.1", "::1"],
-        alias="LLM_TRUSTED_PROXIES",
-        description="Comma-separated addresses and networks whose `X-Forwarded-For` and "
-        "`X-Forwarded-Proto` are trusted: the reverse proxy, and the web page, which forwards its visitors' addresses.",
-    )
-    max_body_bytes: int = Field(
-        2_000_000,
-        alias="LLM_MAX_BODY_BYTES",
-        ge=1_000,
-        le=100_000_000,
-        description="Largest request body, in bytes; a larger one returns 413.",
-    )
-    max_file_bytes: int = Field(
-        200_000_000,
-        alias="LLM_MAX_FILE_BYTES",
-        ge=1_000,
-        le=10_000_000_000,
-        description="Largest file of `POST /v1/files`, in bytes; a larger one returns 413.",
-    )
-    team_max_file_bytes: int = Field(
-        10_000_000_000,
-        alias="LLM_TEAM_MAX_FILE_BYTES",
-        ge=0,
-        description="Most bytes of all files of one team, including those of its batches; an upload "
-        "beyond it returns 400. 0: no limit.",
-    )
-    max_wait_seconds: float = Field(
-        60.0,
-        alias="LLM_MAX_WAIT_SECONDS",
-        ge=0,
-        le=600,
-        description="Longest long-poll (`?wait=`, `Prefer: wait=`), in seconds.",
-    )
-    max_waiters: int = Field(
-        10_000,
-        alias="LLM_MAX_WAITERS",
-        ge=1,
-        description="Most long-polls that one API process holds; a further one returns 503.",
-    )
-
-    max_streams: int = Field(
-        2_000,
-        alias="LLM_MAX_STREAMS",
-        ge=1,
-        description="Most event streams that one API process holds; a further one returns 503.",
-    )
-    keep_alive_seconds: float = Field(
-        15.0,
-        alias="LLM_KEEP_ALIVE_SECONDS",
-        gt=0,
-        le=300,
-        description="Interval at which an idle stream gets a comment, so that no proxy closes it.",
-    )
-    ticket_seconds: float = Field(
-        60.0,
-        alias="LLM_TICKET_SECONDS",
-        gt=0,
-        le=3600,
-        description="How long a stream ticket may be redeemed, once.",
-    )
+    host: str = "127.0.0.1"
+    """Address the API binds."""
+    port: int = Field(8887, ge=0, le=65535)
+    """Port the API binds."""
+    allow_unauthenticated: bool = False
+    """Permit an API without authentication on an address that is not loopback (development behind a
+    container's port map). Each start logs a warning."""
+    allowed_hosts: Names = Field(["localhost", "127.0.0.1", "[::1]"])
+    """Comma-separated names accepted in the Host and Origin headers (a guard against DNS
+    rebinding). While authentication is on and this is not set, any Host is accepted, and an Origin
+    that is the Host."""
+    trusted_proxies: Names = Field(["127.0.0.1", "::1"])
+    """Comma-separated addresses and networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are
+    trusted: the reverse proxy, and the web page, which forwards its visitors' addresses."""
+    max_body_bytes: int = Field(2_000_000, ge=1_000, le=100_000_000)
+    """Largest request body, in bytes; a larger one returns 413."""
+    max_file_bytes: int = Field(200_000_000, ge=1_000, le=10_000_000_000)
+    """Largest file of `POST /v1/files`, in bytes; a larger one returns 413."""
+    team_max_file_bytes: int = Field(10_000_000_000, ge=0)
+    """Most bytes of all files of one team, including those of its batches; an upload beyond it
+    returns 400. 0: no limit."""
+    max_wait_seconds: float = Field(60.0, ge=0, le=600)
+    """Longest long-poll (`?wait=`, `Prefer: wait=`), in seconds."""
+    max_waiters: int = Field(10_000, ge=1)
+    """Most long-polls that one API process holds; a further one returns 503."""
+    max_streams: int = Field(2_000, ge=1)
+    """Most event streams that one API process holds; a further one returns 503."""
+    keep_alive_seconds: float = Field(15.0, gt=0, le=300)
+    """Interval at which an idle stream gets a comment, so that no proxy closes it."""
+    ticket_seconds: float = Field(60.0, gt=0, le=3600)
+    """How long a stream ticket may be redeemed, once."""
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -96,44 +51,29 @@ class HttpSettings(Section, title="HTTP"):
 
 
 class AuthenticationSettings(Section, title="Authentication"):
-    auth: Literal["auto", "on", "off"] = Field(
-        "auto",
-        alias="LLM_AUTH",
-        description="`on`: every request needs an API key or a JWT. `off`: no request does; only "
-        "permitted on loopback. `auto`: on if JWT_SECRET or LLM_JWKS is set.",
-    )
-    jwt_secret: Optional[SecretStr] = Field(
-        None,
-        alias="JWT_SECRET",
-        description="Secret that signs HS256 tokens; 32 random bytes or more "
-        "(`openssl rand -base64 32`). A weak one is only permitted on loopback.",
-    )
-    jwks: Optional[str] = Field(
-        None,
-        alias="LLM_JWKS",
-        description="Public keys (JWKS) of an issuer of RS256 or ES256 tokens: a file or an https "
-        "URL. Needs LLM_JWT_ISSUER and LLM_JWT_AUDIENCE.",
-    )
-    jwt_issuer: Optional[str] = Field(
-        None, alias="LLM_JWT_ISSUER", description="Required `iss` of tokens that LLM_JWKS verifies."
-    )
-    jwt_audience: Optional[str] = Field(
-        None,
-        alias="LLM_JWT_AUDIENCE",
-        description="Required `aud` of tokens that LLM_JWKS verifies.",
-    )
-
+    auth: Literal["auto", "on", "off"] = "auto"
+    """`on`: every request needs an API key or a JWT. `off`: no request does; only permitted on
+    loopback. `auto`: on if JWT_SECRET or LLM_JWKS is set."""
+    jwt_secret: Optional[SecretStr] = Field(None, alias="JWT_SECRET")
+    """Secret that signs HS256 tokens; 32 random bytes or more (`openssl rand -base64 32`). A weak
+    one is only permitted on loopback."""
+    jwks: Optional[str] = None
+    """Public keys (JWKS) of an issuer of RS256 or ES256 tokens: a file or an https URL. Needs
+    LLM_JWT_ISSUER and LLM_JWT_AUDIENCE."""
+    jwt_issuer: Optional[str] = None
+    """Required `iss` of tokens that LLM_JWKS verifies."""
+    jwt_audience: Optional[str] = None
+    """Required `aud` of tokens that LLM_JWKS verifies."""
     auth_failures_per_minute: int = Field(
         20,
-        alias="LLM_AUTH_FAILURES_PER_MINUTE",
         validation_alias=AliasChoices(
             "LLM_AUTH_FAILURES_PER_MINUTE", "LLM_FAILED_ATTEMPTS_PER_MINUTE"
         ),
         ge=0,
         le=100_000,
-        description="Wrong tokens that one address may send to one API process per minute; a further one "
-        "returns 429. 0: no limit.",
     )
+    """Wrong tokens that one address may send to one API process per minute; a further one returns
+    429. 0: no limit."""
 
     @model_validator(mode="after")
     def _check_issuer(self) -> Self:

@@ -9,33 +9,20 @@ from app.core.settings.fields import Optional, Section, split_address, split_lis
 
 
 class DatabaseSettings(Section, title="Database"):
-    database_host: str = Field(
-        alias="LLM_DATABASE_URL",
-        description="PostgreSQL server, as `host` or `host:port`. A comma-separated list names a "
-        "primary and its standbys; the service uses the one that accepts writes. See docs/failover.md.",
-        min_length=1,
-    )
-    database_user: str = Field(
-        alias="LLM_DATABASE_ADMIN_USER", description="PostgreSQL role.", min_length=1
-    )
-    database_password: SecretStr = Field(
-        alias="LLM_DATABASE_PASSWORD", description="Password of the role."
-    )
-    database_name: str = Field(alias="LLM_DATABASE_DB", description="Database name.", min_length=1)
-    database_pool_size: int = Field(
-        8,
-        alias="LLM_DATABASE_POOL_SIZE",
-        ge=2,
-        le=200,
-        description="Most PostgreSQL connections in the pool of one process; its listener and heartbeat have their own.",
-    )
-    database_timeout_seconds: float = Field(
-        10.0,
-        alias="LLM_DATABASE_TIMEOUT_SECONDS",
-        gt=0,
-        le=300,
-        description="How long a request waits for an unavailable database before it returns 503.",
-    )
+    database_host: str = Field(alias="LLM_DATABASE_URL", min_length=1)
+    """PostgreSQL server, as `host` or `host:port`. A comma-separated list names a primary and its
+    standbys; the service uses the one that accepts writes. See docs/failover.md."""
+    database_user: str = Field(alias="LLM_DATABASE_ADMIN_USER", min_length=1)
+    """PostgreSQL role."""
+    database_password: SecretStr
+    """Password of the role."""
+    database_name: str = Field(alias="LLM_DATABASE_DB", min_length=1)
+    """Database name."""
+    database_pool_size: int = Field(8, ge=2, le=200)
+    """Most PostgreSQL connections in the pool of one process; its listener and heartbeat have their
+    own."""
+    database_timeout_seconds: float = Field(10.0, gt=0, le=300)
+    """How long a request waits for an unavailable database before it returns 503."""
 
     @field_validator("database_host")
     @classmethod
@@ -50,52 +37,26 @@ class DatabaseSettings(Section, title="Database"):
 
 
 class TritonSettings(Section, title="Triton"):
-    triton_grpc: str = Field(
-        "127.0.0.1:8001",
-        alias="TRITON_GRPC_SERVICE",
-        description="Triton's gRPC address, `host:port`. Servers of a comma-separated list share the "
-        "results of the models that each serves. Empty: all servers are registered or launched. See "
-        "docs/servers.md.",
-    )
-    triton_http: str = Field(
-        "127.0.0.1:8000",
-        alias="TRITON_HTTP_SERVICE",
-        description="Triton's HTTP address, `host:port`; as many as gRPC addresses. Only shown by "
-        "`GET /servers`; the service uses gRPC.",
-    )
-    triton_metrics: str = Field(
-        "127.0.0.1:8002",
-        alias="TRITON_METRICS_SERVICE",
-        description="Triton's metrics address, `host:port`; as many as gRPC addresses. Only shown by "
-        "`GET /servers`.",
-    )
-    triton_refresh_seconds: float = Field(
-        2.0,
-        alias="LLM_TRITON_REFRESH_SECONDS",
-        gt=0,
-        le=60,
-        description="Interval at which each process asks Triton which models are ready.",
-    )
-    engine_silence_seconds: float = Field(
-        30.0,
-        alias="LLM_ENGINE_SILENCE_SECONDS",
-        ge=1,
-        le=3600,
-        description="Longest silence of a model on one server: no token for any of its results, and no "
-        "answer to a probe of one token. After it the engine counts as dead and its results run "
-        "elsewhere. Raise it where an engine needs longer to read one prompt.",
-    )
-    model_repository: Path = Field(
-        Path("models"),
-        alias="LLM_MODEL_REPOSITORY",
-        description="Triton model repository from which tokenizers and chat templates are read.",
-    )
-
-    default_model: Optional[Annotated[str, Field(max_length=256)]] = Field(
-        None,
-        alias="LLM_DEFAULT_MODEL",
-        description="Model of requests that name none (TGI and `/inference`). Unset: the only ready model.",
-    )
+    triton_grpc: str = Field("127.0.0.1:8001", alias="TRITON_GRPC_SERVICE")
+    """Triton's gRPC address, `host:port`. Servers of a comma-separated list share the results of
+    the models that each serves. Empty: all servers are registered or launched. See
+    docs/servers.md."""
+    triton_http: str = Field("127.0.0.1:8000", alias="TRITON_HTTP_SERVICE")
+    """Triton's HTTP address, `host:port`; as many as gRPC addresses. Only shown by `GET /servers`;
+    the service uses gRPC."""
+    triton_metrics: str = Field("127.0.0.1:8002", alias="TRITON_METRICS_SERVICE")
+    """Triton's metrics address, `host:port`; as many as gRPC addresses. Only shown by `GET
+    /servers`."""
+    triton_refresh_seconds: float = Field(2.0, gt=0, le=60)
+    """Interval at which each process asks Triton which models are ready."""
+    engine_silence_seconds: float = Field(30.0, ge=1, le=3600)
+    """Longest silence of a model on one server: no token for any of its results, and no answer to a
+    probe of one token. After it the engine counts as dead and its results run elsewhere. Raise it
+    where an engine needs longer to read one prompt."""
+    model_repository: Path = Path("models")
+    """Triton model repository from which tokenizers and chat templates are read."""
+    default_model: Optional[Annotated[str, Field(max_length=256)]] = None
+    """Model of requests that name none (TGI and `/inference`). Unset: the only ready model."""
 
     @model_validator(mode="after")
     def _check_triton(self) -> Self:

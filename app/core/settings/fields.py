@@ -30,16 +30,21 @@ RetentionSeconds = Optional[Annotated[float, Field(ge=MIN_RETAIN_SECONDS, le=MAX
 
 
 class Section(BaseSettings):
-    """One section of the settings; its title is that of its table in `docs/settings.md`."""
+    """One section of the settings; its title is that of its table in `docs/settings.md`.
 
-    # An invalid value may be a secret: errors do not show it.
+    A field's variable is LLM_ and its name, unless it has an alias; its docstring is its meaning there.
+    """
+
     model_config = SettingsConfigDict(
-        env_prefix="", populate_by_name=True, extra="ignore", hide_input_in_errors=True
+        alias_generator=lambda name: f"LLM_{name.upper()}",
+        use_attribute_docstrings=True,
+        populate_by_name=True,
+        extra="ignore",
+        hide_input_in_errors=True,  # an invalid value may be a secret
     )
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas, without blanks and empty parts."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

@@ -8,125 +8,53 @@ from app.core.settings.fields import Optional, Section
 
 
 class WorkerSettings(Section, title="Worker"):
-    worker_slots: int = Field(
-        256,
-        alias="LLM_WORKER_SLOTS",
-        ge=1,
-        le=10_000,
-        description="Results that one worker process runs at the same time on each Triton server.",
-    )
-    lease_seconds: float = Field(
-        15.0,
-        alias="LLM_LEASE_SECONDS",
-        ge=1,
-        le=600,
-        description="Time without a heartbeat after which other processes rescue a worker's results. "
-        "The worker renews its lease at each fifth of it and fences itself at two thirds.",
-    )
-    poll_seconds: float = Field(
-        1.0,
-        alias="LLM_POLL_SECONDS",
-        gt=0,
-        le=60,
-        description="Interval at which a worker with free slots polls the queue if no notification "
-        "arrives.",
-    )
-    flush_seconds: float = Field(
-        0.5,
-        alias="LLM_FLUSH_SECONDS",
-        gt=0,
-        le=10,
-        description="Interval at which a worker writes the text of its running results to the database.",
-    )
+    worker_slots: int = Field(256, ge=1, le=10_000)
+    """Results that one worker process runs at the same time on each Triton server."""
+    lease_seconds: float = Field(15.0, ge=1, le=600)
+    """Time without a heartbeat after which other processes rescue a worker's results. The worker
+    renews its lease at each fifth of it and fences itself at two thirds."""
+    poll_seconds: float = Field(1.0, gt=0, le=60)
+    """Interval at which a worker with free slots polls the queue if no notification arrives."""
+    flush_seconds: float = Field(0.5, gt=0, le=10)
+    """Interval at which a worker writes the text of its running results to the database."""
     shutdown_grace_seconds: float = Field(
         30.0,
-        alias="LLM_SHUTDOWN_GRACE_SECONDS",
         validation_alias=AliasChoices("LLM_SHUTDOWN_GRACE_SECONDS", "LLM_GRACE_SECONDS"),
         ge=0,
         le=600,
-        description="Time that a stopping worker gives its results to finish before it returns them to "
-        "the queue.",
     )
+    """Time that a stopping worker gives its results to finish before it returns them to the
+    queue."""
 
 
 class BatchSettings(Section, title="Batches"):
-    max_batch_lines: int = Field(
-        50_000,
-        alias="LLM_MAX_BATCH_LINES",
-        ge=1,
-        le=200_000,
-        description="Most requests of one batch.",
-    )
-    team_max_batches: int = Field(
-        100,
-        alias="LLM_TEAM_MAX_BATCHES",
-        ge=0,
-        le=100_000,
-        description="Most unfinished batches of one team; a further one returns 429. 0: no limit.",
-    )
-    batch_in_flight: int = Field(
-        500,
-        alias="LLM_BATCH_IN_FLIGHT",
-        ge=1,
-        le=100_000,
-        description="Most requests of one batch that are queued or running at the same time.",
-    )
+    max_batch_lines: int = Field(50_000, ge=1, le=200_000)
+    """Most requests of one batch."""
+    team_max_batches: int = Field(100, ge=0, le=100_000)
+    """Most unfinished batches of one team; a further one returns 429. 0: no limit."""
+    batch_in_flight: int = Field(500, ge=1, le=100_000)
+    """Most requests of one batch that are queued or running at the same time."""
 
 
 class WebhookSettings(Section, title="Webhooks"):
-    webhook_timeout_seconds: float = Field(
-        15.0,
-        alias="LLM_WEBHOOK_TIMEOUT_SECONDS",
-        gt=0,
-        le=300,
-        description="Time limit of one webhook call, from name resolution to the status.",
-    )
-    webhook_rotation_seconds: float = Field(
-        86_400.0,
-        alias="LLM_WEBHOOK_ROTATION_SECONDS",
-        ge=0,
-        description="Time after a rotation during which webhooks are also signed with the previous "
-        "secret.",
-    )
-    webhook_allow_private: bool = Field(
-        False,
-        alias="LLM_WEBHOOK_ALLOW_PRIVATE",
-        description="Permit webhooks to loopback, private and link-local addresses (development, "
-        "or receivers in your own network). Each client can then reach the addresses that the "
-        "worker can reach.",
-    )
+    webhook_timeout_seconds: float = Field(15.0, gt=0, le=300)
+    """Time limit of one webhook call, from name resolution to the status."""
+    webhook_rotation_seconds: float = Field(86_400.0, ge=0)
+    """Time after a rotation during which webhooks are also signed with the previous secret."""
+    webhook_allow_private: bool = False
+    """Permit webhooks to loopback, private and link-local addresses (development, or receivers in
+    your own network). Each client can then reach the addresses that the worker can reach."""
 
 
 class LaunchSettings(Section, title="Launches"):
-    profiles_file: Optional[Path] = Field(
-        None,
-        alias="LLM_PROFILES_FILE",
-        description="TOML file of the profiles that can launch Triton servers "
-        "([launches.md](launches.md)); API and workers read the same file. Unset: none.",
-    )
-    catalogue_file: Optional[Path] = Field(
-        None,
-        alias="LLM_CATALOGUE_FILE",
-        description="TOML file of the models offered for launching, read at each request. Unset: none.",
-    )
-    launch_poll_seconds: float = Field(
-        10.0,
-        alias="LLM_LAUNCH_POLL_SECONDS",
-        gt=0,
-        le=600,
-        description="Interval at which a launch's job, server and use are checked.",
-    )
-    launch_lease_seconds: float = Field(
-        60.0,
-        alias="LLM_LAUNCH_LEASE_SECONDS",
-        ge=3,
-        le=3600,
-        description="Time limit of one such check; after it another worker takes the launch.",
-    )
-    launch_drain_seconds: float = Field(
-        60.0,
-        alias="LLM_LAUNCH_DRAIN_SECONDS",
-        ge=0,
-        le=86_400,
-        description="Time that running results have to finish when their launch is stopped.",
-    )
+    profiles_file: Optional[Path] = None
+    """TOML file of the profiles that can launch Triton servers ([launches.md](launches.md)); API
+    and workers read the same file. Unset: none."""
+    catalogue_file: Optional[Path] = None
+    """TOML file of the models offered for launching, read at each request. Unset: none."""
+    launch_poll_seconds: float = Field(10.0, gt=0, le=600)
+    """Interval at which a launch's job, server and use are checked."""
+    launch_lease_seconds: float = Field(60.0, ge=3, le=3600)
+    """Time limit of one such check; after it another worker takes the launch."""
+    launch_drain_seconds: float = Field(60.0, ge=0, le=86_400)
+    """Time that running results have to finish when their launch is stopped."""

@@ -6,123 +6,67 @@ from app.core.settings.fields import RetentionSeconds, Section
 
 
 class ResultSettings(Section, title="Results"):
-    default_max_tokens: int = Field(
-        512,
-        alias="LLM_DEFAULT_MAX_TOKENS",
-        ge=1,
-        description="`max_tokens` of a request that names none, or fewer where the model's length "
-        "leaves fewer. `/v1/completions` has OpenAI's default of 16 instead.",
-    )
-    max_queued: int = Field(
-        1_000_000,
-        alias="LLM_MAX_QUEUED",
-        ge=1,
-        description="Most unclaimed results in the queue; a further one returns 429.",
-    )
-    team_max_queued: int | None = Field(
-        None,
-        alias="LLM_TEAM_MAX_QUEUED",
-        ge=1,
-        description="Most unclaimed results of one team and model; a further one returns 429. "
-        "`python -m app team` overrides it per team. Unset: no limit.",
-    )
-    team_max_running: int | None = Field(
-        None,
-        alias="LLM_TEAM_MAX_RUNNING",
-        ge=1,
-        description="Most results of one team that run on one model at the same time; the others wait. "
-        "Unset: no limit.",
-    )
-    team_requests_per_minute: int | None = Field(
-        None,
-        alias="LLM_TEAM_REQUESTS_PER_MINUTE",
-        ge=1,
-        description="Most results a team may send to one model per minute. Unset: no limit.",
-    )
-    team_tokens_per_minute: int | None = Field(
-        None,
-        alias="LLM_TEAM_TOKENS_PER_MINUTE",
-        ge=1,
-        description="Most tokens, of prompts and `max_tokens` together, a team may send to one model "
-        "per minute. Unset: no limit.",
-    )
-    max_attempts: int = Field(
-        5,
-        alias="LLM_MAX_ATTEMPTS",
-        ge=1,
-        le=100,
-        description="Lost attempts after which a result fails; attempts that Triton refused do not count.",
-    )
-    continue_lost_attempts: bool = Field(
-        True,
-        alias="LLM_CONTINUE_LOST_ATTEMPTS",
-        description="Whether the next attempt continues the text of a lost one instead of starting "
-        "over ([continuation.md](continuation.md)). A request may opt out.",
-    )
-    continue_by_text: bool = Field(
-        False,
-        alias="LLM_CONTINUE_BY_TEXT",
-        description="Continue by text on models without the input `resume_token_ids`, such as NVIDIA's "
-        "backend: the worker sends the prompt and the text so far as one prompt. The tokenizer may "
-        "split it differently, so greedy text may differ from that of an undisturbed attempt.",
-    )
-    default_deadline_seconds: float = Field(
-        86_400.0,
-        alias="LLM_DEFAULT_DEADLINE_SECONDS",
-        gt=0,
-        description="Deadline of a request that names none, in seconds from its acceptance.",
-    )
-    max_deadline_seconds: float = Field(
-        604_800.0,
-        alias="LLM_MAX_DEADLINE_SECONDS",
-        gt=0,
-        description="Longest deadline that a request may set, in seconds.",
-    )
-    idempotency_seconds: float = Field(
-        86_400.0,
-        alias="LLM_IDEMPOTENCY_SECONDS",
-        ge=1,
-        le=31_536_000,
-        description="How long an `Idempotency-Key` refers to the result or batch of its first request.",
-    )
+    default_max_tokens: int = Field(512, ge=1)
+    """`max_tokens` of a request that names none, or fewer where the model's length leaves fewer.
+    `/v1/completions` has OpenAI's default of 16 instead."""
+    max_queued: int = Field(1_000_000, ge=1)
+    """Most unclaimed results in the queue; a further one returns 429."""
+    team_max_queued: int | None = Field(None, ge=1)
+    """Most unclaimed results of one team and model; a further one returns 429. `python -m app team`
+    overrides it per team. Unset: no limit."""
+    team_max_running: int | None = Field(None, ge=1)
+    """Most results of one team that run on one model at the same time; the others wait. Unset: no
+    limit."""
+    team_requests_per_minute: int | None = Field(None, ge=1)
+    """Most results a team may send to one model per minute. Unset: no limit."""
+    team_tokens_per_minute: int | None = Field(None, ge=1)
+    """Most tokens, of prompts and `max_tokens` together, a team may send to one model per minute.
+    Unset: no limit."""
+    max_attempts: int = Field(5, ge=1, le=100)
+    """Lost attempts after which a result fails; attempts that Triton refused do not count."""
+    continue_lost_attempts: bool = True
+    """Whether the next attempt continues the text of a lost one instead of starting over
+    ([continuation.md](continuation.md)). A request may opt out."""
+    continue_by_text: bool = False
+    """Continue by text on models without the input `resume_token_ids`, such as NVIDIA's backend:
+    the worker sends the prompt and the text so far as one prompt. The tokenizer may split it
+    differently, so greedy text may differ from that of an undisturbed attempt."""
+    default_deadline_seconds: float = Field(86_400.0, gt=0)
+    """Deadline of a request that names none, in seconds from its acceptance."""
+    max_deadline_seconds: float = Field(604_800.0, gt=0)
+    """Longest deadline that a request may set, in seconds."""
+    idempotency_seconds: float = Field(86_400.0, ge=1, le=31_536_000)
+    """How long an `Idempotency-Key` refers to the result or batch of its first request."""
 
 
 class HistorySettings(Section, title="History"):
-    history_days: int = Field(
-        30,
-        alias="LLM_HISTORY_DAYS",
-        ge=1,
-        le=3650,
-        description="Days for which figures per minute are kept (`GET /history`, `GET /system`). "
-        "They outlive their results.",
-    )
+    history_days: int = Field(30, ge=1, le=3650)
+    """Days for which figures per minute are kept (`GET /history`, `GET /system`). They outlive
+    their results."""
 
 
 class RetentionSettings(Section, title="Retention"):
     results_retention_seconds: RetentionSeconds = Field(
         None,
-        alias="LLM_RESULTS_RETENTION_SECONDS",
         validation_alias=AliasChoices(
             "LLM_RESULTS_RETENTION_SECONDS", "LLM_RETAIN_RESULTS_SECONDS"
         ),
-        description="Time after its end at which a result is deleted, 60 to 3,153,600,000 "
-        "([retention.md](retention.md)). `python -m app team retain` overrides it per team. "
-        "Unset: results are kept.",
     )
+    """Time after its end at which a result is deleted, 60 to 3,153,600,000
+    ([retention.md](retention.md)). `python -m app team retain` overrides it per team. Unset:
+    results are kept."""
     prompts_retention_seconds: RetentionSeconds = Field(
         None,
-        alias="LLM_PROMPTS_RETENTION_SECONDS",
         validation_alias=AliasChoices(
             "LLM_PROMPTS_RETENTION_SECONDS", "LLM_RETAIN_PROMPTS_SECONDS"
         ),
-        description="Time after the end of its last result at which the text of a prompt is erased, 60 "
-        "to 3,153,600,000. A prompt that was never sent is kept. Unset: prompts are kept.",
     )
+    """Time after the end of its last result at which the text of a prompt is erased, 60 to
+    3,153,600,000. A prompt that was never sent is kept. Unset: prompts are kept."""
     logs_retention_days: int = Field(
         90,
-        alias="LLM_LOGS_RETENTION_DAYS",
         validation_alias=AliasChoices("LLM_LOGS_RETENTION_DAYS", "LLM_RETAIN_LOGS_DAYS"),
         ge=1,
         le=3650,
-        description="Days for which webhook deliveries and ended launches are kept.",
     )
+    """Days for which webhook deliveries and ended launches are kept."""

@@ -1,69 +1,56 @@
 """Files and batches."""
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
 from app.core.storage_parameters import COUNTERS, LONG_WITH_TEXTS
-from app.core.tables.schema import EMPTY_LIST, EMPTY_OBJECT, metadata, time
+from app.core.tables.schema import EMPTY_LIST, EMPTY_OBJECT, index, metadata, time
 
-files = Table(
+files = sa.Table(
     "files",
     metadata,
-    Column("id", UUID, primary_key=True),
-    Column("team_id", String, nullable=False),
-    Column("purpose", String, nullable=False),
-    Column("filename", Text, nullable=False),
+    sa.Column("id", UUID, primary_key=True),
+    sa.Column("team_id", sa.String, nullable=False),
+    sa.Column("purpose", sa.String, nullable=False),
+    sa.Column("filename", sa.Text, nullable=False),
     # Set with the last part; until then the file is not visible.
-    Column("size", BigInteger),
+    sa.Column("size", sa.BigInteger),
     time("expires_at"),
-    Index("ix_files_team_id_id", "team_id", "id", postgresql_where=text("size IS NOT NULL")),
-    Index("ix_files_expires_at", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
-    Index("ix_files_unfinished", "id", postgresql_where=text("size IS NULL")),
+    index("team_id", "id", where="size IS NOT NULL"),
+    index("expires_at", where="expires_at IS NOT NULL"),
+    index("id", name="ix_files_unfinished", where="size IS NULL"),
 )
 
-file_parts = Table(
+file_parts = sa.Table(
     "file_parts",
     metadata,
-    Column("file_id", UUID, ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
-    Column("place", Integer, primary_key=True),
-    Column("content", LargeBinary, nullable=False),
+    sa.Column("file_id", UUID, sa.ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("place", sa.Integer, primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
 )
 
-_ACTIVE = text("state IN ('validating', 'in_progress', 'cancelling', 'finalizing')")
+_ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
-batches = Table(
+batches = sa.Table(
     "batches",
     metadata,
-    Column("id", UUID, primary_key=True),
-    Column("team_id", String, nullable=False),
-    Column("endpoint", String, nullable=False),
+    sa.Column("id", UUID, primary_key=True),
+    sa.Column("team_id", sa.String, nullable=False),
+    sa.Column("endpoint", sa.String, nullable=False),
     # No foreign keys: a batch keeps the ids of deleted files.
-    Column("input_file_id", UUID, nullable=False),
-    Column("output_file_id", UUID),
-    Column("error_file_id", UUID),
-    Column("completion_window", String, nullable=False),
-    Column("metadata", JSONB, nullable=False, server_default=EMPTY_OBJECT),
-    Column("state", String, nullable=False, server_default="validating"),
+    sa.Column("input_file_id", UUID, nullable=False),
+    sa.Column("output_file_id", UUID),
+    sa.Column("error_file_id", UUID),
+    sa.Column("completion_window", sa.String, nullable=False),
+    sa.Column("metadata", JSONB, nullable=False, server_default=EMPTY_OBJECT),
+    sa.Column("state", sa.String, nullable=False, server_default="validating"),
     # Faults of the input file: [{"code", "line", "message", "param"}].
-    Column("errors", JSONB, nullable=False, server_default=EMPTY_LIST),
-    Column("total", Integer, nullable=False, server_default="0"),
-    Column("completed", Integer, nullable=False, server_default="0"),
-    Column("failed", Integer, nullable=False, server_default="0"),
+    sa.Column("errors", JSONB, nullable=False, server_default=EMPTY_LIST),
+    sa.Column("total", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("completed", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("failed", sa.Integer, nullable=False, server_default="0"),
     # Lifetime of its output files from their creation; NULL: they are kept.
-    Column("output_seconds", Integer),
+    sa.Column("output_seconds", sa.Integer),
     time("expires_at", nullable=False),
     time("in_progress_at"),
     # Start of its cancellation or expiry.
@@ -73,69 +60,55 @@ batches = Table(
     # Time of its terminal state: completed, failed, expired or cancelled.
     time("ended_at"),
     # The process that works on it, and the end of its lease.
-    Column("feeder_id", UUID),
+    sa.Column("feeder_id", UUID),
     time("lease_expires_at"),
     # Idempotency key of its request, and its expiry.
-    Column("idempotency_key", String),
-    Column("request_hash", LargeBinary),
+    sa.Column("idempotency_key", sa.String),
+    sa.Column("request_hash", sa.LargeBinary),
     time("key_expires_at"),
-    CheckConstraint(
+    sa.CheckConstraint(
         "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', "
         "'cancelling', 'cancelled')",
         name="state",
     ),
-    CheckConstraint(
+    sa.CheckConstraint(
         "(state IN ('failed', 'completed', 'expired', 'cancelled')) = (ended_at IS NOT NULL)",
         name="ended",
     ),
-    Index("ix_batches_team_id_id", "team_id", "id"),
-    CheckConstraint(
+    index("team_id", "id"),
+    sa.CheckConstraint(
         "num_nonnulls(idempotency_key, request_hash, key_expires_at) IN (0, 3)", name="whole_key"
     ),
-    Index("ix_batches_active", "id", postgresql_where=_ACTIVE),
-    Index("ix_batches_team_id_active", "team_id", postgresql_where=_ACTIVE),
-    Index(
-        "ix_batches_team_id_idempotency_key",
-        "team_id",
-        "idempotency_key",
-        unique=True,
-        postgresql_where=text("idempotency_key IS NOT NULL"),
-    ),
+    index("id", name="ix_batches_active", where=_ACTIVE),
+    index("team_id", name="ix_batches_team_id_active", where=_ACTIVE),
+    index("team_id", "idempotency_key", unique=True, where="idempotency_key IS NOT NULL"),
     postgresql_with=COUNTERS,
 )
 
-batch_lines = Table(
+batch_lines = sa.Table(
     "batch_lines",
     metadata,
-    Column("batch_id", UUID, ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("batch_id", UUID, sa.ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
     # Line number in the input file, from 1.
-    Column("line", Integer, primary_key=True),
-    Column("custom_id", Text, nullable=False),
-    Column("state", String, nullable=False, server_default="waiting"),
+    sa.Column("line", sa.Integer, primary_key=True),
+    sa.Column("custom_id", sa.Text, nullable=False),
+    sa.Column("state", sa.String, nullable=False, server_default="waiting"),
     # The request as a JSON object; NULL once it is done.
-    Column("body", Text),
+    sa.Column("body", sa.Text),
     # Assigned before the line is sent, so that a second send creates no second result.
-    Column("result_ids", ARRAY(UUID)),
+    sa.Column("result_ids", ARRAY(UUID)),
     # Outcome of a finished line, as in its output file.
-    Column("is_completed", Boolean),
-    Column("outcome", Text),
-    CheckConstraint("state IN ('waiting', 'sent', 'done')", name="state"),
-    CheckConstraint("state = 'done' OR body IS NOT NULL", name="open_has_body"),
-    CheckConstraint("state <> 'sent' OR result_ids IS NOT NULL", name="sent_has_results"),
-    CheckConstraint(
+    sa.Column("is_completed", sa.Boolean),
+    sa.Column("outcome", sa.Text),
+    sa.CheckConstraint("state IN ('waiting', 'sent', 'done')", name="state"),
+    sa.CheckConstraint("state = 'done' OR body IS NOT NULL", name="open_has_body"),
+    sa.CheckConstraint("state <> 'sent' OR result_ids IS NOT NULL", name="sent_has_results"),
+    sa.CheckConstraint(
         "(state = 'done') = (num_nonnulls(outcome, is_completed) = 2)", name="done_has_outcome"
     ),
-    Index(
-        "ix_batch_lines_batch_id_line_waiting",
-        "batch_id",
-        "line",
-        postgresql_where=text("state = 'waiting'"),
+    index(
+        "batch_id", "line", name="ix_batch_lines_batch_id_line_waiting", where="state = 'waiting'"
     ),
-    Index(
-        "ix_batch_lines_batch_id_line_sent",
-        "batch_id",
-        "line",
-        postgresql_where=text("state = 'sent'"),
-    ),
+    index("batch_id", "line", name="ix_batch_lines_batch_id_line_sent", where="state = 'sent'"),
     postgresql_with=LONG_WITH_TEXTS,
 )

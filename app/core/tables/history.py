@@ -1,43 +1,31 @@
 """Search and statistics of past results, and the state of retention."""
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    DateTime,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    SmallInteger,
-    String,
-    Table,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, TSVECTOR, UUID
 
 from app.core.storage_parameters import COUNTERS, LONG, QUEUE
-from app.core.tables.schema import NOW, metadata, time
+from app.core.tables.schema import NOW, index, metadata, time
 
 # Queue of ended results that are not indexed yet; the statement that ends a result inserts its row.
-undigested_results = Table(
+undigested_results = sa.Table(
     "undigested_results",
     metadata,
     # In the order of ends, so that the indexer starts behind the deleted rows.
-    Column("place", BigInteger, Identity(), primary_key=True),
+    sa.Column("place", sa.BigInteger, sa.Identity(), primary_key=True),
     # No foreign key: the indexer skips results that were deleted.
-    Column("result_id", UUID, nullable=False),
+    sa.Column("result_id", UUID, nullable=False),
     postgresql_with=QUEUE,
 )
 
 # One row for each indexed result: it marks that the result was counted.
-result_search = Table(
+result_search = sa.Table(
     "result_search",
     metadata,
-    Column("result_id", UUID, ForeignKey("results.id", ondelete="CASCADE"), primary_key=True),
-    Column("team_id", String, nullable=False),
+    sa.Column("result_id", UUID, sa.ForeignKey("results.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("team_id", sa.String, nullable=False),
     # Words of prompt, output and error, and the team's word. NULL: the result cannot be found by words.
-    Column("words", TSVECTOR),
-    Index(
+    sa.Column("words", TSVECTOR),
+    sa.Index(
         "ix_result_search_words",
         "words",
         postgresql_using="gin",
@@ -48,68 +36,68 @@ result_search = Table(
 )
 
 # No foreign keys: totals outlive their results.
-minute_stats = Table(
+minute_stats = sa.Table(
     "minute_stats",
     metadata,
-    Column("team_id", String, primary_key=True),
+    sa.Column("team_id", sa.String, primary_key=True),
     # Minute of their end.
-    Column("minute", DateTime(timezone=True), primary_key=True),
-    Column("model_name", String, primary_key=True),
+    sa.Column("minute", sa.DateTime(timezone=True), primary_key=True),
+    sa.Column("model_name", sa.String, primary_key=True),
     # `completed` or the error code.
-    Column("ended_as", String, primary_key=True),
-    Column("results", Integer, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
+    sa.Column("ended_as", sa.String, primary_key=True),
+    sa.Column("results", sa.Integer, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
     # Results by duration, in the buckets of results/stats/histogram.py.
-    Column("queue_seconds", ARRAY(Integer), nullable=False),
-    Column("first_token_seconds", ARRAY(Integer), nullable=False),
-    Column("seconds", ARRAY(Integer), nullable=False),
-    Index("ix_minute_stats_minute", "minute"),
+    sa.Column("queue_seconds", ARRAY(sa.Integer), nullable=False),
+    sa.Column("first_token_seconds", ARRAY(sa.Integer), nullable=False),
+    sa.Column("seconds", ARRAY(sa.Integer), nullable=False),
+    index("minute"),
     postgresql_with=COUNTERS,
 )
 
-queue_samples = Table(
+queue_samples = sa.Table(
     "queue_samples",
     metadata,
-    Column("minute", DateTime(timezone=True), primary_key=True),
-    Column("name", String, primary_key=True),
-    Column("queued", Integer, nullable=False),
-    Column("running", Integer, nullable=False),
+    sa.Column("minute", sa.DateTime(timezone=True), primary_key=True),
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("queued", sa.Integer, nullable=False),
+    sa.Column("running", sa.Integer, nullable=False),
 )
 
 # One row: progress of indexing older results, and the time of the last sample.
-digest_state = Table(
+digest_state = sa.Table(
     "digest_state",
     metadata,
-    Column("id", SmallInteger, primary_key=True, autoincrement=False),
-    Column("passes_left", SmallInteger, nullable=False, server_default="2"),
+    sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("passes_left", sa.SmallInteger, nullable=False, server_default="2"),
     # Results from this id on are done in this pass.
-    Column(
+    sa.Column(
         "digested_from", UUID, nullable=False, server_default="ffffffff-ffff-ffff-ffff-ffffffffffff"
     ),
-    Column("resumes_at", DateTime(timezone=True), nullable=False, server_default=NOW),
+    time("resumes_at", nullable=False, default=NOW),
     time("sampled_minute"),
-    CheckConstraint("id = 1", name="one"),
+    sa.CheckConstraint("id = 1", name="one"),
 )
 
 # One row: the clock of retention, and its last pass.
-retention_state = Table(
+retention_state = sa.Table(
     "retention_state",
     metadata,
-    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
     time("looked_at"),
     # Follows the database's clock without its jumps ahead.
     time("trusted_at"),
     time("cleaned_at"),
     # Rows deleted from `result_search` since its index was built; the index still holds their words.
-    Column("words_gone", BigInteger, nullable=False, server_default="0"),
-    CheckConstraint("id = 1", name="one"),
+    sa.Column("words_gone", sa.BigInteger, nullable=False, server_default="0"),
+    sa.CheckConstraint("id = 1", name="one"),
 )
 
 # Progress of prompt retention per team: smaller ids are done.
-retention_marks = Table(
+retention_marks = sa.Table(
     "retention_marks",
     metadata,
-    Column("team_id", String, primary_key=True),
-    Column("prompts_to", UUID, nullable=False),
+    sa.Column("team_id", sa.String, primary_key=True),
+    sa.Column("prompts_to", UUID, nullable=False),
 )

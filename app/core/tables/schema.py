@@ -1,8 +1,8 @@
 """The metadata of all tables, and what their columns share."""
 
-from sqlalchemy import Column, DateTime, MetaData, text
+import sqlalchemy as sa
 
-metadata = MetaData(
+metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -12,11 +12,23 @@ metadata = MetaData(
     }
 )
 
-NOW = text("now()")
-EMPTY_OBJECT = text("'{}'::jsonb")
-EMPTY_LIST = text("'[]'::jsonb")
+NOW = sa.text("now()")
+EMPTY_OBJECT = sa.text("'{}'::jsonb")
+EMPTY_LIST = sa.text("'[]'::jsonb")
 
 
-def time(name: str, *, nullable: bool = True) -> Column[object]:
-    """A column of a point in time."""
-    return Column(name, DateTime(timezone=True), nullable=nullable)
+def time(
+    name: str, *, nullable: bool = True, default: sa.TextClause | None = None
+) -> sa.Column[object]:
+    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, server_default=default)
+
+
+def index(
+    *columns: str | sa.TextClause,
+    name: str | None = None,
+    unique: bool = False,
+    where: str | None = None,
+) -> sa.Index:
+    """An index, named after its columns by default, of all rows or of those `where` is true."""
+    condition = None if where is None else sa.text(where)
+    return sa.Index(name, *columns, unique=unique, postgresql_where=condition)

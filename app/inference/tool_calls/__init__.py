@@ -9,8 +9,14 @@ from enum import StrEnum
 from uuid import UUID
 
 from app.inference.tool_calls import hermes, llama3_json, mistral
-from app.inference.tool_calls.forced import NamedReader, reader_of_forced
-from app.inference.tool_calls.reader import CallReader, Format, Reader, read_all
+from app.inference.tool_calls.reader import (
+    CallReader,
+    Format,
+    NamedReader,
+    Reader,
+    read_all,
+    reader_of_forced,
+)
 from app.inference.tool_calls.source import Piece, ToolCall
 
 __all__ = [
@@ -44,7 +50,6 @@ class ToolFormat(StrEnum):
 
 
 def detect_format(template: str) -> ToolFormat | None:
-    """The format that a chat template teaches, by its markers; None if it is not supported."""
     return next((one for one in ToolFormat if one.definition.is_taught_by(template)), None)
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from app.inference.tool_calls.source import Parsing, Piece, Source, ToolCall
+from app.inference.tool_calls.source import Parsing, Piece, Source, ToolCall, parse_sequence
 
 _SLICE = 4096  # characters
 
@@ -21,8 +22,6 @@ class Reader(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Format:
-    """One notation of tool calls."""
-
     name: str
     is_taught_by: Callable[[str], bool]  # given a chat template
     parse: Callable[[Source], Parsing[None]]
@@ -43,6 +42,26 @@ class CallReader:
     def finish(self) -> list[Piece]:
         self._source.is_ended = True
         return self.feed("")
+
+
+class NamedReader:
+    """Reader of the arguments that a structured output forces for a named tool."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pieces: list[str] = []
+
+    def feed(self, text: str) -> list[Piece]:
+        self._pieces.append(text)
+        return []
+
+    def finish(self) -> list[Piece]:
+        return [ToolCall(self._name, "".join(self._pieces))]
+
+
+def reader_of_forced() -> Reader:
+    """Reader of the list of calls that a structured output forces (`required`)."""
+    return CallReader(partial(parse_sequence, separators=("[", ",", "]")))
 
 
 def read_all(reader: Reader, text: str) -> tuple[str, list[ToolCall]]:

@@ -16,8 +16,6 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 @dataclass(slots=True, frozen=True)
 class ToolCall:
-    """One call: the tool's name, and its arguments as JSON text."""
-
     name: str
     arguments: str
 
@@ -129,7 +127,6 @@ class Source:
             self._space += text
 
     def emit_call(self, call: ToolCall) -> None:
-        """Emit a call that ends at this position."""
         self._pieces.append(call)
         self._has_calls = self._is_after_call = True
         self._space = ""

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from app.cli.doctor import database as database_checks, local
-from app.cli.doctor.checks import examine
+from app.cli.doctor.command import examine
 from app.cli.doctor.findings import Finding, Level
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings

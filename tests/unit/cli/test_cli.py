@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.main import main
+from app.cli.main import _COMMANDS, main
 from tests.unit.core.test_settings import ALIASES, REQUIRED
 
 
@@ -22,6 +22,14 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for command in ("up", "serve", "worker", "migrate", "team", "token", "index", "plan"):
         assert f"\n    {command} " in text
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: python -m app {command} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--fast"], ["up", "--port", "x"]])

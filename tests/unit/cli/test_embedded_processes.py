@@ -51,3 +51,21 @@ def test_of_a_long_text_the_end_is_read(tmp_path: Path) -> None:
 
 def test_a_removed_log_is_empty(tmp_path: Path) -> None:
     assert processes.log_text(tmp_path / "log", 100) == ""
+
+
+async def test_a_child_ends_with_the_wait_for_it(log_file: Path) -> None:
+    child = processes.spawn(["sleep", "600"], log_file=log_file, env=os.environ)
+    reported = asyncio.Event()
+    waiting = asyncio.create_task(processes.run_to_end(child, reported.set))
+    async with asyncio.timeout(30):
+        await reported.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert child.poll() is not None
+
+
+async def test_the_status_of_a_child_that_is_waited_for(log_file: Path) -> None:
+    child = processes.spawn(["sh", "-c", "exit 3"], log_file=log_file, env=os.environ)
+    async with asyncio.timeout(30):
+        assert await processes.run_to_end(child, lambda: None) == 3

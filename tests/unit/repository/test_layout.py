@@ -100,7 +100,7 @@ def test_modules_have_meaningful_names() -> None:
     ]  # fmt: skip
     assert not generic
     # "Model" means an LLM that Triton serves: tables live in core/tables.
-    assert "metadata = MetaData(" in (ROOT / "app" / "core" / "tables" / "schema.py").read_text()
+    assert "metadata = sa.MetaData(" in (ROOT / "app" / "core" / "tables" / "schema.py").read_text()
 
 
 def test_files_have_at_most_350_lines() -> None:

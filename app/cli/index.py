@@ -1,4 +1,4 @@
-"""Commands of `python -m app index`. Progress and problems go to standard error, results to output."""
+"""`python -m app index`. Progress and problems go to standard error, results to output."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from app.cli.arguments import Run, add_command, add_subcommands, whole_number
 from app.cli.table import write_table
 from app.core.errors import EngineError
 from app.inference.tokenizer_files import tokenizer_file
@@ -18,6 +19,7 @@ from app.infini_gram.declarations import (
     Declaration,
     DeclarationError,
     add_declaration,
+    check_name,
     read_declarations,
     to_toml,
 )
@@ -33,39 +35,126 @@ _REPEAT_SECONDS = 5.0
 _ETA_AFTER_SECONDS = 3.0
 
 
-def run(command: str, options: argparse.Namespace) -> int:
-    commands = {"build": _build, "adopt": _adopt, "list": _list, "check": _check}
-    # Both clean up; Ctrl-C also if a shell started this process with SIGINT ignored.
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+_EPILOG = """examples:
+  python -m app index build news/ --name news --model demo
+      indexes every .txt and .jsonl file below news/ with the tokenizer of the model demo
+  python -m app index build wiki.jsonl.gz --name wiki --tokenizer path/to/tokenizer.json
+  LLM_INDEXES_FILE=indexes.toml python -m app index list
+  LLM_INDEXES_FILE=indexes.toml python -m app index check news
+
+An index returns how often any sequence of tokens occurs in a corpus, and where. The service opens
+the indexes that the TOML file LLM_INDEXES_FILE declares; `build` adds its index to that file.
+More: docs/infini_gram.md."""
+
+_BUILD_EPILOG = """A corpus is a .txt or .jsonl file, or a directory of them, plain or compressed (.gz, .bz2, .xz).
+Each line of a .jsonl file is a document: {"text": "...", and any other members as its metadata}.
+A .txt file is one document; --split takes its blocks or its lines instead.
+
+For the outputs of one model, use that model's own tokenizer (--model, --tokenizer): token
+ids must be below 65535. `bytes` needs none, finds any piece of text, and makes a larger index.
+
+The index is complete when the command ends with status 0. If it fails or is interrupted, no files
+are left. Status 2: the input was wrong; one line names the place and the error."""
+
+_ADOPT_EPILOG = """Checks the files, and writes manifest.json with their sizes and checksums beside them. From then on
+the service opens the index, and notices changes of its files. The tokenizer must be the one that the
+index was built with (of one or two bytes a token); the command cannot verify that completely."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    actions = add_subcommands(parser)
+    build = add_command(actions, "build", "Build an index of a corpus.", _build, _BUILD_EPILOG)
+    build.add_argument("corpus", type=_path, help="a .txt or .jsonl file, or a directory of them")
+    text = "Import an index that the package infini-gram built."
+    adopt = add_command(actions, "adopt", text, _adopt, _ADOPT_EPILOG)
+    text = "the directory of its files: tokenized.0, table.0, ..."
+    adopt.add_argument("directory", type=_path, help=text)
+    text = "Show the declared indexes, and whether each can be opened."
+    listing = add_command(actions, "list", text, _list)
+    text = "Read all files of an index, and compare them with its manifest."
+    check = add_command(actions, "check", text, _check)
+    check.add_argument("name", help="the index, as it is declared")
+
+    add = build.add_argument
+    for command in (build, adopt):
+        command.add_argument("--name", required=True, type=_name, help="its name in requests")
+    text = "parent of the index's own directory, which is called NAME (indexes)"
+    add("--out", type=_path, default=Path("indexes"), metavar="DIR", help=text)
+    for command in (build, adopt):
+        tokenizer = command.add_mutually_exclusive_group()
+        text = "a tokenizer.json, or `bytes` (bytes)"
+        tokenizer.add_argument("--tokenizer", metavar="FILE", help=text)
+        text = "use the tokenizer of this model of LLM_MODEL_REPOSITORY"
+        tokenizer.add_argument("--model", help=text)
+    text = "replace an index of this name; running processes keep the old one"
+    add("--replace", action="store_true", help=text)
+    for command in (build, adopt):
+        text = "a description, for `list` and for people"
+        command.add_argument("--description", default="", help=text)
+    text = "documents of a .txt file: all of it, each block between blank lines, each line (file)"
+    add("--split", choices=("file", "blocks", "lines"), default="file", help=text)
+    text = "most memory for the indexer; more speeds up large indexes (1)"
+    add("--memory", type=whole_number(1, 4096), default=1, metavar="GIB", help=text)
+    add("--cpus", type=whole_number(1, 1024), default=2, metavar="N", help="processors to use (2)")
+    text = "most open files of the indexer (65536, or what this user may open)"
+    add("--ulimit", type=whole_number(64, 1_048_576), metavar="N", help=text)
+    for command in (build, adopt):
+        text = "id of the end-of-text token, if the tokenizer's files do not name it"
+        command.add_argument("--end-id", type=whole_number(0, 65_534), metavar="ID", help=text)
+    file = os.environ.get("LLM_INDEXES_FILE") or None
+    for command in (build, adopt, listing, check):
+        text = "TOML file of the declarations, instead of LLM_INDEXES_FILE"
+        command.add_argument("--file", type=_path, default=file, help=text)
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _name(text: str) -> str:
     try:
-        return commands[command](options)
-    except (BuildError, CorpusError, DeclarationError, ManifestError, TokenizerError) as error:
-        return _fail(str(error))
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{place}{error.strerror or error}")
-    except EngineError as error:
-        _fail(error.detail)
-        return 1
-    except KeyboardInterrupt:
-        _fail("Interrupted: no files are left.")
-        return _INTERRUPTED
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return check_name(text)
+    except DeclarationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _command(work: Run) -> Run:
+    """Decorator of the commands: they clean up at a signal, and report errors in one line."""
+
+    def run(options: argparse.Namespace) -> int:
+        # Ctrl-C also if a shell started this process with SIGINT ignored.
+        before = {
+            number: signal.signal(number, signal.default_int_handler)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            return work(options)
+        except (BuildError, CorpusError, DeclarationError, ManifestError, TokenizerError) as error:
+            return _fail(str(error))
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            return _fail(f"{place}{error.strerror or error}")
+        except EngineError as error:
+            return _fail(error.detail, 1)
+        except KeyboardInterrupt:
+            return _fail("Interrupted: no files are left.", _INTERRUPTED)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    return run
 
 
 # --- Commands ----------------------------------------------------------------------------------------
 
 
+@_command
 def _build(options: argparse.Namespace) -> int:
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.cpus))  # for the tokenizer
-    file = _file(options)
-    directory: Path = options.out.expanduser().absolute() / options.name
-    declared = {one.name: one for one in _declared(file)} if file else {}
+    file: Path | None = options.file
+    directory: Path = options.out.absolute() / options.name
+    declared = _declared(file)
     if found := declared.get(options.name):
         if not options.replace:
             raise DeclarationError(
@@ -77,7 +166,7 @@ def _build(options: argparse.Namespace) -> int:
     with _Line() as line:
         manifest = build(
             BuildOptions(
-                corpus=options.corpus.expanduser(),
+                corpus=options.corpus,
                 directory=directory,
                 tokenizer=_tokenizer(options),
                 end_id=options.end_id,
@@ -101,10 +190,11 @@ def _build(options: argparse.Namespace) -> int:
     return _declare(file, declaration, declared.get(options.name))
 
 
+@_command
 def _adopt(options: argparse.Namespace) -> int:
-    file = _file(options)
-    directory: Path = options.directory.expanduser().absolute()
-    if file and any(one.name == options.name for one in _declared(file)):
+    file: Path | None = options.file
+    directory: Path = options.directory.absolute()
+    if options.name in _declared(file):
         raise DeclarationError(f"{file} declares an index {options.name!r} already")
     tokenizer = _tokenizer(options)
     place = tokenizer if tokenizer == BYTES else str(Path(tokenizer).absolute())
@@ -116,7 +206,6 @@ def _adopt(options: argparse.Namespace) -> int:
 
 
 def _declare(file: Path | None, declaration: Declaration, declared: Declaration | None) -> int:
-    """Add the declaration to the file, or show the text to add."""
     if declared and declared.tokenizer == declaration.tokenizer:
         sys.stdout.write(f"Declared in {file} already. Restart the processes that have it open.\n")
         return 0
@@ -136,9 +225,10 @@ def _declare(file: Path | None, declaration: Declaration, declared: Declaration 
     return 0 if file is None else 1
 
 
+@_command
 def _list(options: argparse.Namespace) -> int:
     rows = [["index", "documents", "tokens", "size", "tokenizer", "state"]]
-    for one in _declared(_needed_file(options)):
+    for one in _declared(_needed_file(options)).values():
         try:
             manifest = verify(one.path, checksums=False)
             Engine(one)
@@ -151,9 +241,10 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
+@_command
 def _check(options: argparse.Namespace) -> int:
     file = _needed_file(options)
-    declared = {one.name: one for one in _declared(file)}
+    declared = _declared(file)
     found = declared.get(options.name)
     if found is None:
         known = ", ".join(declared) or "none"
@@ -165,8 +256,7 @@ def _check(options: argparse.Namespace) -> int:
             )
         Engine(found)
     except (ManifestError, TokenizerError) as error:
-        _fail(str(error))
-        return 1
+        return _fail(str(error), 1)
     remember_verified(found.path, manifest)
     sys.stdout.write(f"{found.name} is unchanged: {_summary(manifest)}\n")
     return 0
@@ -175,21 +265,16 @@ def _check(options: argparse.Namespace) -> int:
 # --- Arguments ---------------------------------------------------------------------------------------
 
 
-def _file(options: argparse.Namespace) -> Path | None:
-    """The TOML file: the option's, or else the environment's."""
-    named = options.file or os.environ.get("LLM_INDEXES_FILE")
-    return Path(named).expanduser() if named else None
-
-
 def _needed_file(options: argparse.Namespace) -> Path:
-    file = _file(options)
-    if file is None:
+    if options.file is None:
         raise DeclarationError("LLM_INDEXES_FILE is not set: name the file with it, or with --file")
+    file: Path = options.file
     return file
 
 
-def _declared(file: Path) -> list[Declaration]:
-    return read_declarations(file) if file.exists() else []
+def _declared(file: Path | None) -> dict[str, Declaration]:
+    found = read_declarations(file if file and file.exists() else None)
+    return {one.name: one for one in found}
 
 
 def _tokenizer(options: argparse.Namespace) -> str:
@@ -220,9 +305,9 @@ def _summary(manifest: Manifest) -> str:
     return f"{documents} documents, {tokens} tokens, {size}"
 
 
-def _fail(line: str) -> int:
+def _fail(line: str, status: int = 2) -> int:
     sys.stderr.write(f"{line}\n")
-    return 2
+    return status
 
 
 class _Line:
@@ -241,7 +326,6 @@ class _Line:
             sys.stderr.write("\r\x1b[K")
 
     def report(self, step: str, share: float, detail: str) -> None:
-        """Show a step's progress: its share, its likely remaining time, a detail."""
         now = time.monotonic()
         if step != self._step:
             self._step, self._begun = step, now

@@ -1,0 +1,111 @@
+"""`python -m app model`: downloads a model, and writes its entry of a model repository.
+
+docker-compose serves the repository.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from app.cli.arguments import Run, add_command, add_subcommands
+from app.cli.up import served_models
+from app.cli.up.processes import StartError
+from app.cli.up.progress import Progress
+from app.inference.model_repository import (
+    ModelRepositoryError,
+    ModelSource,
+    check_quantization,
+    entry_name,
+    parse_source,
+    write_entry,
+)
+
+_INTERRUPTED = 130  # a shell's exit status of SIGINT
+_ROOT = Path(__file__).resolve().parents[2]
+_MISSING = "give a Hugging Face id or a directory, such as MODEL=Qwen/Qwen2.5-0.5B-Instruct."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = add_subcommands(parser)
+    download = add_command(actions, "download", "Only download a model.", _download)
+    text = "Write a model's entry for docker-compose, after its download."
+    write = add_command(actions, "write", text, _write)
+    for action in (download, write):
+        action.add_argument("model", help="Hugging Face id (with @revision) or local directory")
+        action.add_argument(
+            "--data", type=Path, default=Path(".data"), help="directory of downloads (.data)"
+        )
+    add = write.add_argument
+    add("--name", help="the entry's name (the last part of the model's)")
+    add("--quantization", help="quantization method, as vLLM names it")
+    add("--max-model-len", type=int, help="longest prompt plus output, tokens")
+    add("--models", type=Path, default=_ROOT / "models", help="the model repository (models)")
+
+
+def _command(work: Callable[[argparse.Namespace, Progress], Awaitable[None]]) -> Run:
+    """Decorator of the commands: they show their progress, and report errors in one line."""
+
+    async def run(options: argparse.Namespace) -> int:
+        async with Progress(sys.stdout) as progress:
+            try:
+                await work(options, progress)
+            except (ModelRepositoryError, StartError) as error:
+                sys.stderr.write(f"{error}\n")
+                return 1
+        return 0
+
+    def main(options: argparse.Namespace) -> int:
+        try:
+            return asyncio.run(run(options))
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+
+    return main
+
+
+@_command
+async def _download(options: argparse.Namespace, progress: Progress) -> None:
+    source = _source(options.model)
+    if source.directory is not None:
+        raise ModelRepositoryError(
+            f"MODEL={options.model} is a local directory: there is nothing to download."
+        )
+    progress.line(f"  in {await served_models.obtain(source, options.data.absolute(), progress)}")
+
+
+@_command
+async def _write(options: argparse.Namespace, progress: Progress) -> None:
+    check_quantization(options.quantization, on_cpu=False)
+    if options.max_model_len is not None and options.max_model_len < 1:
+        raise ModelRepositoryError(f"MAX_MODEL_LEN={options.max_model_len} must be at least 1.")
+    source, name, repository = _source(options.model), options.name, options.models
+    if name is not None and entry_name(name) != name:
+        raise ModelRepositoryError(
+            f"NAME={name} must be letters, digits and ._- only, and begin with one of the former."
+        )
+    entry = repository / (name or source.name)
+    if entry.exists() and not (entry / "1" / "weights").exists():
+        raise ModelRepositoryError(
+            f"{entry} was not written by this command: choose another name with NAME=."
+        )
+    weights = await served_models.obtain(source, options.data.absolute(), progress)
+    await asyncio.to_thread(
+        write_entry,
+        entry,
+        weights,
+        quantization=options.quantization,
+        max_model_len=options.max_model_len,
+        with_files=True,
+    )
+    progress.line(
+        f"  {entry} is written. Serve it, with all of {repository.name}/:\n"
+        "    docker-compose --profile gpu up --build --detach --force-recreate"
+    )
+
+
+def _source(model: str) -> ModelSource:
+    if not model:
+        raise ModelRepositoryError(f"MODEL is missing: {_MISSING}")
+    return parse_source(model)
