@@ -3,8 +3,7 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Depends, Query
-from starlette.requests import Request
+from fastapi import Depends, Query, Request
 
 from app.api.container import Services
 from app.auth.principal import Principal

@@ -3,12 +3,12 @@
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from app.core.errors import FieldError, InvalidRequestError, ServiceError
 
-T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
@@ -28,10 +28,10 @@ def problem_response(error: ServiceError) -> Response:
     return Response(orjson.dumps(error.to_problem()), error.status, error.headers, PROBLEM_JSON)
 
 
-def parse(adapter: TypeAdapter[T], body: bytes) -> T:
+def parse(model: type[Model], body: bytes) -> Model:
     """Parse a JSON body. Raises InvalidRequestError that names each wrong field."""
     try:
-        value = adapter.validate_json(body)
+        value = model.model_validate_json(body)
     except ValidationError as error:
         raise InvalidRequestError(
             "The body is not valid; `errors` names each field.", to_field_errors(error.errors())
@@ -41,10 +41,10 @@ def parse(adapter: TypeAdapter[T], body: bytes) -> T:
     return value
 
 
-def validate(adapter: TypeAdapter[T], value: object) -> T:
+def validate(model: type[Model], value: object) -> Model:
     """Validate a part of a parsed body. Raises as `parse` does."""
     try:
-        valid = adapter.validate_python(value)
+        valid = model.model_validate(value)
     except ValidationError as error:
         raise InvalidRequestError(
             "The item is not valid; `errors` names each field.", to_field_errors(error.errors())

@@ -66,17 +66,13 @@ def describe(
     path: dict[str, str] | None = None,
     query: dict[str, dict[str, Any]] | None = None,
     header: dict[str, dict[str, Any]] | None = None,
-    body: dict[str, Any] | None = None,
+    body: type[BaseModel] | dict[str, Any] | None = None,
+    example: object = None,
 ) -> dict[str, Any]:
-    """OpenAPI members of a raw route: its parameters and body."""
+    """OpenAPI members of a raw route: its parameters, and its body as a model or a schema."""
+    required = {"required": True, "schema": {"type": "string"}}
     parameters = [
-        {
-            "in": "path",
-            "name": name,
-            "required": True,
-            "schema": {"type": "string"},
-            "description": text,
-        }
+        {"in": "path", "name": name, **required, "description": text}
         for name, text in (path or {}).items()
     ]
     for place, described in (("query", query), ("header", header)):
@@ -85,10 +81,16 @@ def describe(
         ]
     extra: dict[str, Any] = {"parameters": parameters}
     if body is not None:
-        extra["requestBody"] = {"content": {"application/json": body}}
+        schema = body if isinstance(body, dict) else reference(body)
+        content = {"application/json": {"schema": schema, "example": example}}
+        extra["requestBody"] = {"content": content}
     return extra
 
 
+# Models that routes refer to by name: `app.py` adds their schemas to the document.
+REFERENCED: list[type[BaseModel]] = []
+
+
 def reference(model: type[BaseModel]) -> dict[str, str]:
-    """A reference to a model's schema; `app.py` adds the schemas that only raw routes use."""
+    REFERENCED.append(model)
     return {"$ref": f"#/components/schemas/{model.__name__}"}

@@ -64,8 +64,6 @@ def add_to(commands: Subcommands) -> None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from pydantic import TypeAdapter
-
     from app.api.json_codec import validate
     from app.core.errors import ServiceError
     from app.core.ids import new_id
@@ -77,7 +75,7 @@ def _create(options: argparse.Namespace) -> int:
     settings = Settings()
     profiles = read_profiles(settings.profiles_file)
     try:
-        request = validate(TypeAdapter(LaunchCreate), _request(options))
+        request = validate(LaunchCreate, _request(options))
         spec = to_spec(request, profiles, read_catalogue(settings.catalogue_file))
     except ServiceError as error:
         problems = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]

@@ -249,31 +249,17 @@ def _settings() -> Settings:
 
 
 async def _run_worker(settings: Settings) -> None:
-    from app.api.container import background, open_services
+    from app.api.container import background, new_worker, open_services
     from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor
     from app.core import gc_tuning
     from app.core.tracing import tracing
-    from app.worker.backends.triton_backend import TritonBackend
-    from app.worker.worker import Worker
 
     async with (
         tracing(settings.otlp_endpoint, "llm-worker"),
         open_services(settings, "worker") as services,
     ):
-        worker = Worker(
-            services.database,
-            services.queue,
-            TritonBackend(
-                services.registry,
-                services.fleet,
-                settings.engine_silence_seconds,
-                continues_by_text=settings.continue_by_text,
-            ),
-            services.listener,
-            services.hub,
-            settings,
-        )
+        worker = new_worker(services)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)

@@ -4,10 +4,7 @@ import asyncio
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.admin.launches_schemas import (
     DryRunRead,
@@ -24,7 +21,7 @@ from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, to_id
 from app.api.json_codec import json_response, parse
 from app.api.pagination import After, Limit, page_response
-from app.api.raw_routes import describe, reference
+from app.api.raw_routes import describe
 from app.core.errors import ConflictError
 from app.core.ids import new_id
 from app.provisioning.catalogue import CatalogueEntry, read_catalogue
@@ -35,8 +32,6 @@ from app.provisioning.spec import LaunchCreate, LaunchSpec, to_spec
 
 router = APIRouter(tags=["launches"])
 
-_PLAN = TypeAdapter(PlanCreate)
-_CREATE = TypeAdapter(LaunchCreate)
 DryRun = Annotated[bool, Query(description="Show what would be launched, and its script.")]
 
 
@@ -45,16 +40,9 @@ DryRun = Annotated[bool, Query(description="Show what would be launched, and its
     status_code=202,
     response_model=LaunchRead,
     responses={200: {"model": DryRunRead, "description": "A dry run."}},
-    openapi_extra={
-        "requestBody": {
-            "content": {
-                "application/json": {
-                    "schema": reference(LaunchCreate),
-                    "example": {"name": "qwen", "model": "Qwen/Qwen2.5-7B-Instruct"},
-                }
-            }
-        }
-    },
+    openapi_extra=describe(
+        body=LaunchCreate, example={"name": "qwen", "model": "Qwen/Qwen2.5-7B-Instruct"}
+    ),
 )
 async def create_launch(
     request: Request, services: ServicesOf, team: TeamOf, dry_run: DryRun = False
@@ -100,11 +88,11 @@ async def list_profiles(services: ServicesOf) -> Response:
 @router.post(
     "/launches/plan",
     response_model=PlanRead,
-    openapi_extra=describe(body={"schema": reference(PlanCreate), "example": EXAMPLE}),
+    openapi_extra=describe(body=PlanCreate, example=EXAMPLE),
 )
 async def plan_launch(request: Request, services: ServicesOf) -> Response:
     """Calculate which GPUs fit a model and the resources to request; stores and starts nothing."""
-    create = parse(_PLAN, await request.body())
+    create = parse(PlanCreate, await request.body())
     return json_response(await asyncio.to_thread(_plan, services, create))
 
 
@@ -140,7 +128,7 @@ def _id(text: str) -> UUID:
 
 
 def _spec(services: Services, body: bytes) -> LaunchSpec:
-    return to_spec(parse(_CREATE, body), services.profiles, _catalogue(services))
+    return to_spec(parse(LaunchCreate, body), services.profiles, _catalogue(services))
 
 
 def _plan(services: Services, create: PlanCreate) -> dict[str, Any]:

@@ -1,21 +1,17 @@
 """/servers: the Triton servers that results run on."""
 
-from fastapi import APIRouter
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.admin.servers_schemas import ServerCreate, ServerRead, server_to_wire
 from app.api.container import Services
 from app.api.dependencies import ServicesOf
 from app.api.json_codec import json_response, parse
-from app.api.raw_routes import describe, reference
+from app.api.raw_routes import describe
 from app.core.errors import ConflictError
 from app.inference.server_pool import Server
 
 router = APIRouter(tags=["servers"])
 
-_SERVER = TypeAdapter(ServerCreate)
 _EXAMPLE = {"name": "gpu-2", "grpc": "10.0.0.2:8001"}
 
 
@@ -32,14 +28,14 @@ async def list_servers(services: ServicesOf) -> Response:
     "/servers",
     status_code=201,
     response_model=ServerRead,
-    openapi_extra=describe(body={"schema": reference(ServerCreate), "example": _EXAMPLE}),
+    openapi_extra=describe(body=ServerCreate, example=_EXAMPLE),
 )
 async def register_server(request: Request, services: ServicesOf) -> Response:
     """Register a Triton server: every worker sends it results of its ready models.
 
     A server that does not respond yet is registered too, and used when it does.
     """
-    server = parse(_SERVER, await request.body())
+    server = parse(ServerCreate, await request.body())
     for known in services.fleet.servers:
         if known.address.is_static and known.address.grpc == server.grpc:
             raise _is_static(known)

@@ -8,7 +8,7 @@ are those on documents (`MAX_CONTEXT` and below), which it leaves open.
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
 from pydantic.alias_generators import to_camel
 
 from app.core.errors import invalid_field
@@ -141,7 +141,8 @@ class IndexRequest(CamelModel):
     ]
 
 
-IndexRequests = Annotated[list[IndexRequest], Field(max_length=MAX_DOCUMENTS)]
+class IndexRequests(RootModel[Annotated[list[IndexRequest], Field(max_length=MAX_DOCUMENTS)]]):
+    """get_documents_by_index."""
 
 
 class SearchRequest(CamelModel):

@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import PrincipalOf, ServicesOf, TeamOf, principal_of, services_of, to_id
@@ -25,7 +22,7 @@ from app.api.json_codec import JSON, json_response, parse
 from app.api.native.attributions_schemas import AttributionRead
 from app.api.native.create_results import WISHES, send
 from app.api.native.schemas import ResultRead, result_wire
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE
 from app.core.errors import (
     ConflictError,
@@ -50,8 +47,6 @@ from app.results.submission import SubmissionOutcome
 router = APIRouter(tags=["infini-gram"])
 raw = APIRouter(tags=["infini-gram"])
 
-_REQUEST = TypeAdapter(AttributionRequest)
-_PARAMETERS = TypeAdapter(AttributionParameters)
 _CLIENT_LEFT = 499  # for the log alone
 _MARGIN_SECONDS = 10.0
 
@@ -67,7 +62,8 @@ IndexName = Annotated[
     openapi_extra=describe(
         path={"index": "An index's name."},
         header=KEY_HEADER | ON_DISCONNECT_HEADER,
-        body={"schema": reference(AttributionRequest), "example": {"response": "return None"}},
+        body=AttributionRequest,
+        example={"response": "return None"},
     ),
 )
 async def attribute_text(request: Request) -> Response:
@@ -78,7 +74,7 @@ async def attribute_text(request: Request) -> Response:
     """
     services = services_of(request)
     index = request.path_params["index"]
-    wanted = parse(_REQUEST, await body_of(request))
+    wanted = parse(AttributionRequest, await body_of(request))
     version = services.indexes.engine(index).version
     parameters = _to_stored(wanted)
     content = {"index": index, "text": wanted.response, **parameters}
@@ -171,7 +167,8 @@ async def _submit_and_wait(
     responses={200: {"model": ResultRead, "content": {MEDIA_TYPE: {}}}},
     openapi_extra=describe(
         header=WISHES | KEY_HEADER,
-        body={"schema": reference(AttributionParameters), "example": {"minimumSpanLength": 3}},
+        body=AttributionParameters,
+        example={"minimumSpanLength": 3},
     ),
 )
 async def attribute_result(
@@ -188,7 +185,7 @@ async def attribute_result(
     source = await services.results.request(principal.team_id, to_id(result_id, "result"))
     name = _named(services, index)
     body = await request.body()
-    parameters = _to_stored(parse(_PARAMETERS, body)) if body else {}
+    parameters = _to_stored(parse(AttributionParameters, body)) if body else {}
     if source.erased_at is not None:
         raise erased(source)
     if source.kind != "generation":

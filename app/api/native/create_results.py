@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter
-from pydantic import TypeAdapter
+from fastapi import APIRouter, Request, Response
 from pydantic_core import from_json
-from starlette.requests import Request
-from starlette.responses import Response
 
 from app.api.container import Services
 from app.api.dependencies import PrincipalOf, ServicesOf, principal_of, services_of, team_of, to_id
@@ -49,8 +46,6 @@ raw = APIRouter(tags=["results"])
 
 Options = TypeVar("Options", bound=SendOptions)
 
-_SEND = TypeAdapter(SendOptions)
-_CREATE = TypeAdapter(ResultCreate)
 _NO_OPTIONS = SendOptions()
 _PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
 # Named without the weight 0, which excludes it.
@@ -110,13 +105,14 @@ class _ResponsePreference:
     openapi_extra=describe(
         path={"model_name": "A model's name.", "context_id": "A saved context's id."},
         header=WISHES | KEY_HEADER,
-        body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
+        body=SendOptions,
+        example=_SEND_EXAMPLE,
     ),
 )
 async def send_context(request: Request) -> Response:
     """Send a saved prompt to a model. The response contains the id of the committed result."""
     body = await body_of(request)
-    options = _with_key(request, parse(_SEND, body) if body else _NO_OPTIONS)
+    options = _with_key(request, parse(SendOptions, body) if body else _NO_OPTIONS)
     path = request.path_params
     services, principal = services_of(request), principal_of(request)
     context_id = to_id(path["context_id"], "context")
@@ -139,14 +135,12 @@ async def send_context(request: Request) -> Response:
     openapi_extra=describe(
         header=WISHES | KEY_HEADER,
         body={
-            "schema": {
-                "oneOf": [
-                    reference(ResultCreate),
-                    {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
-                ]
-            },
-            "example": _CREATE_EXAMPLE,
+            "oneOf": [
+                reference(ResultCreate),
+                {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
+            ]
         },
+        example=_CREATE_EXAMPLE,
     ),
 )
 async def create_results(request: Request) -> Response:
@@ -163,7 +157,7 @@ async def create_results(request: Request) -> Response:
             )
         answers = await services.submissions.submit_all(principal, _parse_list(body))
         return json_response([_bulk_item(services, answer) for answer in answers], 202)
-    create = _with_key(request, parse(_CREATE, body))
+    create = _with_key(request, parse(ResultCreate, body))
     return await send(
         request,
         services,
@@ -298,7 +292,7 @@ def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
 
 def _read_item(item: object) -> ResultCreate | ServiceError:
     try:
-        return validate(_CREATE, item)
+        return validate(ResultCreate, item)
     except InvalidRequestError as error:
         return error
 

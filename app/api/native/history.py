@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Response
 
 from app import __version__
 from app.api.dependencies import Name, ServicesOf, TeamOf

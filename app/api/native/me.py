@@ -1,7 +1,6 @@
 """/me: the principal of the token."""
 
-from fastapi import APIRouter
-from starlette.responses import Response
+from fastapi import APIRouter, Response
 
 from app.api.dependencies import PrincipalOf, ServicesOf
 from app.api.json_codec import json_response

@@ -4,9 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import Force, Name, ServicesOf, TeamOf, services_of, team_of, to_id

@@ -6,9 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, services_of, team_of, to_id

@@ -7,10 +7,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, principal_of, services_of, team_of
@@ -41,7 +38,7 @@ from app.api.openai.stored_responses import (
     stored_of,
     to_response_id,
 )
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import FieldError, InvalidRequestError, invalid_field
 from app.core.ids import new_id
@@ -52,7 +49,6 @@ router = APIRouter(tags=["openai"])
 raw = APIRouter(tags=["openai"])
 
 PATH = "/v1/responses"
-_CREATE = TypeAdapter(ResponseCreate)
 _CANCEL_WAIT_SECONDS = 2.0
 _EXAMPLE = {"model": "demo", "input": "What does os.path.join do?", "max_output_tokens": 40}
 _ON_DISCONNECT = {
@@ -70,7 +66,8 @@ _STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
     responses={200: {"model": ResponseRead, "content": _STREAM}},
     openapi_extra=describe(
         header=KEY_HEADER | _ON_DISCONNECT,
-        body={"schema": reference(ResponseCreate), "example": _EXAMPLE},
+        body=ResponseCreate,
+        example=_EXAMPLE,
     ),
 )
 async def create_response(request: Request) -> Response:
@@ -79,7 +76,7 @@ async def create_response(request: Request) -> Response:
     One in the background continues without its client; another is cancelled when its client disconnects,
     unless the request has `X-On-Disconnect: continue`.
     """
-    create = parse(_CREATE, await body_of(request))
+    create = parse(ResponseCreate, await body_of(request))
     try:
         prepared = await prepare_response(services_of(request), principal_of(request), create)
         if create.stream:

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.dependencies import ServicesOf, services_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
@@ -15,15 +12,13 @@ from app.api.json_codec import json_response, parse
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionRequest
 from app.api.openai.serving import PreparedRequest, prepare_chat, prepare_completion
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.core.errors import FieldError, InvalidRequestError
 from app.inference.model_registry import Model
 
 raw = APIRouter(tags=["openai"])
 router = APIRouter(tags=["openai"])
 
-_CHAT = TypeAdapter(ChatRequest)
-_COMPLETION = TypeAdapter(CompletionRequest)
 
 _HEADERS: dict[str, Any] = KEY_HEADER | ON_DISCONNECT_HEADER
 _CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "What is a tensor?"}]}
@@ -34,13 +29,11 @@ _TEXT_EXAMPLE = {"model": "demo", "prompt": "import os\n", "max_tokens": 16}
     "/v1/chat/completions",
     operation_id="create_chat_completion",
     summary="Continue a conversation",
-    openapi_extra=describe(
-        header=_HEADERS, body={"schema": reference(ChatRequest), "example": _CHAT_EXAMPLE}
-    ),
+    openapi_extra=describe(header=_HEADERS, body=ChatRequest, example=_CHAT_EXAMPLE),
 )
 async def create_chat_completion(request: Request) -> Response:
     """OpenAI's chat completions; `stream` returns chunks. `X-Result-Id` lists the results."""
-    body = parse(_CHAT, await body_of(request))
+    body = parse(ChatRequest, await body_of(request))
     return await _answer(request, await prepare_chat(services_of(request), body), "messages")
 
 
@@ -48,13 +41,11 @@ async def create_chat_completion(request: Request) -> Response:
     "/v1/completions",
     operation_id="create_completion",
     summary="Continue a text",
-    openapi_extra=describe(
-        header=_HEADERS, body={"schema": reference(CompletionRequest), "example": _TEXT_EXAMPLE}
-    ),
+    openapi_extra=describe(header=_HEADERS, body=CompletionRequest, example=_TEXT_EXAMPLE),
 )
 async def create_completion(request: Request) -> Response:
     """OpenAI's text completions; `stream` returns chunks. `X-Result-Id` lists the results."""
-    body = parse(_COMPLETION, await body_of(request))
+    body = parse(CompletionRequest, await body_of(request))
     return await _answer(request, await prepare_completion(services_of(request), body), "prompt")
 
 

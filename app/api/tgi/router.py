@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 from tokenizers import Encoding
 
 from app import __version__
@@ -23,7 +20,7 @@ from app.api.errors.tgi_errors import to_error
 from app.api.group_responses import Events, respond_complete, respond_stream
 from app.api.idempotency_header import KEY_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
 from app.api.tgi.response_schemas import (
     EventWriter,
@@ -57,9 +54,6 @@ from app.results.streams.result_reader import Ended, TextDelta
 router = APIRouter(tags=["Text Generation Inference"])
 raw = APIRouter(tags=["Text Generation Inference"])
 
-_GENERATE = TypeAdapter(GenerateRequest)
-_COMPAT = TypeAdapter(CompatGenerateRequest)
-_CHAT = TypeAdapter(ChatTokenizeRequest)
 
 _EXAMPLE = {"inputs": "def ", "parameters": {"max_new_tokens": 20, "details": True}}
 _CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is a tensor?"}]}
@@ -67,9 +61,7 @@ _HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER
 
 
 def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
-    described: dict[str, Any] = describe(
-        header=_HEADERS, body={"schema": reference(body), "example": _EXAMPLE | more}
-    )
+    described: dict[str, Any] = describe(header=_HEADERS, body=body, example=_EXAMPLE | more)
     return described
 
 
@@ -81,7 +73,7 @@ def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
 async def generate(request: Request) -> Response:
     """Continue a prompt; responds when the text is complete. `X-Result-Id` names its result."""
     began = time.perf_counter()
-    wanted = parse(_GENERATE, await body_of(request))
+    wanted = parse(GenerateRequest, await body_of(request))
     return await _respond_complete(request, wanted, began, is_listed=False)
 
 
@@ -92,7 +84,7 @@ async def generate(request: Request) -> Response:
 )
 async def generate_stream(request: Request) -> Response:
     """Continue a prompt, streamed token by token as server-sent events."""
-    return await _respond_stream(request, parse(_GENERATE, await body_of(request)))
+    return await _respond_stream(request, parse(GenerateRequest, await body_of(request)))
 
 
 @raw.post(
@@ -108,7 +100,7 @@ async def generate_stream(request: Request) -> Response:
 async def generate_at_root(request: Request) -> Response:
     """Respond as /generate, in a list; with `stream` as /generate_stream."""
     began = time.perf_counter()
-    wanted = parse(_COMPAT, await body_of(request))
+    wanted = parse(CompatGenerateRequest, await body_of(request))
     if wanted.stream:
         return await _respond_stream(request, wanted)
     return await _respond_complete(request, wanted, began, is_listed=True)
@@ -117,11 +109,11 @@ async def generate_at_root(request: Request) -> Response:
 @router.post(
     "/tokenize",
     responses={200: {"description": "The prompt's tokens."}},
-    openapi_extra=describe(body={"schema": reference(GenerateRequest), "example": _EXAMPLE}),
+    openapi_extra=describe(body=GenerateRequest, example=_EXAMPLE),
 )
 async def tokenize(request: Request) -> Response:
     """The tokens of `inputs`, including those that the model adds around a prompt."""
-    wanted = parse(_GENERATE, await body_of(request))
+    wanted = parse(GenerateRequest, await body_of(request))
     model = await services_of(request).registry.choose(wanted.model)
     encoding = await _encode(model, wanted.inputs)
     return json_response(tokens_to_wire(wanted.inputs, encoding.ids, encoding.offsets))
@@ -130,13 +122,11 @@ async def tokenize(request: Request) -> Response:
 @router.post(
     "/chat_tokenize",
     responses={200: {"description": "The rendered prompt and its tokens."}},
-    openapi_extra=describe(
-        body={"schema": reference(ChatTokenizeRequest), "example": _CHAT_EXAMPLE}
-    ),
+    openapi_extra=describe(body=ChatTokenizeRequest, example=_CHAT_EXAMPLE),
 )
 async def tokenize_chat(request: Request) -> Response:
     """The prompt that the model's chat template renders from messages, and its tokens."""
-    wanted = parse(_CHAT, await body_of(request))
+    wanted = parse(ChatTokenizeRequest, await body_of(request))
     model = await services_of(request).registry.choose(wanted.model)
     if model.format is None or not model.has_chat:
         raise InvalidRequestError(f"{model.name} has no chat template")
