@@ -201,7 +201,6 @@ def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
 
 
 def _describe_security(document: dict[str, Any]) -> None:
-    """Add each operation's required scope, so that the documentation page accepts a token."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
     }

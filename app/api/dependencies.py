@@ -16,13 +16,11 @@ def services_of(request: Request) -> Services:
 
 
 def principal_of(request: Request) -> Principal:
-    """The principal that the authentication middleware found."""
     principal: Principal = request.scope["principal"]
     return principal
 
 
 def team_of(request: Request) -> str:
-    """The team whose rows the request may read."""
     return principal_of(request).team_id
 
 

@@ -35,7 +35,6 @@ def watch_disconnect(request: Request, *woken: asyncio.Event) -> Iterator[Callab
 
 
 def on_disconnect_of(request: Request, default: OnDisconnect) -> OnDisconnect:
-    """The value of X-On-Disconnect. Raises InvalidRequestError."""
     headers = dict(request.scope["headers"])
     given = headers.get(b"x-on-disconnect", default.encode()).strip().lower()
     if given == b"continue":

@@ -156,18 +156,15 @@ class StreamSession:
 
 
 async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
-    """Erase the texts of delivered results that are not to be stored."""
     with contextlib.suppress(DatabaseUnavailableError):  # maintenance erases them after an hour
         await services.erasure.erase(ids)
 
 
 def ids_of(answers: Sequence[SubmissionOutcome]) -> list[UUID]:
-    """The ids of new and replayed results."""
     return [answer.result_id for answer in answers]
 
 
 def replayed_header(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
-    """The header of replayed results."""
     return {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
 
 
@@ -191,7 +188,6 @@ def to_header(ids: Sequence[UUID]) -> str:
 
 
 def with_headers(request: Request, group: GroupRequest) -> GroupRequest:
-    """The group with its idempotency key and disconnect behavior from the headers."""
     key = idempotency_key(request, group.options.idempotency_key)
     # A client that sends a key can fetch the response later.
     default = group.on_disconnect if key is None else "continue"

@@ -24,7 +24,6 @@ def json_response(
 
 
 def problem_response(error: ServiceError) -> Response:
-    """A ServiceError as RFC 9457 problem+json."""
     return Response(orjson.dumps(error.to_problem()), error.status, error.headers, PROBLEM_JSON)
 
 
@@ -54,7 +53,6 @@ def validate(model: type[Model], value: object) -> Model:
 
 
 def to_field_errors(errors: Any) -> list[FieldError]:
-    """Pydantic's errors as field errors, the first twenty."""
     return [
         FieldError(".".join(str(part) for part in error["loc"]) or "body", _message(error))
         for error in errors[:_MAX_ERRORS]

@@ -40,7 +40,6 @@ class MetricsCollector:
         self._expires = 0.0
 
     async def text(self) -> bytes:
-        """All metrics, no older than a second."""
         async with self._making:
             if time.monotonic() >= self._expires:
                 await self._set_gauges()

@@ -79,7 +79,6 @@ async def _set(services: Services, name: str, *, is_draining: bool) -> Response:
 
 
 async def _answer(services: Services, name: str, status: int = 200) -> Response:
-    """The server's state after a change."""
     await services.registry.outdate()
     return await _to_response(services, services.fleet.get(name), status)
 

@@ -157,14 +157,12 @@ class SearchRequest(CamelModel):
 
 
 def check_documents(requests: Sequence[IndexRequest]) -> None:
-    """Raise InvalidRequestError if a list requests too many tokens."""
     _check_asked(
         "maximumContextLength", sum(request.maximum_context_length for request in requests)
     )
 
 
 def check_page(wanted: SearchRequest) -> None:
-    """Raise InvalidRequestError if a page requests too many tokens."""
     _check_asked("page_size", 2 * wanted.maximum_document_display_length * wanted.page_size)
 
 
@@ -181,7 +179,6 @@ def _check_asked(field: str, asked: int) -> None:
 
 
 def to_ids(engine: Engine, query: str | list[int]) -> list[int]:
-    """The token ids of a query. Raises InvalidRequestError."""
     if isinstance(query, list):
         _check_ids(query, engine.vocab_size, "query")
         return query

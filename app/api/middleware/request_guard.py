@@ -165,7 +165,6 @@ async def _discard(receive: Receive) -> None:
 
 
 def _host_name(value: str) -> str:
-    """The name in a Host or Origin header, without scheme and port."""
     host = value.split("://", 1)[-1].lower()
     if host.startswith("["):
         return host.split("]", 1)[0] + "]"
@@ -173,7 +172,6 @@ def _host_name(value: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Wrap `receive`: it returns the body in one piece, then the server's messages."""
     is_sent = False
 
     async def replay() -> Message:

@@ -237,7 +237,6 @@ def _key(
     content: Mapping[str, Any],
     seconds: float,
 ) -> NewKey:
-    """The client's key, or that of the cache."""
     if given is not None:
         return services.keys.new(given, hash_request(content))
     return cache_key(content, seconds)

@@ -188,7 +188,6 @@ async def _result_response(request: Request, services: Services, row: ResultRow)
 async def _pending_wire(
     services: Services, row: ResultRow
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """A pending result with its place in the queue, and the header for the next poll."""
     estimate = await services.positions.estimate(
         row.id, row.model_name, is_running=row.started_at is not None
     )

@@ -96,7 +96,6 @@ async def issue_ticket(result_id: str, services: ServicesOf, team: TeamOf) -> Re
 async def event_frames(
     services: Services, team_id: str, result_id: UUID, position: Position
 ) -> AsyncGenerator[bytes, None]:
-    """The encoded native events of a result after a position."""
     reader = ResultReader(
         services.hub,
         services.results,

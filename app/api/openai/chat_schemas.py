@@ -132,7 +132,6 @@ class ChatRequest(OpenAIRequest):
         return [one.to_template(knows_developer=knows_developer) for one in self.messages]
 
     def to_template_arguments(self) -> dict[str, Any]:
-        """Further template variables; only those that the request sets."""
         arguments: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             arguments["reasoning_effort"] = self.reasoning_effort
@@ -148,7 +147,6 @@ class ChatRequest(OpenAIRequest):
         return arguments
 
     def to_send_options(self, use: "ToolUse | None") -> SendOptions:
-        """Options of the results. Raises InvalidRequestError."""
         given: dict[str, Any] = {}
         max_tokens = self.max_completion_tokens or self.max_tokens
         if max_tokens is not None:

@@ -1,6 +1,6 @@
 """/v1/files: OpenAI's files: upload, list, read and delete."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query
@@ -18,7 +18,6 @@ from app.api.openai.batches_schemas import (
     from_wire_id,
     page_to_wire,
     to_file_details,
-    to_wire_id,
 )
 from app.api.openai.upload_form import UploadForm
 from app.batches.files import File, FileWriter
@@ -118,12 +117,8 @@ async def delete_file(file_id: str, services: ServicesOf, team: TeamOf) -> Respo
     """Delete a file. Batches that are past validation no longer need it."""
     identifier = from_wire_id("file-", file_id, "file")
     await services.files.delete(team, identifier)
-    deleted: dict[str, Any] = {
-        "id": to_wire_id("file-", identifier),
-        "object": "file",
-        "deleted": True,
-    }
-    return json_response(deleted)
+    deleted = DeletedRead(id=f"file-{identifier}", object="file", deleted=True)
+    return json_response(deleted.model_dump())
 
 
 async def _receive(request: Request, services: Services, team: str, writer: FileWriter) -> File:

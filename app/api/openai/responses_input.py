@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.api.openai.batches_schemas import to_wire_id
 from app.api.openai.schemas import value_error
 from app.core.ids import new_id
 
@@ -56,7 +55,6 @@ def _read_message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join(place: int, given: Mapping[str, Any], name: str) -> str:
-    """A text, or parts joined as its lines."""
     content = given.get(name)
     if isinstance(content, str):
         return content
@@ -77,7 +75,7 @@ def _join(place: int, given: Mapping[str, Any], name: str) -> str:
 def _with_id(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
     identifier = given.get("id")
     is_id = isinstance(identifier, str) and 0 < len(identifier) <= 256
-    return {"id": identifier if is_id else to_wire_id(prefix, new_id()), "status": "completed"}
+    return {"id": identifier if is_id else f"{prefix}{new_id()}", "status": "completed"}
 
 
 def _texts(place: int, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
@@ -129,7 +129,7 @@ async def list_input_items(
 ) -> Response:
     """List the input items of a response's request."""
     stored = stored_of(await services.results.get(team, from_response_id(response_id)))
-    items = list(page_of(stored.input, after=after, limit=limit, order=order))
+    items = page_of(stored.input, after=after, limit=limit, order=order)
     return json_response(page_to_wire(items, limit))
 
 
@@ -152,12 +152,8 @@ async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) 
     row = await services.results.get(team, from_response_id(response_id))
     stored_of(row)
     await services.contexts.delete(team, row.context_id, force=True)
-    deleted: dict[str, Any] = {
-        "id": to_response_id(row.id),
-        "object": "response",
-        "deleted": True,
-    }
-    return json_response(deleted)
+    deleted = DeletedRead(id=to_response_id(row.id), object="response", deleted=True)
+    return json_response(deleted.model_dump())
 
 
 def _render(prepared: PreparedResponse, rows: Sequence[ResultRow]) -> Response:
@@ -207,7 +203,6 @@ async def _respond_stream(request: Request, prepared: PreparedResponse) -> Respo
 async def _submit(
     request: Request, services: Services, prepared: PreparedResponse
 ) -> tuple[SubmissionOutcome, UUID, StoredRequest]:
-    """Submit the request; the outcome may be a replay of an earlier one."""
     group = with_headers(request, prepared.group)
     if prepared.stored.background:
         group = replace(group, on_disconnect="continue")

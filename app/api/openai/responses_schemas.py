@@ -133,7 +133,6 @@ class ResponseCreate(OpenAIRequest):
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def to_chat(self) -> ChatRequest:
-        """Convert to a chat completion's request. Raises InvalidRequestError."""
         chat: dict[str, Any] = {
             name: getattr(self, name) for name in self.model_fields_set & _SAME
         } | {"model": self.model, "messages": self._messages(), "metadata": self.metadata}

@@ -44,7 +44,6 @@ class PreparedResponse:
 async def prepare_response(
     services: Services, principal: Principal, create: ResponseCreate
 ) -> PreparedResponse:
-    """Assemble the conversation and the options. Raises InvalidRequestError, UnknownModelError."""
     if create.background and create.store is False:
         raise invalid_field("store", "must be true in the background, because it is read later")
     model = await services.registry.choose(create.model)

@@ -77,7 +77,6 @@ class PreparedRequest:
 
 
 async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequest:
-    """Prepare a chat completion. Raises InvalidRequestError, and the errors of `choose`."""
     model = await services.registry.choose(request.model)
     request = request.model_copy(update={"model": model.name})  # returned in the response
     if not model.has_chat:
@@ -104,7 +103,6 @@ async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequ
 
 
 async def prepare_completion(services: Services, request: CompletionRequest) -> PreparedRequest:
-    """Prepare a text completion. Raises InvalidRequestError, and the errors of `choose`."""
     model = await services.registry.choose(request.model)
     request = request.model_copy(update={"model": model.name})  # returned in the response
     options = request.to_send_options()

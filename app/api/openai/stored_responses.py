@@ -7,7 +7,7 @@ from uuid import UUID
 
 import orjson
 
-from app.api.openai.batches_schemas import from_wire_id, to_wire_id
+from app.api.openai.batches_schemas import from_wire_id
 from app.api.openai.chat_tools import ToolUse
 from app.core.errors import NotFoundError
 from app.inference.tool_calls import NamedReader, Reader, ToolFormat, reader_of, reader_of_forced
@@ -61,7 +61,7 @@ def _to_use(calls: Mapping[str, Any] | None) -> ToolUse | None:
 
 
 def to_response_id(result_id: UUID) -> str:
-    return to_wire_id("resp_", result_id)
+    return f"resp_{result_id}"
 
 
 def from_response_id(text: str) -> UUID:

@@ -28,7 +28,6 @@ class TokenReader:
             self._texts = TokenTexts(known.tokenizer, generation.prompt_ids)
 
     def read(self, position: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The token at a position, and the most likely ones there if requested."""
         identifier, entry = sampled(position)
         text = self._texts.add(int(identifier)) if self._texts else entry["decoded_token"]
         wire: dict[str, Any] = {"token": self._token(identifier, entry, text)}
@@ -51,7 +50,6 @@ class TokenReader:
 
 
 def sampled(position: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """The sampled token of a position, among the likely ones."""
     for identifier, entry in position.items():
         if entry.get("sampled"):
             return identifier, entry
@@ -82,7 +80,6 @@ def finish_reason(row: ResultRow, stops: Sequence[str] | None) -> str:
 
 
 def generation_to_wire(generation: Generation, rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """The response of /generate: the best text, with the requested details of all."""
     best, *others = rows
     answer: dict[str, Any] = {"generated_text": generation.prefix + best.text}
     if generation.given.details:
@@ -164,7 +161,6 @@ class EventWriter:
         self._last: dict[str, Any] | None = None
 
     def add(self, text: str, positions: Sequence[Mapping[str, Any]]) -> bytes:
-        """Add text and tokens; returns the events that can be sent."""
         self._text += text
         frames = []
         for place, position in enumerate(positions):
@@ -191,7 +187,6 @@ class EventWriter:
         )
 
     def end(self, row: ResultRow) -> bytes:
-        """The last event. Its text is the stored one."""
         event = self._held
         if event is None and self._last is not None:
             # The engine stopped at a token that was not held back: repeat it, with an empty text.

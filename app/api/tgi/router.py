@@ -210,7 +210,6 @@ async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response
 async def _prepare(
     request: Request, wanted: GenerateRequest, *, is_stream: bool
 ) -> _PreparedGeneration:
-    """Check a request against TGI's bounds and the model's. Raises InvalidRequestError and others."""
     given = check(wanted, is_stream=is_stream)
     model = await services_of(request).registry.choose(wanted.model)
     most, known = model.max_model_len, model.format

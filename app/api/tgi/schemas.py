@@ -153,7 +153,6 @@ def is_sampling(given: GenerateParameters | None) -> bool:
 
 
 def check(request: GenerateRequest, *, is_stream: bool) -> GenerateParameters:
-    """The parameters within their bounds. Raises InvalidRequestError with TGI's messages."""
     given = request.parameters or GenerateParameters()
     for fault in _faults(request, given, is_stream=is_stream):
         raise InvalidRequestError(fault)
@@ -193,7 +192,6 @@ def _faults(
 
 
 def _requests_sampling(request: GenerateRequest) -> bool:
-    """Return whether TGI would allow several texts: each of these members is enough."""
     given = request.parameters
     if given is None or given.do_sample:
         return True
@@ -221,7 +219,6 @@ def _number_faults(given: GenerateParameters) -> Iterable[str]:
 
 
 def check_length(given: GenerateParameters, tokens: int, most: int) -> None:
-    """Raise InvalidRequestError if prompt and output exceed `most`, the model's length."""
     asked = given.max_new_tokens
     if asked is not None and tokens + asked > most:
         raise InvalidRequestError(
@@ -248,7 +245,6 @@ def choose_seed(given: GenerateParameters, idempotency_key: str | None) -> int:
 def to_sampling(
     generation: Generation, max_tokens: int | None, seed: int, *, with_tokens: bool
 ) -> SamplingParameters:
-    """The engine's parameters. Raises InvalidRequestError."""
     given, draws = generation.given, generation.is_sampling
     members = {
         "max_tokens": max_tokens,
@@ -295,7 +291,6 @@ def _to_structure(grammar: Grammar) -> dict[str, JsonValue]:
 
 
 def to_messages(request: ChatTokenizeRequest) -> list[dict[str, Any]]:
-    """The messages for chat templates. Raises InvalidRequestError for other parts than text."""
     return [_to_message(message) for message in request.messages]
 
 
