@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 from app.api.metrics_collector import MetricsCollector
 from app.api.metrics_server import MetricsServer
@@ -11,6 +10,7 @@ from app.api.readiness import Readiness
 from app.auth.authenticator import Authenticator
 from app.auth.token_store import TokenStore
 from app.batches.files import FileStore
+from app.batches.processor import BatchProcessor
 from app.batches.store import BatchStore
 from app.batches.work import BatchWork
 from app.core import schema_version
@@ -141,15 +141,9 @@ def new_worker(services: Services) -> Worker:
     )
 
 
-class Runs(Protocol):
-    """A task that runs until it is cancelled."""
-
-    async def run(self) -> None: ...
-
-
 @contextlib.asynccontextmanager
 async def background(
-    services: Services, feeder: Runs | None
+    services: Services, feeder: BatchProcessor | None
 ) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Run the maintenance tasks; the caller watches them, the exit cancels them.
 

@@ -50,7 +50,7 @@ async def respond_complete(
         answers = await services.submissions.submit_group(principal, group, ids)
         is_new = not any(isinstance(answer, Replayed) for answer in answers)
         if not is_new:
-            ids = ids_of(answers)
+            ids = [answer.result_id for answer in answers]
             woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
         is_disconnected = stack.enter_context(watch_disconnect(request, *woken))
         is_over = False
@@ -100,14 +100,12 @@ async def respond_stream(
         for one in ids:  # reserve the places of the streams
             stack.enter_context(services.hub.reading(one))
         answers = await services.submissions.submit_group(principal, group, ids)
-    headers = replayed_header(answers)
-    session = StreamSession(
-        services, principal.team_id, group, ids_of(answers), is_replayed=bool(headers)
-    )
-    headers[RESULT_ID_HEADER] = to_header(session.ids)
+    ids = [answer.result_id for answer in answers]
+    is_replayed = isinstance(answers[0], Replayed)
+    session = StreamSession(services, principal.team_id, group, ids, is_replayed)
     return response_type(
-        session.frames(encode(session.ids, session.events(with_tokens=with_tokens))),
-        headers,
+        session.frames(encode(ids, session.events(with_tokens=with_tokens))),
+        id_headers(answers),
         on_disconnect=session.cancel_unfinished,
         media_type=media_type,
     )
@@ -160,12 +158,10 @@ async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
         await services.erasure.erase(ids)
 
 
-def ids_of(answers: Sequence[SubmissionOutcome]) -> list[UUID]:
-    return [answer.result_id for answer in answers]
-
-
-def replayed_header(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
-    return {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
+def id_headers(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
+    """The headers that name the results, and mark replayed ones."""
+    replayed = {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
+    return {RESULT_ID_HEADER: to_header([answer.result_id for answer in answers])} | replayed
 
 
 def mark_replayed(error: ResultFailedError | StoppingError) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from typing import Annotated, Any
-from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -12,7 +11,6 @@ from app.api.admin.launches_schemas import (
     LaunchState,
     LogRead,
     ProfileRead,
-    catalogue_to_wire,
     launch_to_wire,
     profile_to_wire,
 )
@@ -76,7 +74,7 @@ async def list_launches(
 @router.get("/launches/catalogue", response_model=list[CatalogueEntry])
 async def list_catalogue(services: ServicesOf) -> Response:
     """List the models that the operator offers."""
-    return json_response([catalogue_to_wire(one) for one in _catalogue(services).values()])
+    return json_response([one.model_dump() for one in _catalogue(services).values()])
 
 
 @router.get("/launches/profiles", response_model=list[ProfileRead])
@@ -99,32 +97,29 @@ async def plan_launch(request: Request, services: ServicesOf) -> Response:
 @router.get("/launches/{launch_id}", response_model=LaunchRead)
 async def read_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read one launch."""
-    launch = await services.launches.get(team, _id(launch_id))
+    launch = await services.launches.get(team, to_id(launch_id, "launch"))
     return json_response(launch_to_wire(launch))
 
 
 @router.get("/launches/{launch_id}/log", response_model=LogRead)
 async def read_launch_log(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read the end of the job's output."""
-    return json_response({"log": await services.launches.log(team, _id(launch_id))})
+    log = await services.launches.log(team, to_id(launch_id, "launch"))
+    return json_response({"log": log})
 
 
 @router.post("/launches/{launch_id}/stop", status_code=202, response_model=LaunchRead)
 async def stop_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Stop a launch: drain its server, then end its job. An ended launch stays unchanged."""
-    launch = await services.launches.stop(team, _id(launch_id))
+    launch = await services.launches.stop(team, to_id(launch_id, "launch"))
     return json_response(launch_to_wire(launch), 202)
 
 
 @router.delete("/launches/{launch_id}", status_code=204)
 async def delete_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Delete a launch that has ended."""
-    await services.launches.delete(team, _id(launch_id))
+    await services.launches.delete(team, to_id(launch_id, "launch"))
     return Response(status_code=204)
-
-
-def _id(text: str) -> UUID:
-    return to_id(text, "launch")
 
 
 def _spec(services: Services, body: bytes) -> LaunchSpec:

@@ -37,8 +37,8 @@ async def register_server(request: Request, services: ServicesOf) -> Response:
     """
     server = parse(ServerCreate, await request.body())
     for known in services.fleet.servers:
-        if known.address.is_static and known.address.grpc == server.grpc:
-            raise _is_static(known)
+        if known.address.grpc == server.grpc:
+            _check_registered(known)
     await services.fleet.store.add(server.to_address())
     answer = await _answer(services, server.name, 201)
     answer.headers["Location"] = str(request.url.path).rstrip("/") + f"/{server.name}"
@@ -66,14 +66,14 @@ async def resume_server(name: str, services: ServicesOf) -> Response:
 @router.delete("/servers/{name}", status_code=204)
 async def remove_server(name: str, services: ServicesOf) -> Response:
     """Remove a server; its running results continue to their end."""
-    _refuse_static(services, name)
+    _check_registered(services.fleet.find(name))
     await services.fleet.store.remove(name)
     await services.registry.outdate()
     return Response(status_code=204)
 
 
 async def _set(services: Services, name: str, *, is_draining: bool) -> Response:
-    _refuse_static(services, name)
+    _check_registered(services.fleet.find(name))
     await services.fleet.store.drain(name, is_draining=is_draining)
     return await _answer(services, name)
 
@@ -88,14 +88,9 @@ async def _to_response(services: Services, server: Server, status: int = 200) ->
     return json_response(server_to_wire(server, running.get(server.name, 0)), status)
 
 
-def _refuse_static(services: Services, name: str) -> None:
-    known = services.fleet.find(name)
-    if known is not None and known.address.is_static:
-        raise _is_static(known)
-
-
-def _is_static(server: Server) -> ConflictError:
-    return ConflictError(
-        f"Server {server.name!r} ({server.address.grpc}) is named by TRITON_GRPC_SERVICE: change the "
-        "setting, and restart."
-    )
+def _check_registered(server: Server | None) -> None:
+    if server is not None and server.address.is_static:
+        raise ConflictError(
+            f"Server {server.name!r} ({server.address.grpc}) is named by TRITON_GRPC_SERVICE: change "
+            "the setting, and restart."
+        )

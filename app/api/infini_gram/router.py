@@ -29,8 +29,7 @@ from app.api.infini_gram.schemas import (
     QueryRequest,
     RankRequest,
     SearchRequest,
-    check_documents,
-    check_page,
+    check_document_tokens,
     to_cnf,
     to_ids,
 )
@@ -236,7 +235,8 @@ def get_document_by_index(engine: Engine, wanted: IndexRequest) -> answers.OneDo
 )
 def get_documents_by_index(engine: Engine, wanted: IndexRequests) -> answers.DocumentsRead:
     """The beginnings of several documents."""
-    check_documents(wanted.root)
+    asked = sum(one.maximum_context_length for one in wanted.root)
+    check_document_tokens("maximumContextLength", asked)
     documents = [_beginning(engine, one) for one in wanted.root]
     return answers.DocumentsRead(index=engine.declaration.name, documents=_all(engine, documents))
 
@@ -279,7 +279,8 @@ async def search_documents(request: Request) -> Response:
 
 
 def _search(engine: Engine, wanted: SearchRequest) -> answers.PageRead:
-    check_page(wanted)
+    asked = 2 * wanted.maximum_document_display_length * wanted.page_size
+    check_document_tokens("page_size", asked)
     ids = to_ids(engine, wanted.search)
     found = engine.find(ids)
     around = (len(ids), wanted.maximum_document_display_length)

@@ -5,7 +5,6 @@ camelCase or snake_case; unknown ones are ignored. Bounds are the original's whe
 are those on documents (`MAX_CONTEXT` and below), which it leaves open.
 """
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
@@ -31,9 +30,8 @@ DEFAULT_DIFF_TOKENS = 100
 MAX_CONTEXT = 10_000
 MAX_DOCUMENTS = 100
 MAX_DOCUMENT_TOKENS = 200_000
-_MAX_POSITION = (
-    2**62
-)  # of ranks, pointers, documents: far beyond any index, below the engine's 2**64
+# Of ranks, pointers and documents: far beyond any index, below the engine's 2**64.
+_MAX_POSITION = 2**62
 
 AND, OR = " AND ", " OR "
 
@@ -156,17 +154,8 @@ class SearchRequest(CamelModel):
     page_size: int = Field(10, ge=1, le=MAX_DOCUMENTS)
 
 
-def check_documents(requests: Sequence[IndexRequest]) -> None:
-    _check_asked(
-        "maximumContextLength", sum(request.maximum_context_length for request in requests)
-    )
-
-
-def check_page(wanted: SearchRequest) -> None:
-    _check_asked("page_size", 2 * wanted.maximum_document_display_length * wanted.page_size)
-
-
-def _check_asked(field: str, asked: int) -> None:
+def check_document_tokens(field: str, asked: int) -> None:
+    """Raise InvalidRequestError if a request's documents have too many tokens together."""
     if asked > MAX_DOCUMENT_TOKENS:
         raise invalid_field(
             field,

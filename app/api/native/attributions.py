@@ -7,7 +7,7 @@ run: clients can poll, stream and cancel it, and a webhook reports its end.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -131,12 +131,11 @@ async def _attribute(
     deadline = settings.default_deadline_seconds
     if version is not None:  # no client looks for it later if this process dies
         deadline = settings.attribution_seconds + _MARGIN_SECONDS
-    draft = AttributionDraft(new_id(), index, text, parameters, deadline)
-    outcome = await _submit_and_wait(request, draft, key, version, ends)
-    while version is not None and not outcome.is_new and outcome.row.state == "failed":
-        draft = replace(draft, id=new_id())
+    while True:
+        draft = AttributionDraft(new_id(), index, text, parameters, deadline)
         outcome = await _submit_and_wait(request, draft, key, version, ends)
-    return outcome
+        if version is None or outcome.is_new or outcome.row.state != "failed":
+            return outcome
 
 
 async def _submit_and_wait(

@@ -36,10 +36,7 @@ from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire
 from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import Position
-from app.results.submission import (
-    Accepted,
-    SubmissionOutcome,
-)
+from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])
@@ -156,7 +153,7 @@ async def create_results(request: Request) -> Response:
                 "Idempotency-Key", "cannot apply to a list: give each item its own idempotency_key"
             )
         answers = await services.submissions.submit_all(principal, _parse_list(body))
-        return json_response([_bulk_item(services, answer) for answer in answers], 202)
+        return json_response([_to_wire(services, answer) for answer in answers], 202)
     create = _with_key(request, parse(ResultCreate, body))
     return await send(
         request,
@@ -254,7 +251,7 @@ def _response(
     row: ResultRow | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    wire = result_wire(services, row) if row else _answer_to_wire(services, answer)
+    wire = result_wire(services, row) if row else _to_wire(services, answer)
     headers = _headers(answer) | (headers or {})
     if wire["state"] != "pending":
         return json_response(wire, 200, headers)
@@ -297,11 +294,9 @@ def _read_item(item: object) -> ResultCreate | ServiceError:
         return error
 
 
-def _bulk_item(services: Services, item: SubmissionOutcome | ServiceError) -> dict[str, Any]:
-    return item.to_problem() if isinstance(item, ServiceError) else _answer_to_wire(services, item)
-
-
-def _answer_to_wire(services: Services, answer: SubmissionOutcome) -> dict[str, Any]:
+def _to_wire(services: Services, answer: SubmissionOutcome | ServiceError) -> dict[str, Any]:
+    if isinstance(answer, ServiceError):
+        return answer.to_problem()
     if isinstance(answer, Replayed):
         return result_wire(services, answer.row)
     return accepted_to_wire(answer.result, model_ready=answer.model_ready)

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from app.queue.depth import ModelLoad
 from app.results.stats.histogram import percentile
 from app.results.stats.history import Point, Window
 from app.results.stats.system import SystemState
@@ -127,6 +128,7 @@ def _point_to_wire(point: Point, window: Window) -> dict[str, Any]:
 
 def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
     names = sorted(state.queues.keys() | state.oldest_seconds.keys())
+    loads = {name: state.queues.get(name, ModelLoad()) for name in names}
     return {
         "version": version,
         "schema_version": state.schema_version,
@@ -136,7 +138,15 @@ def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
             "tables": [asdict(table) for table in state.tables],
         },
         "workers": [asdict(worker) | {"id": str(worker.id)} for worker in state.workers],
-        "queues": [_queue_to_wire(state, name) for name in names],
+        "queues": [
+            {
+                "name": name,
+                "queued": load.queued,
+                "running": load.running,
+                "oldest_seconds": state.oldest_seconds.get(name),
+            }
+            for name, load in loads.items()
+        ],
         "queue_history": [
             {
                 "minute": sample.begins,
@@ -149,14 +159,4 @@ def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
         ],
         "history": points_to_wire(state.history, state.window),
         "failures": [asdict(failure) for failure in state.failures],
-    }
-
-
-def _queue_to_wire(state: SystemState, name: str) -> dict[str, Any]:
-    load = state.queues.get(name)
-    return {
-        "name": name,
-        "queued": load.queued if load else 0,
-        "running": load.running if load else 0,
-        "oldest_seconds": state.oldest_seconds.get(name),
     }

@@ -175,14 +175,13 @@ async def _result_response(request: Request, services: Services, row: ResultRow)
     is_known = any(
         name == b"if-none-match" and tag in value for name, value in request.scope["headers"]
     )
-    if row.state != "pending":
-        headers = {"ETag": tag.decode()}
-        if is_known:
-            return Response(None, 304, headers)
-        return json_response(result_wire(services, row), 200, headers)
-    wire, headers = await _pending_wire(services, row)
-    headers["ETag"] = tag.decode()
-    return Response(None, 304, headers) if is_known else json_response(wire, 200, headers)
+    wire, headers = None, {"ETag": tag.decode()}
+    if row.state == "pending":
+        wire, retry = await _pending_wire(services, row)
+        headers |= retry
+    if is_known:
+        return Response(None, 304, headers)
+    return json_response(wire or result_wire(services, row), 200, headers)
 
 
 async def _pending_wire(

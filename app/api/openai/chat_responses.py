@@ -9,18 +9,8 @@ import orjson
 from app.api.logprobs import logprob_of
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.chat_tools import ToolUse
-from app.api.openai.schemas import (
-    Frames,
-    answer_to_wire,
-    likeliest,
-    sampled_of,
-)
-from app.inference.tool_calls import (
-    Piece,
-    ToolCall,
-    call_id,
-    read_all,
-)
+from app.api.openai.schemas import Frames, answer_to_wire, likeliest, sampled_of
+from app.inference.tool_calls import Piece, ToolCall, call_id, read_all
 from app.results.rows import ResultRow
 
 

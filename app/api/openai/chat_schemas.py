@@ -5,21 +5,11 @@ https://platform.openai.com/docs/api-reference/chat
 
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    JsonValue,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, JsonValue, PlainValidator, model_validator
 
 from app.api.openai.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage
 from app.api.openai.chat_tools import Tool, ToolChoice, ToolUse
-from app.api.openai.schemas import (
-    OpenAIRequest,
-    Refused,
-    value_error,
-)
+from app.api.openai.schemas import OpenAIRequest, Refused, value_error
 from app.core.bounded_json import check_json
 from app.core.errors import invalid_field
 from app.inference.prompts import PromptFormat

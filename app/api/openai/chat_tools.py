@@ -4,20 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    JsonValue,
-    PlainValidator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, PlainValidator
 
 from app.api.openai.schemas import STRICT, value_error
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, check_schema
-from app.inference.tool_calls import (
-    Reader,
-    ToolFormat,
-)
+from app.inference.tool_calls import Reader, ToolFormat
 
 
 def _check_parameters(value: Any) -> Any:

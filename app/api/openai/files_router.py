@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf
 from app.api.json_codec import json_response
 from app.api.openai.batches_schemas import (
@@ -20,7 +19,6 @@ from app.api.openai.batches_schemas import (
     to_file_details,
 )
 from app.api.openai.upload_form import UploadForm
-from app.batches.files import File, FileWriter
 
 router = APIRouter(tags=["openai"])
 
@@ -57,7 +55,12 @@ async def upload_file(request: Request, services: ServicesOf, team: TeamOf) -> R
     await services.files.check_room(team)
     writer = services.files.writer(team)
     try:
-        return json_response(file_to_wire(await _receive(request, services, team, writer)))
+        form = UploadForm(request.headers.get("content-type", ""))
+        async for piece in request.stream():
+            await writer.write(form.feed(piece))
+        form.close()
+        details = to_file_details(form.fields, form.filename)
+        return json_response(file_to_wire(await services.files.finish(team, writer, details)))
     except ClientDisconnect:
         return Response(status_code=499)  # for the log alone
     finally:
@@ -119,12 +122,3 @@ async def delete_file(file_id: str, services: ServicesOf, team: TeamOf) -> Respo
     await services.files.delete(team, identifier)
     deleted = DeletedRead(id=f"file-{identifier}", object="file", deleted=True)
     return json_response(deleted.model_dump())
-
-
-async def _receive(request: Request, services: Services, team: str, writer: FileWriter) -> File:
-    form = UploadForm(request.headers.get("content-type", ""))
-    async for piece in request.stream():
-        await writer.write(form.feed(piece))
-    form.close()
-    details = to_file_details(form.fields, form.filename)
-    return await services.files.finish(team, writer, details)

@@ -1,6 +1,6 @@
 """Input items of a response's request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from app.api.openai.schemas import value_error
@@ -28,7 +28,8 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
         return _read_message(place, given)
     if kind == "function_call":
         names = ("call_id", "name", "arguments")
-        return _with_id("fc_", given) | {"type": kind} | _texts(place, given, names)
+        call = {name: _text(place, given, name) for name in names}
+        return _with_id("fc_", given) | {"type": kind} | call
     if kind == "function_call_output":
         output = {
             "call_id": _text(place, given, "call_id"),
@@ -76,10 +77,6 @@ def _with_id(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
     identifier = given.get("id")
     is_id = isinstance(identifier, str) and 0 < len(identifier) <= 256
     return {"id": identifier if is_id else f"{prefix}{new_id()}", "status": "completed"}
-
-
-def _texts(place: int, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    return {name: _text(place, given, name) for name in names}
 
 
 def _text(place: int, given: Mapping[str, Any], name: str) -> str:

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-)
+from pydantic import BaseModel, ConfigDict
 
 from app.api.openai.batches_schemas import ListRead
 from app.api.openai.chat_responses import chat_message, token_logprobs

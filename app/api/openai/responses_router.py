@@ -1,9 +1,8 @@
 """/v1/responses: OpenAI's responses: create, read, stream, cancel and delete."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -11,14 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, principal_of, services_of, team_of
-from app.api.group_responses import (
-    RESULT_ID_HEADER,
-    erase_delivered,
-    replayed_header,
-    respond_complete,
-    to_header,
-    with_headers,
-)
+from app.api.group_responses import erase_delivered, id_headers, respond_complete, with_headers
 from app.api.idempotency_header import KEY_HEADER
 from app.api.json_codec import json_response, parse
 from app.api.openai.batches_schemas import DeletedRead, page_to_wire
@@ -42,7 +34,6 @@ from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import FieldError, InvalidRequestError, invalid_field
 from app.core.ids import new_id
-from app.results.rows import ResultRow
 from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["openai"])
@@ -83,7 +74,11 @@ async def create_response(request: Request) -> Response:
             return await _respond_stream(request, prepared)
         if create.background:
             return await _respond_at_once(request, prepared)
-        return await respond_complete(request, prepared.group, partial(_render, prepared))
+        return await respond_complete(
+            request,
+            prepared.group,
+            lambda rows: json_response(response_to_wire(prepared.stored, rows[0])),
+        )
     except InvalidRequestError as error:
         error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
         raise
@@ -156,10 +151,6 @@ async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) 
     return json_response(deleted.model_dump())
 
 
-def _render(prepared: PreparedResponse, rows: Sequence[ResultRow]) -> Response:
-    return json_response(response_to_wire(prepared.stored, rows[0]))
-
-
 def _member(field: str) -> str:
     names = {"content": "input", "messages": "input", "parameters.max_tokens": "max_output_tokens"}
     return names.get(field, field.removeprefix("parameters."))
@@ -172,8 +163,7 @@ async def _respond_at_once(request: Request, prepared: PreparedResponse) -> Resp
         wire = bare_response(stored, result_id, "queued")
     else:
         wire = response_to_wire(stored, answer.row)
-    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
-    return json_response(wire, 200, headers)
+    return json_response(wire, 200, id_headers([answer]))
 
 
 async def _respond_stream(request: Request, prepared: PreparedResponse) -> Response:
@@ -196,8 +186,7 @@ async def _respond_stream(request: Request, prepared: PreparedResponse) -> Respo
         if is_cancelled and not stored.background and not events.is_over:
             await services.groups.cancel(team, [result_id])
 
-    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
-    return EventStreamResponse(frames(), headers, on_disconnect=leave)
+    return EventStreamResponse(frames(), id_headers([answer]), on_disconnect=leave)
 
 
 async def _submit(

@@ -4,7 +4,7 @@ A response is a result; its request's echo is stored with it, in the same statem
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -53,7 +53,8 @@ async def prepare_response(
     messages = chat.to_messages(model.format)
     if create.previous_response_id is not None:
         earlier = await _conversation(services, principal.team_id, create.previous_response_id)
-        messages = _bounded(_with_earlier(earlier, messages, create))
+        own = 1 if create.instructions else 0  # only the new request's instructions apply
+        messages = _bounded([*messages[:own], *earlier, *messages[own:]])
     request = create.to_stored(use)
     stored = StoredRequest.of(request)
     assert stored is not None
@@ -84,14 +85,6 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
         )
     messages = context.messages or []
     return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]
-
-
-def _with_earlier(
-    earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], create: ResponseCreate
-) -> list[dict[str, Any]]:
-    """Join the conversation; only the new request's instructions apply."""
-    instructions = 1 if create.instructions else 0
-    return [*new[:instructions], *earlier, *new[instructions:]]
 
 
 def _bounded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ async def create_completion(request: Request) -> Response:
 
 async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> Response:
     try:
-        if prepared.streams:
+        if prepared.request.stream:
             return await respond_stream(
                 request, prepared.group, prepared.encode, with_tokens=prepared.with_tokens
             )
@@ -59,12 +59,14 @@ async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> R
             request, prepared.group, lambda rows: json_response(prepared.answer(rows))
         )
     except InvalidRequestError as error:
-        error.errors = [FieldError(_member(one.field, prompt), one.message) for one in error.errors]
+        error.errors = [
+            FieldError(
+                prompt if one.field == "content" else one.field.removeprefix("parameters."),
+                one.message,
+            )
+            for one in error.errors
+        ]
         raise
-
-
-def _member(field: str, prompt: str) -> str:
-    return prompt if field == "content" else field.removeprefix("parameters.")
 
 
 @router.head("/v1/models", include_in_schema=False)

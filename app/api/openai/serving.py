@@ -18,7 +18,7 @@ from app.api.openai.completions_schemas import (
     TokenIds,
     completion,
 )
-from app.api.openai.schemas import DONE, Frames, error_frame
+from app.api.openai.schemas import DONE, Frames, OpenAIRequest, error_frame
 from app.api.openai.tool_selection import tool_use_of
 from app.api.sse import KEEP_ALIVE
 from app.core.errors import ServiceError, invalid_field
@@ -36,8 +36,7 @@ class PreparedRequest:
     group: GroupRequest
     answer: Callable[[Sequence[ResultRow]], dict[str, Any]]
     new_frames: Callable[[Sequence[UUID]], Frames]
-    streams: bool
-    include_usage: bool
+    request: OpenAIRequest
     with_tokens: bool
     silence_seconds: float
 
@@ -71,7 +70,7 @@ class PreparedRequest:
             yield error_frame(error) + DONE
             return
         usage = b""
-        if self.include_usage:
+        if self.request.include_usage:
             usage = frames.usage([rows[place] for place in range(len(ids))])
         yield usage + DONE
 
@@ -95,8 +94,7 @@ async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequ
         ),
         answer=lambda rows: chat_completion(request, use, rows),
         new_frames=lambda ids: ChatFrames(request, use, ids),
-        streams=bool(request.stream),
-        include_usage=request.include_usage,
+        request=request,
         with_tokens=bool(request.logprobs),
         silence_seconds=services.settings.keep_alive_seconds,
     )
@@ -117,8 +115,7 @@ async def prepare_completion(services: Services, request: CompletionRequest) -> 
         ),
         answer=lambda rows: completion(request, texts, rows),
         new_frames=lambda ids: CompletionFrames(request, texts, ids),
-        streams=bool(request.stream),
-        include_usage=request.include_usage,
+        request=request,
         with_tokens=request.logprobs is not None,
         silence_seconds=services.settings.keep_alive_seconds,
     )

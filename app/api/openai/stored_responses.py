@@ -65,7 +65,6 @@ def to_response_id(result_id: UUID) -> str:
 
 
 def from_response_id(text: str) -> UUID:
-    """The result's id. Raises NotFoundError."""
     return from_wire_id("resp_", text, "response")
 
 

@@ -3,20 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import (
-    JsonValue,
-)
+from pydantic import JsonValue
 
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.chat_tools import Function, Tool, ToolUse
 from app.core.errors import invalid_field
 from app.inference.prompts import PromptFormat
-from app.inference.tool_calls import (
-    NamedReader,
-    ToolFormat,
-    reader_of,
-    reader_of_forced,
-)
+from app.inference.tool_calls import NamedReader, ToolFormat, reader_of, reader_of_forced
 
 
 def tool_use_of(request: ChatRequest, prompt_format: PromptFormat | None) -> ToolUse | None:

@@ -60,14 +60,12 @@ def best_first(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The generation with the highest cumulative log probability, then the others in their order."""
     if len(rows) == 1:
         return list(rows)
-    totals = [_total(row) for row in rows]
-    best = max(range(len(rows)), key=lambda place: totals[place])
-    return [rows[best], *(row for place, row in enumerate(rows) if place != best)]
+    best = max(rows, key=_total)
+    return [best, *(row for row in rows if row is not best)]
 
 
 def _total(row: ResultRow) -> float:
-    positions = row.token_logprobs()
-    return sum(logprob_of(sampled(position)[1]) for position in positions)
+    return sum(logprob_of(sampled(position)[1]) for position in row.token_logprobs())
 
 
 def finish_reason(row: ResultRow, stops: Sequence[str] | None) -> str:

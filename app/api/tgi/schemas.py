@@ -291,14 +291,13 @@ def _to_structure(grammar: Grammar) -> dict[str, JsonValue]:
 
 
 def to_messages(request: ChatTokenizeRequest) -> list[dict[str, Any]]:
-    return [_to_message(message) for message in request.messages]
-
-
-def _to_message(message: ChatMessage) -> dict[str, Any]:
-    content = message.content
-    if isinstance(content, list):
-        if any(part.get("type") != "text" for part in content):
-            raise InvalidRequestError("messages: parts other than `text` are not supported")
-        content = "".join(str(part.get("text", "")) for part in content)
-    template_message = {"role": message.role, "content": content or ""}
-    return template_message | ({"name": message.name} if message.name is not None else {})
+    messages = []
+    for message in request.messages:
+        content = message.content
+        if isinstance(content, list):
+            if any(part.get("type") != "text" for part in content):
+                raise InvalidRequestError("messages: parts other than `text` are not supported")
+            content = "".join(str(part.get("text", "")) for part in content)
+        named = {} if message.name is None else {"name": message.name}
+        messages.append({"role": message.role, "content": content or ""} | named)
+    return messages
