@@ -34,9 +34,7 @@ Events = AsyncGenerator[GroupEvent, None]
 
 
 async def respond_complete(
-    request: Request,
-    group: GroupRequest,
-    render: Callable[[Sequence[ResultRow]], Response],
+    request: Request, group: GroupRequest, render: Callable[[Sequence[ResultRow]], Response]
 ) -> Response:
     """Send a group; respond with `render` of its results when all are completed.
 

@@ -229,10 +229,7 @@ def get_document_by_index(engine: Engine, wanted: IndexRequest) -> answers.OneDo
     return _one(engine, _beginning(engine, wanted))
 
 
-@_post(
-    [_BEGINNING],
-    {"type": "array", "maxItems": MAX_DOCUMENTS, "items": reference(IndexRequest)},
-)
+@_post([_BEGINNING], {"type": "array", "maxItems": MAX_DOCUMENTS, "items": reference(IndexRequest)})
 def get_documents_by_index(engine: Engine, wanted: IndexRequests) -> answers.DocumentsRead:
     """The beginnings of several documents."""
     asked = sum(one.maximum_context_length for one in wanted.root)

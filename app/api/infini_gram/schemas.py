@@ -30,7 +30,7 @@ DEFAULT_DIFF_TOKENS = 100
 MAX_CONTEXT = 10_000
 MAX_DOCUMENTS = 100
 MAX_DOCUMENT_TOKENS = 200_000
-# Of ranks, pointers and documents: far beyond any index, below the engine's 2**64.
+# The largest rank, pointer or document: far beyond any index, below the engine's 2**64.
 _MAX_POSITION = 2**62
 
 AND, OR = " AND ", " OR "
@@ -78,10 +78,7 @@ class NtdRequest(QueryRequest):
     """ntd and infgram_ntd."""
 
     max_support: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_SUPPORT,
-        description=f"Most occurrences to sample ({DEFAULT_SUPPORT}).",
+        None, ge=1, le=MAX_SUPPORT, description=f"Most occurrences to sample ({DEFAULT_SUPPORT})."
     )
 
 

@@ -5,7 +5,6 @@ run: clients can poll, stream and cancel it, and a webhook reports its end.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import PrincipalOf, ServicesOf, TeamOf, principal_of, services_of, to_id
-from app.api.disconnects import ON_DISCONNECT_HEADER, on_disconnect_of, watch_disconnect
+from app.api.disconnects import ON_DISCONNECT_HEADER, on_disconnect_of, wait_for_end
 from app.api.group_responses import RESULT_ID_HEADER
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
@@ -145,18 +144,12 @@ async def _submit_and_wait(
     services, principal = services_of(request), principal_of(request)
     with services.hub.expecting(draft.id) as woken:
         answer = await services.submissions.submit_attribution(principal, draft, key, version)
-        is_new, found = not isinstance(answer, Replayed), answer.result_id
-        expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
-        with expecting as signal, watch_disconnect(request, signal) as is_disconnected:
-            row = await services.hub.wait_terminal(
-                principal.team_id,
-                found,
-                max(0.0, ends - asyncio.get_running_loop().time()),
-                signal,
-                is_new=is_new,
-                is_disconnected=is_disconnected,
-            )
-            return _Outcome(row, is_new, is_disconnected())
+        is_new = not isinstance(answer, Replayed)
+        seconds = max(0.0, ends - asyncio.get_running_loop().time())
+        row, is_disconnected = await wait_for_end(
+            request, answer.result_id, seconds, woken if is_new else None
+        )
+        return _Outcome(row, is_new, is_disconnected)
 
 
 @router.post(
@@ -165,9 +158,7 @@ async def _submit_and_wait(
     response_model=ResultRead,
     responses={200: {"model": ResultRead, "content": {MEDIA_TYPE: {}}}},
     openapi_extra=describe(
-        header=WISHES | KEY_HEADER,
-        body=AttributionParameters,
-        example={"minimumSpanLength": 3},
+        header=WISHES | KEY_HEADER, body=AttributionParameters, example={"minimumSpanLength": 3}
     ),
 )
 async def attribute_result(
@@ -231,10 +222,7 @@ def _named(services: Services, index: str | None) -> str:
 
 
 def _key(
-    services: Services,
-    given: str | None,
-    content: Mapping[str, Any],
-    seconds: float,
+    services: Services, given: str | None, content: Mapping[str, Any], seconds: float
 ) -> NewKey:
     if given is not None:
         return services.keys.new(given, hash_request(content))

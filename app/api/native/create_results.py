@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from app.api.container import Services
 from app.api.dependencies import PrincipalOf, ServicesOf, principal_of, services_of, team_of, to_id
-from app.api.disconnects import on_disconnect_of, watch_disconnect
+from app.api.disconnects import on_disconnect_of, wait_for_end
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import json_response, parse, validate
 from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead, result_wire
@@ -125,10 +125,7 @@ async def send_context(request: Request) -> Response:
 @raw.post(
     "/results/",
     status_code=202,
-    responses={
-        202: {"model": ResultRead | list[ResultRead | ProblemRead]},
-        200: _ANSWERED,
-    },
+    responses={202: {"model": ResultRead | list[ResultRead | ProblemRead]}, 200: _ANSWERED},
     openapi_extra=describe(
         header=WISHES | KEY_HEADER,
         body={
@@ -213,18 +210,13 @@ async def _wait(
 ) -> ResultRow | None:
     """The result after the client's time; None if waiting was not possible."""
     result_id, seconds = answer.result_id, wish.wait_seconds or 0.0
-    team = team_of(request)
-    is_new = isinstance(answer, Accepted)
+    # A replayed result has another id than the one that is expected.
+    expected = woken if isinstance(answer, Accepted) else None
     # The result is committed: an error while waiting must not hide its id.
     with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
-        # A replayed result has another id than the one that is expected.
-        expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
-        with expecting as news, watch_disconnect(request, news) as is_disconnected:
-            row = await services.hub.wait_terminal(
-                team, result_id, seconds, news, is_new=is_new, is_disconnected=is_disconnected
-            )
-            if is_disconnected() and wish.is_cancelled_on_disconnect:
-                await services.queue.cancel(team, id=result_id)
+        row, is_disconnected = await wait_for_end(request, result_id, seconds, expected)
+        if is_disconnected and wish.is_cancelled_on_disconnect:
+            await services.queue.cancel(row.team_id, id=result_id)
         return row
     return None
 

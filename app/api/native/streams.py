@@ -40,10 +40,7 @@ _POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
     openapi_extra=describe(
         path={"result_id": "The result's id."},
         query={
-            "after": {
-                "schema": _POSITION,
-                "description": "The id of the last received event.",
-            },
+            "after": {"schema": _POSITION, "description": "The id of the last received event."},
             "ticket": {
                 "schema": {"type": "string"},
                 "description": "A stream ticket, for clients that cannot send headers.",
@@ -75,8 +72,7 @@ async def stream_result(request: Request) -> Response:
     row = await services.results.get(team, result_id)
     if position.attempt > row.attempt:
         raise invalid_field(
-            "after",
-            f"there is no attempt {position.attempt} yet; the current one is {row.attempt}",
+            "after", f"there is no attempt {position.attempt} yet; the current one is {row.attempt}"
         )
     if row.state != "pending" and position == Position.of_end(row):
         return Response(status_code=204)
@@ -116,11 +112,7 @@ async def event_frames(
 
 
 def _encode(
-    services: Services,
-    result_id: UUID,
-    event: AttemptStarted | TextDelta | Ended,
-    *,
-    retry: bool,
+    services: Services, result_id: UUID, event: AttemptStarted | TextDelta | Ended, *, retry: bool
 ) -> bytes:
     data: dict[str, Any]
     if isinstance(event, TextDelta):

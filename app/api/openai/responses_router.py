@@ -56,9 +56,7 @@ _STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
     response_model=None,
     responses={200: {"model": ResponseRead, "content": _STREAM}},
     openapi_extra=describe(
-        header=KEY_HEADER | _ON_DISCONNECT,
-        body=ResponseCreate,
-        example=_EXAMPLE,
+        header=KEY_HEADER | _ON_DISCONNECT, body=ResponseCreate, example=_EXAMPLE
     ),
 )
 async def create_response(request: Request) -> Response:
