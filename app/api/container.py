@@ -182,7 +182,7 @@ async def background(
             ).run()
     if services.settings.metrics_port is not None:
         work["metrics"] = MetricsServer(
-            services.settings, services.exposition, services.readiness
+            services.settings, services.exposition.text, services.readiness.report
         ).run()
     tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:

@@ -1,19 +1,16 @@
 """Raw routes, which bypass FastAPI, and their part of the OpenAPI document."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors.error_responses import refusal
 from app.core.errors import ServiceError
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RawRoutes:
@@ -41,17 +38,13 @@ class RawRoutes:
             for method, path_regex, endpoint in self._routes:
                 if method == scope["method"] and (match := path_regex.match(scope["path"])):
                     scope["path_params"] = match.groupdict()
-                    response = await _respond(endpoint, Request(scope, receive))
+                    try:
+                        response = await endpoint(Request(scope, receive))
+                    except ServiceError as error:
+                        response = refusal(scope["path"], error)
                     await response(scope, receive, send)
                     return
         await self._app(scope, receive, send)
-
-
-async def _respond(endpoint: Endpoint, request: Request) -> Response:
-    try:
-        return await endpoint(request)
-    except ServiceError as error:
-        return refusal(request.scope["path"], error)
 
 
 async def body_of(request: Request) -> bytes:

@@ -5,10 +5,11 @@ It needs PostgreSQL and the index's files, and no Triton.
 
 import asyncio
 import signal
+from functools import partial
 from pathlib import Path
 
-from app.api.metrics_collector import ProcessMetrics
 from app.api.metrics_server import MetricsServer
+from app.core import metrics
 from app.core.database import Database
 from app.core.listener import Listener
 from app.core.settings import Settings
@@ -59,7 +60,9 @@ async def run_attribution_worker(settings: Settings, file: Path, index: str, eng
             "maintenance": Maintenance(queue, settings).run(),
         }
         if settings.metrics_port is not None:
-            parts["metrics"] = MetricsServer(settings, ProcessMetrics()).run()
+            parts["metrics"] = MetricsServer(
+                settings, partial(asyncio.to_thread, metrics.render)
+            ).run()
         tasks = [asyncio.create_task(work, name=name) for name, work in parts.items()]
         running = tasks[0]
         try:

@@ -1,7 +1,7 @@
 """/launches: Triton servers that are started, followed and stopped by the service."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -26,7 +26,7 @@ from app.provisioning.catalogue import CatalogueEntry, read_catalogue
 from app.provisioning.job_script import render_script
 from app.provisioning.model_plan import PlanCreate, plan_model
 from app.provisioning.profiles import ProfileError
-from app.provisioning.spec import LaunchCreate, LaunchSpec, to_spec
+from app.provisioning.spec import LaunchCreate, to_spec
 
 router = APIRouter(tags=["launches"])
 
@@ -46,7 +46,8 @@ async def create_launch(
     request: Request, services: ServicesOf, team: TeamOf, dry_run: DryRun = False
 ) -> Response:
     """Launch a Triton server for a model; the service follows it until its job ends."""
-    spec = await asyncio.to_thread(_spec, services, await request.body())
+    create = parse(LaunchCreate, await request.body())
+    spec = await asyncio.to_thread(lambda: to_spec(create, services.profiles, _catalogue(services)))
     profile = services.profiles[spec.profile]
     if dry_run:
         script = render_script(new_id(), spec, profile)
@@ -91,7 +92,10 @@ async def list_profiles(services: ServicesOf) -> Response:
 async def plan_launch(request: Request, services: ServicesOf) -> Response:
     """Calculate which GPUs fit a model and the resources to request; stores and starts nothing."""
     create = parse(PlanCreate, await request.body())
-    return json_response(await asyncio.to_thread(_plan, services, create))
+    plan = await asyncio.to_thread(
+        lambda: plan_model(create, services.profiles, _catalogue(services))
+    )
+    return json_response(plan)
 
 
 @router.get("/launches/{launch_id}", response_model=LaunchRead)
@@ -120,14 +124,6 @@ async def delete_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> R
     """Delete a launch that has ended."""
     await services.launches.delete(team, to_id(launch_id, "launch"))
     return Response(status_code=204)
-
-
-def _spec(services: Services, body: bytes) -> LaunchSpec:
-    return to_spec(parse(LaunchCreate, body), services.profiles, _catalogue(services))
-
-
-def _plan(services: Services, create: PlanCreate) -> dict[str, Any]:
-    return plan_model(create, services.profiles, _catalogue(services))
 
 
 def _catalogue(services: Services) -> dict[str, CatalogueEntry]:

@@ -9,6 +9,7 @@ from app.api.json_codec import json_response, parse
 from app.api.raw_routes import describe
 from app.core.errors import ConflictError
 from app.inference.server_pool import Server
+from app.inference.server_store import ServerAddress
 
 router = APIRouter(tags=["servers"])
 
@@ -39,7 +40,7 @@ async def register_server(request: Request, services: ServicesOf) -> Response:
     for known in services.fleet.servers:
         if known.address.grpc == server.grpc:
             _check_registered(known)
-    await services.fleet.store.add(server.to_address())
+    await services.fleet.store.add(ServerAddress(**server.model_dump()))
     answer = await _answer(services, server.name, 201)
     answer.headers["Location"] = str(request.url.path).rstrip("/") + f"/{server.name}"
     return answer

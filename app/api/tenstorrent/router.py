@@ -64,7 +64,9 @@ async def infer_with_default(request: Request) -> Response:
 class RawTextResponse(EventStreamResponse):
     """Text without frames. The response starts with its first piece: until then an error has a status."""
 
-    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_all(
+        self, scope: Scope, receive: Receive, send: Send, first: bytes = b""
+    ) -> None:
         try:
             first = await anext(self._frames, b"")
         except ServiceError as error:
@@ -72,10 +74,7 @@ class RawTextResponse(EventStreamResponse):
             response.headers[RESULT_ID_HEADER] = self.headers[RESULT_ID_HEADER]
             await response(scope, receive, send)
             return
-        await self._start(send)
-        if first:
-            await self._send_frame(send, first)
-        await self._send_frames(send)
+        await super()._send_all(scope, receive, send, first)
 
 
 async def _answer(request: Request, model: Model, wanted: Inference) -> Response:
