@@ -1,14 +1,20 @@
 """Tools of a chat completion, and the rules to parse their calls."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, PlainValidator
 
 from app.api.openai.schemas import STRICT, value_error
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, check_schema
-from app.inference.tool_calls import Reader, ToolFormat
+from app.inference.tool_calls import (
+    NamedReader,
+    Reader,
+    ToolFormat,
+    reader_of,
+    reader_of_forced,
+)
 
 
 def _check_parameters(value: Any) -> Any:
@@ -61,12 +67,20 @@ ToolChoice = Annotated[
 class ToolUse:
     """Rules to parse the tool calls in one request's results."""
 
-    new_reader: Callable[[], Reader]
     tool_format: ToolFormat | None
-    sampling: dict[str, Any]  # parameters that force a call, or keep its markers in the text
-    is_named: bool = False
+    name: str | None = None  # of the tool that the model has to call
+    is_forced: bool = False  # the output is a list of calls
     is_parallel: bool = True
+    # Parameters that force a call, or keep its markers in the text.
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    def new_reader(self) -> Reader:
+        if self.name is not None:
+            return NamedReader(self.name)
+        if self.is_forced or self.tool_format is None:
+            return reader_of_forced()
+        return reader_of(self.tool_format)
 
     def finish_reason(self, reason: str | None, calls: int) -> str | None:
         """OpenAI returns `stop` for the call of a named tool, which leaves the model no choice."""
-        return "tool_calls" if calls and reason == "stop" and not self.is_named else reason
+        return "tool_calls" if calls and reason == "stop" and self.name is None else reason

@@ -179,12 +179,10 @@ class ResponseCreate(OpenAIRequest):
         """Serialize the members that later responses echo, as JSON text."""
         calls = None
         if use is not None:
-            choice = _to_tool_choice(self.tool_choice)
-            named = choice["function"]["name"] if isinstance(choice, dict) else None
             calls = {
                 "format": use.tool_format,
-                "is_forced": choice == "required",
-                "name": named,
+                "is_forced": use.is_forced,
+                "name": use.name,
                 "is_parallel": use.is_parallel,
             }
         stored = {

@@ -9,7 +9,7 @@ from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.chat_tools import Function, Tool, ToolUse
 from app.core.errors import invalid_field
 from app.inference.prompts import PromptFormat
-from app.inference.tool_calls import NamedReader, ToolFormat, reader_of, reader_of_forced
+from app.inference.tool_calls import ToolFormat
 
 
 def tool_use_of(request: ChatRequest, prompt_format: PromptFormat | None) -> ToolUse | None:
@@ -25,16 +25,13 @@ def tool_use_of(request: ChatRequest, prompt_format: PromptFormat | None) -> Too
     if prompt_format is None or not prompt_format.uses_tools:
         raise invalid_field("tools", f"the chat template of model {request.model} takes no tools")
     is_parallel = request.parallel_tool_calls is not False
+    found = prompt_format.tool_format
     if isinstance(choice, list):
-        schema = _parameters_of(choice[0], tools)
-        forced = {"structured_outputs": {"json": schema}}
-        return ToolUse(
-            lambda: NamedReader(choice[0]), prompt_format.tool_format, forced, is_named=True
-        )
+        forced = {"structured_outputs": {"json": _parameters_of(choice[0], tools)}}
+        return ToolUse(found, choice[0], sampling=forced)
     if choice == "required":
         forced = {"structured_outputs": {"json": _any_call(tools, is_parallel=is_parallel)}}
-        return ToolUse(reader_of_forced, prompt_format.tool_format, forced, is_parallel=is_parallel)
-    found = prompt_format.tool_format
+        return ToolUse(found, is_forced=True, is_parallel=is_parallel, sampling=forced)
     if found is None:
         raise invalid_field(
             "tools",
@@ -43,7 +40,7 @@ def tool_use_of(request: ChatRequest, prompt_format: PromptFormat | None) -> Too
         )
     # Its opening marker is a special token, which texts leave out by default.
     shown = {"skip_special_tokens": False} if found is ToolFormat.MISTRAL else {}
-    return ToolUse(lambda: reader_of(found), found, shown, is_parallel=is_parallel)
+    return ToolUse(found, is_parallel=is_parallel, sampling=shown)
 
 
 def _parameters_of(name: str, tools: Sequence[Tool]) -> Any:

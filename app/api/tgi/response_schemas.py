@@ -148,10 +148,10 @@ class EventWriter:
     allowed, one that completes a stop text, and every token if the model's end tokens are unknown.
     """
 
-    def __init__(self, generation: Generation, max_tokens: int | None) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._reader = TokenReader(generation)
-        self._max_tokens = max_tokens
+        self._max_tokens = generation.max_tokens
         self._end_ids = generation.format.end_ids if generation.format else frozenset()
         self._text = ""
         self._index = 0

@@ -6,7 +6,6 @@ and completions.
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -159,33 +158,24 @@ async def read_health() -> Response:
     return Response()
 
 
-@dataclass(slots=True, frozen=True)
-class _PreparedGeneration:
-    """A validated request, and its group of results."""
-
-    generation: Generation
-    group: GroupRequest
-    max_tokens: int | None
-
-
 async def _respond_complete(
     request: Request, wanted: GenerateRequest, began: float, *, is_listed: bool
 ) -> Response:
-    prepared = await _prepare(request, wanted, is_stream=False)
+    generation, group = await _prepare(request, wanted, is_stream=False)
     validated = time.perf_counter() - began
 
     def render(rows: Sequence[ResultRow]) -> Response:
         ordered = best_first(rows)
-        answer = generation_to_wire(prepared.generation, ordered)
-        headers = headers_of(prepared.generation, ordered[0], validated)
+        answer = generation_to_wire(generation, ordered)
+        headers = headers_of(generation, ordered[0], validated)
         return json_response([answer] if is_listed else answer, headers=headers)
 
-    return await respond_complete(request, prepared.group, render)
+    return await respond_complete(request, group, render)
 
 
 async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response:
-    prepared = await _prepare(request, wanted, is_stream=True)
-    writer = EventWriter(prepared.generation, prepared.max_tokens)
+    generation, group = await _prepare(request, wanted, is_stream=True)
+    writer = EventWriter(generation)
 
     async def encode(_ids: Sequence[UUID], events: Events) -> AsyncGenerator[bytes, None]:
         try:
@@ -200,16 +190,14 @@ async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response
         except ServiceError as error:
             yield encode_frame(to_error(error)[1])
 
-    response = await respond_stream(
-        request, prepared.group, encode, with_tokens=True, media_type=MEDIA_TYPE
-    )
+    response = await respond_stream(request, group, encode, with_tokens=True, media_type=MEDIA_TYPE)
     response.headers["x-compute-characters"] = str(len(wanted.inputs))
     return response
 
 
 async def _prepare(
     request: Request, wanted: GenerateRequest, *, is_stream: bool
-) -> _PreparedGeneration:
+) -> tuple[Generation, GroupRequest]:
     given = check(wanted, is_stream=is_stream)
     model = await services_of(request).registry.choose(wanted.model)
     most, known = model.max_model_len, model.format
@@ -225,19 +213,19 @@ async def _prepare(
         given=given,
         is_sampling=is_sampling(wanted.parameters),
         format=known,
+        max_tokens=max_tokens,
         prompt_ids=encoding.ids if encoding else (),
     )
     best_of = given.best_of or 1
     sampling = to_sampling(
         generation,
-        max_tokens,
         choose_seed(given, idempotency_key(request)),
         with_tokens=is_stream or bool(given.details) or best_of > 1,
     )
     group = GroupRequest(
         model.name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
     )
-    return _PreparedGeneration(generation, group, max_tokens)
+    return generation, group
 
 
 async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> Encoding:

@@ -129,6 +129,7 @@ class Generation:
     given: GenerateParameters
     is_sampling: bool
     format: PromptFormat | None
+    max_tokens: int | None = None
     prompt_ids: Sequence[int] = ()
 
     @property
@@ -242,12 +243,10 @@ def choose_seed(given: GenerateParameters, idempotency_key: str | None) -> int:
     return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
 
 
-def to_sampling(
-    generation: Generation, max_tokens: int | None, seed: int, *, with_tokens: bool
-) -> SamplingParameters:
+def to_sampling(generation: Generation, seed: int, *, with_tokens: bool) -> SamplingParameters:
     given, draws = generation.given, generation.is_sampling
     members = {
-        "max_tokens": max_tokens,
+        "max_tokens": generation.max_tokens,
         "temperature": (given.temperature or 1.0) if draws else 0.0,
         "top_k": given.top_k,
         "top_p": given.top_p,
