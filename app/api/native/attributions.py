@@ -125,31 +125,23 @@ async def _attribute(
     With a `version` the key is the cache's: a cached attribution that failed, as when another client
     cancelled it, is replaced.
     """
-    settings = services_of(request).settings
-    ends = asyncio.get_running_loop().time() + settings.attribution_seconds
+    services, principal = services_of(request), principal_of(request)
+    settings, clock = services.settings, asyncio.get_running_loop().time
+    ends = clock() + settings.attribution_seconds
     deadline = settings.default_deadline_seconds
     if version is not None:  # no client looks for it later if this process dies
         deadline = settings.attribution_seconds + _MARGIN_SECONDS
     while True:
         draft = AttributionDraft(new_id(), index, text, parameters, deadline)
-        outcome = await _submit_and_wait(request, draft, key, version, ends)
-        if version is None or outcome.is_new or outcome.row.state != "failed":
-            return outcome
-
-
-async def _submit_and_wait(
-    request: Request, draft: AttributionDraft, key: NewKey, version: int | None, ends: float
-) -> _Outcome:
-    """Wait for a new or replayed attribution until `ends`, by the loop's clock."""
-    services, principal = services_of(request), principal_of(request)
-    with services.hub.expecting(draft.id) as woken:
-        answer = await services.submissions.submit_attribution(principal, draft, key, version)
-        is_new = not isinstance(answer, Replayed)
-        seconds = max(0.0, ends - asyncio.get_running_loop().time())
-        row, is_disconnected = await wait_for_end(
-            request, answer.result_id, seconds, woken if is_new else None
-        )
-        return _Outcome(row, is_new, is_disconnected)
+        with services.hub.expecting(draft.id) as woken:
+            answer = await services.submissions.submit_attribution(principal, draft, key, version)
+            is_new = not isinstance(answer, Replayed)
+            seconds = max(0.0, ends - clock())
+            row, is_disconnected = await wait_for_end(
+                request, answer.result_id, seconds, woken if is_new else None
+            )
+        if version is None or is_new or row.state != "failed":
+            return _Outcome(row, is_new, is_disconnected)
 
 
 @router.post(

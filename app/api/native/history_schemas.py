@@ -1,6 +1,5 @@
 """Wire schemas of the history and of the service's state."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -102,11 +101,7 @@ class SystemRead(BaseModel):
     failures: list[FailureRead]
 
 
-def points_to_wire(points: Sequence[Point], window: Window) -> list[dict[str, Any]]:
-    return [_point_to_wire(point, window) for point in points]
-
-
-def _point_to_wire(point: Point, window: Window) -> dict[str, Any]:
+def point_to_wire(point: Point, window: Window) -> dict[str, Any]:
     wire: dict[str, Any] = {
         "minute": point.begins,
         "minutes": window.step,
@@ -157,6 +152,6 @@ def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
             }
             for sample in state.queue_history
         ],
-        "history": points_to_wire(state.history, state.window),
+        "history": [point_to_wire(point, state.window) for point in state.history],
         "failures": [asdict(failure) for failure in state.failures],
     }

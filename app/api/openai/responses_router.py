@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Annotated, Literal
-from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -156,9 +155,9 @@ def _member(field: str) -> str:
 
 async def _respond_at_once(request: Request, prepared: PreparedResponse) -> Response:
     services = services_of(request)
-    answer, result_id, stored = await _submit(request, services, prepared)
+    answer, stored = await _submit(request, services, prepared)
     if isinstance(answer, Accepted):
-        wire = bare_response(stored, result_id, "queued")
+        wire = bare_response(stored, answer.result_id, "queued")
     else:
         wire = response_to_wire(stored, answer.row)
     return json_response(wire, 200, id_headers([answer]))
@@ -167,7 +166,8 @@ async def _respond_at_once(request: Request, prepared: PreparedResponse) -> Resp
 async def _respond_stream(request: Request, prepared: PreparedResponse) -> Response:
     services, team = services_of(request), team_of(request)
     services.hub.check_room()
-    answer, result_id, stored = await _submit(request, services, prepared)
+    answer, stored = await _submit(request, services, prepared)
+    result_id = answer.result_id
     is_cancelled = with_headers(request, prepared.group).on_disconnect == "cancel"
     events = ResponseEvents(stored, result_id)
 
@@ -189,7 +189,7 @@ async def _respond_stream(request: Request, prepared: PreparedResponse) -> Respo
 
 async def _submit(
     request: Request, services: Services, prepared: PreparedResponse
-) -> tuple[SubmissionOutcome, UUID, StoredRequest]:
+) -> tuple[SubmissionOutcome, StoredRequest]:
     group = with_headers(request, prepared.group)
     if prepared.stored.background:
         group = replace(group, on_disconnect="continue")
@@ -199,4 +199,4 @@ async def _submit(
             principal_of(request), group, [result_id]
         )
     known = None if isinstance(answer, Accepted) else StoredRequest.of(answer.row.request)
-    return answer, answer.result_id, known or prepared.stored
+    return answer, known or prepared.stored

@@ -17,7 +17,6 @@ from app.api.openai.response_events import ResponseEvents
 from app.api.openai.responses_output import answer_message
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.stored_responses import StoredRequest, from_response_id, stored_of
-from app.api.openai.tool_selection import tool_use_of
 from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import NotFoundError, invalid_field
@@ -49,7 +48,7 @@ async def prepare_response(
     model = await services.registry.choose(create.model)
     create = create.model_copy(update={"model": model.name})  # returned in the response
     chat = create.to_chat()
-    use = tool_use_of(chat, model.format)
+    use = chat.to_tool_use(model.format)
     messages = chat.to_messages(model.format)
     if create.previous_response_id is not None:
         earlier = await _conversation(services, principal.team_id, create.previous_response_id)

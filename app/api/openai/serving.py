@@ -19,7 +19,6 @@ from app.api.openai.completions_schemas import (
     completion,
 )
 from app.api.openai.schemas import DONE, Frames, OpenAIRequest, error_frame
-from app.api.openai.tool_selection import tool_use_of
 from app.api.sse import KEEP_ALIVE
 from app.core.errors import ServiceError, invalid_field
 from app.inference.model_registry import Model
@@ -82,7 +81,7 @@ async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequ
         raise invalid_field(
             "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
         )
-    use = tool_use_of(request, model.format)
+    use = request.to_tool_use(model.format)
     options = request.to_send_options(use)
     prompt = Prompt(
         messages=request.to_messages(model.format),

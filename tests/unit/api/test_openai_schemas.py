@@ -14,7 +14,6 @@ from app.api.openai.chat_responses import ChatFrames, chat_completion
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionFrames, CompletionRequest, completion
 from app.api.openai.schemas import likeliest, sampled_of, usage_of
-from app.api.openai.tool_selection import tool_use_of
 from app.api.tgi.response_schemas import best_first
 from app.core.errors import (
     FieldError,
@@ -235,7 +234,7 @@ FORMAT = PromptFormat(None, None, {}, None, uses_tools=True, tool_format=ToolFor
 def test_definitions_of_forced_tools_move_to_the_top() -> None:
     nested = {"$defs": {"A": {"type": "string"}}, "properties": {"a": {"$ref": "#/$defs/A"}}}
     request = chat(tools=[tool("f", nested), tool("g")], tool_choice="required")
-    use = tool_use_of(request, FORMAT)
+    use = request.to_tool_use(FORMAT)
     assert use is not None
     schema = use.sampling["structured_outputs"]["json"]
     assert schema["$defs"] == {"A": {"type": "string"}}
@@ -245,12 +244,12 @@ def test_definitions_of_forced_tools_move_to_the_top() -> None:
     other = nested | {"$defs": {"A": {"type": "integer"}}}
     clash = chat(tools=[tool("f", nested), tool("g", other)], tool_choice="required")
     with pytest.raises(InvalidRequestError, match="different schemas"):
-        tool_use_of(clash, FORMAT)
+        clash.to_tool_use(FORMAT)
 
 
 def test_markers_that_are_special_tokens_are_asked_for() -> None:
     request = chat(tools=[tool("f")])
-    use = tool_use_of(request, FORMAT)
+    use = request.to_tool_use(FORMAT)
     assert request.to_send_options(use).parameters.skip_special_tokens is False
     assert request.to_template_arguments()["tools"] == [tool("f")]
     assert "tools" not in chat(tools=[tool("f")], tool_choice="none").to_template_arguments()
@@ -284,7 +283,7 @@ def test_nul_in_earlier_arguments_is_replaced() -> None:
 def test_a_named_tool_needs_no_type() -> None:
     """TGI's clients send the function alone."""
     request = chat(tools=[tool("f")], tool_choice={"function": {"name": "f"}})
-    use = tool_use_of(request, FORMAT)
+    use = request.to_tool_use(FORMAT)
     assert use is not None
     assert use.name == "f"
 
@@ -373,7 +372,7 @@ def test_any_member_is_taken_or_refused(data: st.DataObject) -> None:
         try:
             taken: Any = parse(request, json.dumps(base | members).encode())
             if isinstance(taken, ChatRequest):
-                use = tool_use_of(taken, FORMAT)
+                use = taken.to_tool_use(FORMAT)
                 orjson.dumps(taken.to_messages(FORMAT))
                 orjson.dumps(taken.to_template_arguments())
                 options = taken.to_send_options(use)
