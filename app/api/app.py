@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,9 +15,10 @@ from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse
 
 from app import __version__
-from app.api import error_pages, health
+from app.api import health
 from app.api.admin import launches, servers
 from app.api.container import background, new_worker, open_services
 from app.api.errors import error_responses, tenstorrent_errors, tgi_errors
@@ -61,6 +63,8 @@ _DESCRIPTION = """Durable results in front of NVIDIA Triton.
 Save a prompt (a *context*), send it to a model and have a *result* id at once. The result is
 `pending`, then `completed` or `failed`, even if processes die in between. Errors are RFC 9457
 problems."""
+
+_ERROR_CATALOGUE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 # Modules with raw routes, which bypass FastAPI.
 _RAW = (results, create_results, streams, contexts, openai, openai_responses, tgi, tenstorrent)
@@ -161,7 +165,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     for routes in _ROUTED:
         app.include_router(routes.router)
     app.include_router(health.router)
-    app.include_router(error_pages.router)
+    app.add_api_route("/docs/errors", _read_errors, include_in_schema=False)
     for routes in _OF_INDEXES:
         app.include_router(routes.router)
         app.include_router(routes.raw)
@@ -208,6 +212,11 @@ def _describe_security(document: dict[str, Any]) -> None:
         for method, operation in operations.items():
             needed = needed_scope(method.upper(), path, b"")
             operation["security"] = [] if needed is None else [{"bearer": [needed]}]
+
+
+async def _read_errors() -> FileResponse:
+    """The catalogue of error codes, to which the `type` of every problem links."""
+    return FileResponse(_ERROR_CATALOGUE, media_type="text/plain; charset=utf-8")
 
 
 def _stop_process_on_death(task: asyncio.Task[None]) -> None:
