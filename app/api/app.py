@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,22 +15,15 @@ from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse
 
 from app import __version__
-from app.api import error_pages, health, json_codec
+from app.api import health
 from app.api.admin import launches, servers
-from app.api.admin.servers_schemas import ServerCreate
-from app.api.container import background, open_services
+from app.api.container import background, new_worker, open_services
 from app.api.errors import error_responses, tenstorrent_errors, tgi_errors
 from app.api.infini_gram import router as infini_gram
-from app.api.infini_gram.schemas import (
-    CnfRequest,
-    IndexRequest,
-    NtdRequest,
-    PointerRequest,
-    QueryRequest,
-    RankRequest,
-)
+from app.api.json_codec import JSON, PROBLEM_JSON
 from app.api.middleware.access import needed_scope
 from app.api.middleware.authentication import AuthenticationMiddleware
 from app.api.middleware.request_guard import RequestGuard
@@ -46,33 +40,21 @@ from app.api.native import (
     streams,
     webhooks,
 )
-from app.api.native.schemas import ExportRead, ProblemRead
+from app.api.native.schemas import ProblemRead
 from app.api.openai import (
     batches_router as openai_batches,
     files_router as openai_files,
     responses_router as openai_responses,
     router as openai,
 )
-from app.api.openai.batches_schemas import BatchCreate
-from app.api.openai.chat_schemas import ChatRequest
-from app.api.openai.completions_schemas import CompletionRequest
-from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.schemas import OpenAIErrorRead
-from app.api.raw_routes import RawRoutes
+from app.api.raw_routes import REFERENCED, RawRoutes, reference
 from app.api.tenstorrent import router as tenstorrent
-from app.api.tenstorrent.schemas import InferenceRequest
 from app.api.tgi import router as tgi
-from app.api.tgi.schemas import ChatTokenizeRequest, CompatGenerateRequest, GenerateRequest
 from app.batches.processor import BatchProcessor
 from app.core.errors import ServiceError
 from app.core.settings import Settings
 from app.core.tracing import tracing
-from app.infini_gram.attribution import AttributionParameters, AttributionRequest
-from app.provisioning.model_plan import PlanCreate
-from app.provisioning.spec import LaunchCreate
-from app.results.requests import ContextCreate, ResultCreate, SendOptions
-from app.worker.backends.triton_backend import TritonBackend
-from app.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -82,85 +64,32 @@ Save a prompt (a *context*), send it to a model and have a *result* id at once. 
 `pending`, then `completed` or `failed`, even if processes die in between. Errors are RFC 9457
 problems."""
 
-# Schemas that FastAPI does not find: bodies of raw routes, and problems.
-_MORE_SCHEMAS = (
-    ContextCreate,
-    ResultCreate,
-    SendOptions,
-    ProblemRead,
-    ExportRead,
-    GenerateRequest,
-    CompatGenerateRequest,
-    ChatTokenizeRequest,
-    InferenceRequest,
-    ChatRequest,
-    CompletionRequest,
-    ResponseCreate,
-    BatchCreate,
-    ServerCreate,
-    OpenAIErrorRead,
-    QueryRequest,
-    NtdRequest,
-    CnfRequest,
-    RankRequest,
-    PointerRequest,
-    IndexRequest,
-    AttributionParameters,
-    AttributionRequest,
-    LaunchCreate,
-    PlanCreate,
-)
+_ERROR_CATALOGUE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 # Modules with raw routes, which bypass FastAPI.
 _RAW = (results, create_results, streams, contexts, openai, openai_responses, tgi, tenstorrent)
 # Their first segment is any name: last, so that they shadow no other path.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
-    *(
-        results,
-        create_results,
-        streams,
-        contexts,
-        models,
-        servers,
-        launches,
-        webhooks,
-        tgi,
-        me,
-        history,
-    ),
-    *(openai, openai_responses, openai_files, openai_batches),
+    *(results, create_results, streams, contexts, models, servers, launches, webhooks, tgi, me),
+    *(history, openai, openai_responses, openai_files, openai_batches),
 )
 
-_PROBLEM = {
-    "description": "A problem (RFC 9457): `code` for programs, `detail` for people.",
-    "content": {
-        json_codec.PROBLEM_JSON: {
-            "schema": {"$ref": f"#/components/schemas/{ProblemRead.__name__}"}
-        }
-    },
-}
+
+def _error(description: str, schema: dict[str, Any], media_type: str = JSON) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": schema}}}
+
+
+_PROBLEM = _error(
+    "A problem (RFC 9457): `code` for programs, `detail` for people.",
+    reference(ProblemRead),
+    PROBLEM_JSON,
+)
 # The dialects' errors, by the path's first segment; other paths return problems.
 _ERRORS = {
-    "v1": {
-        "description": "An error in OpenAI's shape.",
-        "content": {
-            json_codec.JSON: {
-                "schema": {"$ref": f"#/components/schemas/{OpenAIErrorRead.__name__}"}
-            }
-        },
-    },
-    **{
-        segment: {
-            "description": "TGI's error.",
-            "content": {json_codec.JSON: {"schema": tgi_errors.SCHEMA}},
-        }
-        for segment in tgi_errors.SEGMENTS
-    },
-    tenstorrent_errors.SEGMENT: {
-        "description": "Tenstorrent's error.",
-        "content": {json_codec.JSON: {"schema": tenstorrent_errors.SCHEMA}},
-    },
+    "v1": _error("An error in OpenAI's shape.", reference(OpenAIErrorRead)),
+    **dict.fromkeys(tgi_errors.SEGMENTS, _error("TGI's error.", tgi_errors.SCHEMA)),
+    tenstorrent_errors.SEGMENT: _error("Tenstorrent's error.", tenstorrent_errors.SCHEMA),
 }
 
 
@@ -179,24 +108,10 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
             services.authenticator.subscribe(services.listener)
             loop = asyncio.get_running_loop()
             app.state.stop = lambda: loop.call_soon_threadsafe(services.hub.close)
-            worker = None
+            worker = feeder = None
             if with_worker:
-                worker = Worker(
-                    services.database,
-                    services.queue,
-                    TritonBackend(
-                        services.registry,
-                        services.fleet,
-                        settings.engine_silence_seconds,
-                        continues_by_text=settings.continue_by_text,
-                    ),
-                    services.listener,
-                    services.hub,
-                    settings,
-                )
-            feeder = (
-                BatchProcessor(openai_batches.batch_services(services)) if with_worker else None
-            )
+                worker = new_worker(services)
+                feeder = BatchProcessor(openai_batches.batch_services(services))
             async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 tasks.append(
@@ -250,7 +165,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     for routes in _ROUTED:
         app.include_router(routes.router)
     app.include_router(health.router)
-    app.include_router(error_pages.router)
+    app.add_api_route("/docs/errors", _read_errors, include_in_schema=False)
     for routes in _OF_INDEXES:
         app.include_router(routes.router)
         app.include_router(routes.raw)
@@ -265,7 +180,7 @@ def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, definitions = models_json_schema(
-            [(model, "validation") for model in _MORE_SCHEMAS],
+            [(model, "validation") for model in REFERENCED],
             ref_template="#/components/schemas/{model}",
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
@@ -290,7 +205,6 @@ def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
 
 
 def _describe_security(document: dict[str, Any]) -> None:
-    """Add each operation's required scope, so that the documentation page accepts a token."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
     }
@@ -298,6 +212,11 @@ def _describe_security(document: dict[str, Any]) -> None:
         for method, operation in operations.items():
             needed = needed_scope(method.upper(), path, b"")
             operation["security"] = [] if needed is None else [{"bearer": [needed]}]
+
+
+async def _read_errors() -> FileResponse:
+    """The catalogue of error codes, to which the `type` of every problem links."""
+    return FileResponse(_ERROR_CATALOGUE, media_type="text/plain; charset=utf-8")
 
 
 def _stop_process_on_death(task: asyncio.Task[None]) -> None:

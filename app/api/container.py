@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Protocol
 
 from app.api.metrics_collector import MetricsCollector
 from app.api.metrics_server import MetricsServer
@@ -12,6 +10,7 @@ from app.api.readiness import Readiness
 from app.auth.authenticator import Authenticator
 from app.auth.token_store import TokenStore
 from app.batches.files import FileStore
+from app.batches.processor import BatchProcessor
 from app.batches.store import BatchStore
 from app.batches.work import BatchWork
 from app.core import schema_version
@@ -22,7 +21,7 @@ from app.inference.model_registry import ModelRegistry
 from app.inference.server_pool import ServerPool
 from app.infini_gram.declarations import read_declarations
 from app.infini_gram.indexes import Indexes
-from app.provisioning.profiles import Profile, read_profiles
+from app.provisioning.profiles import read_profiles
 from app.provisioning.reconciler import Reconciler
 from app.provisioning.store import LaunchStore
 from app.queue.admission import Admission
@@ -50,45 +49,67 @@ from app.results.submission import Submissions
 from app.webhooks.delivery import WebhookDeliverer
 from app.webhooks.outbox import WebhookOutbox
 from app.webhooks.sender import Sender
+from app.worker.backends.triton_backend import TritonBackend
+from app.worker.worker import Worker
 
 
-@dataclass(slots=True, frozen=True)
 class Services:
     """Parts shared by all requests of a process, or by its worker."""
 
-    settings: Settings
-    database: Database
-    fleet: ServerPool
-    queue: JobQueue
-    keys: IdempotencyKeys
-    contexts: ContextStore
-    results: ResultStore
-    submissions: Submissions
-    groups: ResultGroups
-    export: ResultExport
-    registry: ModelRegistry
-    depth: QueueDepth
-    limits: TeamLimits
-    admission: Admission
-    positions: QueuePositions
-    listener: Listener
-    hub: StreamHub
-    tickets: StreamTicketStore
-    outbox: WebhookOutbox
-    files: FileStore
-    batches: BatchStore
-    batch_work: BatchWork
-    erasure: Erasure
-    retention: RetentionPolicy
-    tokens: TokenStore
-    authenticator: Authenticator
-    indexes: Indexes
-    profiles: dict[str, Profile]
-    launches: LaunchStore
-    history: HistoryStore
-    system: SystemStore
-    exposition: MetricsCollector
-    readiness: Readiness
+    def __init__(self, settings: Settings, database: Database, fleet: ServerPool) -> None:
+        self.settings = settings
+        self.database = database
+        self.fleet = fleet
+        self.listener = Listener(database)
+        self.limits = TeamLimits(database, settings)
+        self.queue = JobQueue(database, settings, self.limits)
+        self.keys = IdempotencyKeys(database, settings)
+        self.contexts = ContextStore(database, self.queue, settings)
+        self.results = ResultStore(database, self.queue, settings)
+        self.registry = ModelRegistry(database, fleet, settings)
+        self.depth = QueueDepth(database, settings)
+        self.admission = Admission(database, self.depth, self.limits, settings)
+        self.retention = RetentionPolicy(database, settings)
+        self.indexes = Indexes(
+            read_declarations(settings.indexes_file),
+            threads=settings.index_threads,
+            queue=settings.index_queue,
+        )
+        self.submissions = Submissions(
+            Preparation(
+                settings,
+                self.registry,
+                self.indexes,
+                self.contexts,
+                self.results,
+                self.retention,
+                self.admission,
+            ),
+            self.contexts,
+            self.results,
+            self.keys,
+            Replays(self.keys, self.results),
+            self.admission,
+            self.queue,
+        )
+        self.hub = StreamHub(database, self.results, settings)
+        self.groups = ResultGroups(settings, self.queue, self.results, self.hub)
+        self.export = ResultExport(database)
+        self.positions = QueuePositions(database)
+        self.tickets = StreamTicketStore(database, settings)
+        self.outbox = WebhookOutbox(database, settings)
+        self.files = FileStore(database, settings.team_max_file_bytes)
+        self.batches = BatchStore(database, settings.team_max_batches)
+        self.batch_work = BatchWork(database)
+        self.erasure = Erasure(database)
+        self.tokens = TokenStore(database, settings)
+        self.authenticator = Authenticator(self.tokens, settings)
+        self.profiles = read_profiles(settings.profiles_file)
+        self.launches = LaunchStore(database)
+        self.history = HistoryStore(database)
+        self.system = SystemStore(database, self.depth, self.history)
+        self.exposition = MetricsCollector(fleet, self.registry, self.depth)
+        self.readiness = Readiness(database, self.registry, self.depth)
 
 
 @contextlib.asynccontextmanager
@@ -101,77 +122,28 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         Database(settings, f"llm {name}") as database,
         ServerPool(database, settings) as fleet,
     ):
-        limits = TeamLimits(database, settings)
-        queue = JobQueue(database, settings, limits)
-        depth = QueueDepth(database, settings)
-        history = HistoryStore(database)
-        results = ResultStore(database, queue, settings)
-        listener = Listener(database)
-        limits.subscribe(listener)
-        fleet.subscribe(listener)
-        tokens = TokenStore(database, settings)
-        registry = ModelRegistry(database, fleet, settings)
-        keys = IdempotencyKeys(database, settings)
-        contexts = ContextStore(database, queue, settings)
-        admission = Admission(database, depth, limits, settings)
-        retention = RetentionPolicy(database, settings)
-        hub = StreamHub(database, results, settings)
-        indexes = Indexes(
-            read_declarations(settings.indexes_file),
-            threads=settings.index_threads,
-            queue=settings.index_queue,
-        )
-        preparation = Preparation(
-            settings, registry, indexes, contexts, results, retention, admission
-        )
-        yield Services(
-            settings=settings,
-            database=database,
-            fleet=fleet,
-            queue=queue,
-            keys=keys,
-            contexts=contexts,
-            results=results,
-            submissions=Submissions(
-                preparation, contexts, results, keys, Replays(keys, results), admission, queue
-            ),
-            groups=ResultGroups(settings, queue, results, hub),
-            export=ResultExport(database),
-            registry=registry,
-            depth=depth,
-            limits=limits,
-            admission=admission,
-            positions=QueuePositions(database),
-            listener=listener,
-            hub=hub,
-            tickets=StreamTicketStore(database, settings),
-            outbox=WebhookOutbox(database, settings),
-            files=FileStore(database, settings.team_max_file_bytes),
-            batches=BatchStore(database, settings.team_max_batches),
-            batch_work=BatchWork(database),
-            erasure=Erasure(database),
-            retention=retention,
-            tokens=tokens,
-            authenticator=Authenticator(tokens, settings),
-            indexes=indexes,
-            profiles=read_profiles(settings.profiles_file),
-            launches=LaunchStore(database),
-            history=history,
-            system=SystemStore(database, depth, history),
-            exposition=MetricsCollector(fleet, registry, depth),
-            readiness=Readiness(database, registry, depth),
-        )
+        services = Services(settings, database, fleet)
+        services.limits.subscribe(services.listener)
+        fleet.subscribe(services.listener)
+        yield services
 
 
-class Runs(Protocol):
-    """A task that runs until it is cancelled."""
-
-    async def run(self) -> None: ...
+def new_worker(services: Services) -> Worker:
+    settings = services.settings
+    backend = TritonBackend(
+        services.registry,
+        services.fleet,
+        settings.engine_silence_seconds,
+        continues_by_text=settings.continue_by_text,
+    )
+    return Worker(
+        services.database, services.queue, backend, services.listener, services.hub, settings
+    )
 
 
 @contextlib.asynccontextmanager
 async def background(
-    services: Services, feeder: Runs | None
+    services: Services, feeder: BatchProcessor | None
 ) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Run the maintenance tasks; the caller watches them, the exit cancels them.
 
@@ -210,7 +182,7 @@ async def background(
             ).run()
     if services.settings.metrics_port is not None:
         work["metrics"] = MetricsServer(
-            services.settings, services.exposition, services.readiness
+            services.settings, services.exposition.text, services.readiness.report
         ).run()
     tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:

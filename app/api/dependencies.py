@@ -3,8 +3,7 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Depends, Query
-from starlette.requests import Request
+from fastapi import Depends, Query, Request
 
 from app.api.container import Services
 from app.auth.principal import Principal
@@ -17,13 +16,11 @@ def services_of(request: Request) -> Services:
 
 
 def principal_of(request: Request) -> Principal:
-    """The principal that the authentication middleware found."""
     principal: Principal = request.scope["principal"]
     return principal
 
 
 def team_of(request: Request) -> str:
-    """The team whose rows the request may read."""
     return principal_of(request).team_id
 
 

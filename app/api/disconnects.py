@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from uuid import UUID
 
 from starlette.requests import Request
 
+from app.api.dependencies import services_of, team_of
 from app.api.sse import until_disconnect
 from app.core.errors import invalid_field
 from app.queue.enqueue import OnDisconnect
+from app.results.rows import ResultRow
+from app.results.streams.hub import ResultSignal
 
 ON_DISCONNECT_HEADER = {
     "X-On-Disconnect": {
@@ -34,8 +38,29 @@ def watch_disconnect(request: Request, *woken: asyncio.Event) -> Iterator[Callab
         disconnecting.cancel()
 
 
+async def wait_for_end(
+    request: Request, result_id: UUID, seconds: float, woken: ResultSignal | None = None
+) -> tuple[ResultRow, bool]:
+    """Wait until a result is terminal, the time is over, or the client disconnects.
+
+    `woken` is the signal of a new result, which was expected before it was submitted. Returns the result,
+    and whether the client has disconnected.
+    """
+    hub = services_of(request).hub
+    expecting = contextlib.nullcontext(woken) if woken is not None else hub.expecting(result_id)
+    with expecting as signal, watch_disconnect(request, signal) as is_disconnected:
+        row = await hub.wait_terminal(
+            team_of(request),
+            result_id,
+            seconds,
+            signal,
+            is_new=woken is not None,
+            is_disconnected=is_disconnected,
+        )
+        return row, is_disconnected()
+
+
 def on_disconnect_of(request: Request, default: OnDisconnect) -> OnDisconnect:
-    """The value of X-On-Disconnect. Raises InvalidRequestError."""
     headers = dict(request.scope["headers"])
     given = headers.get(b"x-on-disconnect", default.encode()).strip().lower()
     if given == b"continue":

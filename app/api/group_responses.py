@@ -34,9 +34,7 @@ Events = AsyncGenerator[GroupEvent, None]
 
 
 async def respond_complete(
-    request: Request,
-    group: GroupRequest,
-    render: Callable[[Sequence[ResultRow]], Response],
+    request: Request, group: GroupRequest, render: Callable[[Sequence[ResultRow]], Response]
 ) -> Response:
     """Send a group; respond with `render` of its results when all are completed.
 
@@ -50,7 +48,7 @@ async def respond_complete(
         answers = await services.submissions.submit_group(principal, group, ids)
         is_new = not any(isinstance(answer, Replayed) for answer in answers)
         if not is_new:
-            ids = ids_of(answers)
+            ids = [answer.result_id for answer in answers]
             woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
         is_disconnected = stack.enter_context(watch_disconnect(request, *woken))
         is_over = False
@@ -100,14 +98,12 @@ async def respond_stream(
         for one in ids:  # reserve the places of the streams
             stack.enter_context(services.hub.reading(one))
         answers = await services.submissions.submit_group(principal, group, ids)
-    headers = replayed_header(answers)
-    session = StreamSession(
-        services, principal.team_id, group, ids_of(answers), is_replayed=bool(headers)
-    )
-    headers[RESULT_ID_HEADER] = to_header(session.ids)
+    ids = [answer.result_id for answer in answers]
+    is_replayed = isinstance(answers[0], Replayed)
+    session = StreamSession(services, principal.team_id, group, ids, is_replayed)
     return response_type(
-        session.frames(encode(session.ids, session.events(with_tokens=with_tokens))),
-        headers,
+        session.frames(encode(ids, session.events(with_tokens=with_tokens))),
+        id_headers(answers),
         on_disconnect=session.cancel_unfinished,
         media_type=media_type,
     )
@@ -156,19 +152,14 @@ class StreamSession:
 
 
 async def erase_delivered(services: Services, ids: Sequence[UUID]) -> None:
-    """Erase the texts of delivered results that are not to be stored."""
     with contextlib.suppress(DatabaseUnavailableError):  # maintenance erases them after an hour
         await services.erasure.erase(ids)
 
 
-def ids_of(answers: Sequence[SubmissionOutcome]) -> list[UUID]:
-    """The ids of new and replayed results."""
-    return [answer.result_id for answer in answers]
-
-
-def replayed_header(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
-    """The header of replayed results."""
-    return {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
+def id_headers(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
+    """The headers that name the results, and mark replayed ones."""
+    replayed = {REPLAYED_HEADER: "true"} if isinstance(answers[0], Replayed) else {}
+    return {RESULT_ID_HEADER: to_header([answer.result_id for answer in answers])} | replayed
 
 
 def mark_replayed(error: ResultFailedError | StoppingError) -> None:
@@ -191,7 +182,6 @@ def to_header(ids: Sequence[UUID]) -> str:
 
 
 def with_headers(request: Request, group: GroupRequest) -> GroupRequest:
-    """The group with its idempotency key and disconnect behavior from the headers."""
     key = idempotency_key(request, group.options.idempotency_key)
     # A client that sends a key can fetch the response later.
     default = group.on_disconnect if key is None else "continue"

@@ -1,8 +1,7 @@
 """/health: liveness and readiness. /metrics: Prometheus metrics."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from starlette.responses import Response
 
 from app.api.dependencies import ServicesOf
 from app.api.json_codec import json_response

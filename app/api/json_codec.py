@@ -3,12 +3,12 @@
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from app.core.errors import FieldError, InvalidRequestError, ServiceError
 
-T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
@@ -24,14 +24,13 @@ def json_response(
 
 
 def problem_response(error: ServiceError) -> Response:
-    """A ServiceError as RFC 9457 problem+json."""
     return Response(orjson.dumps(error.to_problem()), error.status, error.headers, PROBLEM_JSON)
 
 
-def parse(adapter: TypeAdapter[T], body: bytes) -> T:
+def parse(model: type[Model], body: bytes) -> Model:
     """Parse a JSON body. Raises InvalidRequestError that names each wrong field."""
     try:
-        value = adapter.validate_json(body)
+        value = model.model_validate_json(body)
     except ValidationError as error:
         raise InvalidRequestError(
             "The body is not valid; `errors` names each field.", to_field_errors(error.errors())
@@ -41,10 +40,10 @@ def parse(adapter: TypeAdapter[T], body: bytes) -> T:
     return value
 
 
-def validate(adapter: TypeAdapter[T], value: object) -> T:
+def validate(model: type[Model], value: object) -> Model:
     """Validate a part of a parsed body. Raises as `parse` does."""
     try:
-        valid = adapter.validate_python(value)
+        valid = model.model_validate(value)
     except ValidationError as error:
         raise InvalidRequestError(
             "The item is not valid; `errors` names each field.", to_field_errors(error.errors())
@@ -54,7 +53,6 @@ def validate(adapter: TypeAdapter[T], value: object) -> T:
 
 
 def to_field_errors(errors: Any) -> list[FieldError]:
-    """Pydantic's errors as field errors, the first twenty."""
     return [
         FieldError(".".join(str(part) for part in error["loc"]) or "body", _message(error))
         for error in errors[:_MAX_ERRORS]

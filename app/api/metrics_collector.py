@@ -13,7 +13,7 @@ from app.core.database import is_transient
 from app.core.errors import FailureCode
 from app.inference.model_registry import ModelRegistry
 from app.inference.server_pool import ServerPool
-from app.queue.depth import QueueDepth
+from app.queue.depth import ModelLoad, QueueDepth
 from app.queue.finish import AttemptOutcome
 
 logger = logging.getLogger(__name__)
@@ -21,13 +21,6 @@ logger = logging.getLogger(__name__)
 _CACHE_TTL_SECONDS = 1.0
 # For the database; shorter than a scrape's, so that the process's own counters are always returned.
 _TIMEOUT_SECONDS = 3.0
-
-
-class ProcessMetrics:
-    """Metrics of one process alone, without the database."""
-
-    async def text(self) -> bytes:
-        return metrics.render()
 
 
 class MetricsCollector:
@@ -40,7 +33,6 @@ class MetricsCollector:
         self._expires = 0.0
 
     async def text(self) -> bytes:
-        """All metrics, no older than a second."""
         async with self._making:
             if time.monotonic() >= self._expires:
                 await self._set_gauges()
@@ -52,24 +44,22 @@ class MetricsCollector:
     async def _set_gauges(self) -> None:
         """Set the gauges; those of the database are absent while it is unavailable, for alerts."""
         models = self._registry.all()
-        running = Counter({model.name: 0 for model in models})
-        for server in self._fleet.servers:
-            running.update(server.running)
-        metrics.show(metrics.IN_FLIGHT, running)
         for model in models:
             _initialize_counters(model.name)
-        dead = Counter({model.name: 0 for model in models})
+        running = Counter({model.name: 0 for model in models})
+        dead = running.copy()
         for server in self._fleet.servers:
+            running.update(server.running)
             dead.update(server.dead.keys())
+        metrics.show(metrics.IN_FLIGHT, running)
         metrics.show(metrics.ENGINES_DEAD, dead)
         metrics.show(metrics.MODEL_READY, {model.name: float(model.ready) for model in models})
-        queued: dict[str, float] = {}
-        at_work: dict[str, float] = {}
+        loads: dict[str, ModelLoad] = {}
         oldest: dict[str, float] = {}
         workers: dict[str, int] = {}
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
-                loads = await self._depth.by_model()
+                known = await self._depth.by_model()
                 oldest = await self._depth.oldest_seconds()
                 workers = await self._depth.workers()
         except Exception as error:
@@ -78,10 +68,10 @@ class MetricsCollector:
             metrics.DATABASE_UP.set(0)
         else:
             metrics.DATABASE_UP.set(1)
-            names = {model.name for model in models} | loads.keys()
-            queued = {name: loads[name].queued if name in loads else 0 for name in names}
-            at_work = {name: loads[name].running if name in loads else 0 for name in names}
-            oldest = dict.fromkeys(names, 0.0) | oldest
+            loads = {model.name: ModelLoad() for model in models} | known
+            oldest = dict.fromkeys(loads, 0.0) | oldest
+        queued = {name: load.queued for name, load in loads.items()}
+        at_work = {name: load.running for name, load in loads.items()}
         metrics.show(metrics.QUEUE_DEPTH, queued)
         metrics.show(metrics.RUNNING, at_work)
         metrics.show(metrics.WORKERS, workers)

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator
 
 import orjson
 
@@ -34,30 +33,19 @@ _TEXT = "text/plain; charset=utf-8"
 _OK = "200 OK"
 
 
-class MetricsSource(Protocol):
-    """Source of the metrics' text."""
-
-    async def text(self) -> bytes: ...
-
-
-class ReadinessSource(Protocol):
-    """Source of the readiness report. Raises ServiceError while not ready."""
-
-    async def report(self) -> dict[str, object]: ...
-
-
 class MetricsServer:
     def __init__(
         self,
         settings: Settings,
-        exposition: MetricsSource,
-        readiness: ReadinessSource | None = None,
+        read_metrics: Callable[[], Awaitable[bytes]],
+        read_readiness: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        """`read_readiness` raises ServiceError while the process is not ready."""
         assert settings.metrics_port is not None
         self._host, self._port = settings.metrics_host, settings.metrics_port
         self._is_loopback = is_loopback(settings.metrics_host)
-        self._exposition = exposition
-        self._readiness = readiness
+        self._read_metrics = read_metrics
+        self._read_readiness = read_readiness
         self._reading: _Connections = {}
         self._responding: _Connections = {}
 
@@ -117,12 +105,12 @@ class MetricsServer:
         if method not in ("GET", "HEAD"):
             return "405 Method Not Allowed", _TEXT, b"Only GET.\n"
         if path == "/metrics":
-            return _OK, metrics.CONTENT_TYPE, await self._exposition.text()
+            return _OK, metrics.CONTENT_TYPE, await self._read_metrics()
         if path == "/health/live":
             return _OK, _TEXT, b""
-        if path == "/health/ready" and self._readiness is not None:
+        if path == "/health/ready" and self._read_readiness is not None:
             try:
-                return _OK, JSON, orjson.dumps(await self._readiness.report())
+                return _OK, JSON, orjson.dumps(await self._read_readiness())
             except ServiceError as error:
                 problem = orjson.dumps(error.to_problem())
                 return "503 Service Unavailable", PROBLEM_JSON, problem

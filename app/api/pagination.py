@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Query
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Query, Request, Response
 
 from app.api.json_codec import json_response
 

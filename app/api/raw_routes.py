@@ -1,19 +1,16 @@
 """Raw routes, which bypass FastAPI, and their part of the OpenAPI document."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors.error_responses import refusal
 from app.core.errors import ServiceError
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RawRoutes:
@@ -41,17 +38,13 @@ class RawRoutes:
             for method, path_regex, endpoint in self._routes:
                 if method == scope["method"] and (match := path_regex.match(scope["path"])):
                     scope["path_params"] = match.groupdict()
-                    response = await _respond(endpoint, Request(scope, receive))
+                    try:
+                        response = await endpoint(Request(scope, receive))
+                    except ServiceError as error:
+                        response = refusal(scope["path"], error)
                     await response(scope, receive, send)
                     return
         await self._app(scope, receive, send)
-
-
-async def _respond(endpoint: Endpoint, request: Request) -> Response:
-    try:
-        return await endpoint(request)
-    except ServiceError as error:
-        return refusal(request.scope["path"], error)
 
 
 async def body_of(request: Request) -> bytes:
@@ -66,17 +59,13 @@ def describe(
     path: dict[str, str] | None = None,
     query: dict[str, dict[str, Any]] | None = None,
     header: dict[str, dict[str, Any]] | None = None,
-    body: dict[str, Any] | None = None,
+    body: type[BaseModel] | dict[str, Any] | None = None,
+    example: object = None,
 ) -> dict[str, Any]:
-    """OpenAPI members of a raw route: its parameters and body."""
+    """OpenAPI members of a raw route: its parameters, and its body as a model or a schema."""
+    required = {"required": True, "schema": {"type": "string"}}
     parameters = [
-        {
-            "in": "path",
-            "name": name,
-            "required": True,
-            "schema": {"type": "string"},
-            "description": text,
-        }
+        {"in": "path", "name": name, **required, "description": text}
         for name, text in (path or {}).items()
     ]
     for place, described in (("query", query), ("header", header)):
@@ -85,10 +74,16 @@ def describe(
         ]
     extra: dict[str, Any] = {"parameters": parameters}
     if body is not None:
-        extra["requestBody"] = {"content": {"application/json": body}}
+        schema = body if isinstance(body, dict) else reference(body)
+        content = {"application/json": {"schema": schema, "example": example}}
+        extra["requestBody"] = {"content": content}
     return extra
 
 
+# Models that routes refer to by name: `app.py` adds their schemas to the document.
+REFERENCED: list[type[BaseModel]] = []
+
+
 def reference(model: type[BaseModel]) -> dict[str, str]:
-    """A reference to a model's schema; `app.py` adds the schemas that only raw routes use."""
+    REFERENCED.append(model)
     return {"$ref": f"#/components/schemas/{model.__name__}"}

@@ -73,25 +73,20 @@ class EventStreamResponse(Response):
             await asyncio.gather(sending, disconnecting, return_exceptions=True)
             await self._frames.aclose()
 
-    async def _send_all(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await self._start(send)
-        await self._send_frames(send)
-
-    async def _start(self, send: Send) -> None:
+    async def _send_all(
+        self, _scope: Scope, _receive: Receive, send: Send, first: bytes = b""
+    ) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-
-    async def _send_frames(self, send: Send) -> None:
+        if first:
+            await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
             async for frame in self._frames:
-                await self._send_frame(send, frame)
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
         except CutOffError:
             return  # the server closes a connection whose body has no end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_frame(self, send: Send, frame: bytes) -> None:
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
 async def until_disconnect(receive: Receive) -> None:

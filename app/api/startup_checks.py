@@ -51,7 +51,6 @@ def check_startup(settings: Settings) -> StartupReport:
 
 
 def secret_weakness(secret: str) -> str | None:
-    """The weakness of a secret that signs tokens; None if none is found."""
     lower = secret.lower()
     if lower.startswith(_PLACEHOLDERS) or not set(_PLACEHOLDERS).isdisjoint(_NOT_WORD.split(lower)):
         return "is a placeholder"

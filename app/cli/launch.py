@@ -6,8 +6,6 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from pydantic import TypeAdapter
-
 from app.api.admin.launches_schemas import launch_to_wire
 from app.api.json_codec import validate
 from app.cli.arguments import Run, add_command, add_subcommands
@@ -73,7 +71,7 @@ def _create(options: argparse.Namespace) -> int:
     settings = Settings()
     profiles = read_profiles(settings.profiles_file)
     try:
-        request = validate(TypeAdapter(LaunchCreate), _request(options))
+        request = validate(LaunchCreate, _request(options))
         spec = to_spec(request, profiles, read_catalogue(settings.catalogue_file))
     except ServiceError as error:
         problems = [f"{one.field}: {one.message}" for one in error.errors] or [error.detail]

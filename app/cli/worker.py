@@ -9,11 +9,13 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
 from app.cli.startup import read_settings, schema_fits
+from app.core import metrics
 from app.core.database import Database
 from app.core.listener import Listener
 from app.core.settings import Settings
@@ -79,25 +81,16 @@ def _fail(line: str) -> int:
 
 
 async def _generate(settings: Settings) -> None:
-    from app.api.container import background, open_services
+    from app.api.container import background, new_worker, open_services
     from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor
     from app.core import gc_tuning
-    from app.worker.backends.triton_backend import TritonBackend
 
     async with (
         tracing(settings.otlp_endpoint, "llm-worker"),
         open_services(settings, "worker") as services,
     ):
-        backend = TritonBackend(
-            services.registry,
-            services.fleet,
-            settings.engine_silence_seconds,
-            continues_by_text=settings.continue_by_text,
-        )
-        worker = Worker(
-            services.database, services.queue, backend, services.listener, services.hub, settings
-        )
+        worker = new_worker(services)
         _on_stop_signals(worker.stop)
         gc_tuning.settle()
         async with background(services, BatchProcessor(batch_services(services))) as tasks:
@@ -109,7 +102,6 @@ async def _attribute(settings: Settings, file: Path, index: str, engines: int) -
 
     Raises AttributionFailedError, EngineDiedError or TimeoutError when the index cannot be opened.
     """
-    from app.api.metrics_collector import ProcessMetrics
     from app.api.metrics_server import MetricsServer
     from app.worker.backends.attribution_backend import AttributionBackend
 
@@ -137,7 +129,9 @@ async def _attribute(settings: Settings, file: Path, index: str, engines: int) -
             "maintenance": Maintenance(queue, settings).run(),
         }
         if settings.metrics_port is not None:
-            parts["metrics"] = MetricsServer(settings, ProcessMetrics()).run()
+            parts["metrics"] = MetricsServer(
+                settings, partial(asyncio.to_thread, metrics.render)
+            ).run()
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         try:
             await _run_beside(worker, tasks)

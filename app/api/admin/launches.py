@@ -1,13 +1,9 @@
 """/launches: Triton servers that are started, followed and stopped by the service."""
 
 import asyncio
-from typing import Annotated, Any
-from uuid import UUID
+from typing import Annotated
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.admin.launches_schemas import (
     DryRunRead,
@@ -15,7 +11,6 @@ from app.api.admin.launches_schemas import (
     LaunchState,
     LogRead,
     ProfileRead,
-    catalogue_to_wire,
     launch_to_wire,
     profile_to_wire,
 )
@@ -24,19 +19,17 @@ from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, to_id
 from app.api.json_codec import json_response, parse
 from app.api.pagination import After, Limit, page_response
-from app.api.raw_routes import describe, reference
+from app.api.raw_routes import describe
 from app.core.errors import ConflictError
 from app.core.ids import new_id
 from app.provisioning.catalogue import CatalogueEntry, read_catalogue
 from app.provisioning.job_script import render_script
 from app.provisioning.model_plan import PlanCreate, plan_model
 from app.provisioning.profiles import ProfileError
-from app.provisioning.spec import LaunchCreate, LaunchSpec, to_spec
+from app.provisioning.spec import LaunchCreate, to_spec
 
 router = APIRouter(tags=["launches"])
 
-_PLAN = TypeAdapter(PlanCreate)
-_CREATE = TypeAdapter(LaunchCreate)
 DryRun = Annotated[bool, Query(description="Show what would be launched, and its script.")]
 
 
@@ -45,22 +38,16 @@ DryRun = Annotated[bool, Query(description="Show what would be launched, and its
     status_code=202,
     response_model=LaunchRead,
     responses={200: {"model": DryRunRead, "description": "A dry run."}},
-    openapi_extra={
-        "requestBody": {
-            "content": {
-                "application/json": {
-                    "schema": reference(LaunchCreate),
-                    "example": {"name": "qwen", "model": "Qwen/Qwen2.5-7B-Instruct"},
-                }
-            }
-        }
-    },
+    openapi_extra=describe(
+        body=LaunchCreate, example={"name": "qwen", "model": "Qwen/Qwen2.5-7B-Instruct"}
+    ),
 )
 async def create_launch(
     request: Request, services: ServicesOf, team: TeamOf, dry_run: DryRun = False
 ) -> Response:
     """Launch a Triton server for a model; the service follows it until its job ends."""
-    spec = await asyncio.to_thread(_spec, services, await request.body())
+    create = parse(LaunchCreate, await request.body())
+    spec = await asyncio.to_thread(lambda: to_spec(create, services.profiles, _catalogue(services)))
     profile = services.profiles[spec.profile]
     if dry_run:
         script = render_script(new_id(), spec, profile)
@@ -88,7 +75,7 @@ async def list_launches(
 @router.get("/launches/catalogue", response_model=list[CatalogueEntry])
 async def list_catalogue(services: ServicesOf) -> Response:
     """List the models that the operator offers."""
-    return json_response([catalogue_to_wire(one) for one in _catalogue(services).values()])
+    return json_response([one.model_dump() for one in _catalogue(services).values()])
 
 
 @router.get("/launches/profiles", response_model=list[ProfileRead])
@@ -100,51 +87,43 @@ async def list_profiles(services: ServicesOf) -> Response:
 @router.post(
     "/launches/plan",
     response_model=PlanRead,
-    openapi_extra=describe(body={"schema": reference(PlanCreate), "example": EXAMPLE}),
+    openapi_extra=describe(body=PlanCreate, example=EXAMPLE),
 )
 async def plan_launch(request: Request, services: ServicesOf) -> Response:
     """Calculate which GPUs fit a model and the resources to request; stores and starts nothing."""
-    create = parse(_PLAN, await request.body())
-    return json_response(await asyncio.to_thread(_plan, services, create))
+    create = parse(PlanCreate, await request.body())
+    plan = await asyncio.to_thread(
+        lambda: plan_model(create, services.profiles, _catalogue(services))
+    )
+    return json_response(plan)
 
 
 @router.get("/launches/{launch_id}", response_model=LaunchRead)
 async def read_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read one launch."""
-    launch = await services.launches.get(team, _id(launch_id))
+    launch = await services.launches.get(team, to_id(launch_id, "launch"))
     return json_response(launch_to_wire(launch))
 
 
 @router.get("/launches/{launch_id}/log", response_model=LogRead)
 async def read_launch_log(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read the end of the job's output."""
-    return json_response({"log": await services.launches.log(team, _id(launch_id))})
+    log = await services.launches.log(team, to_id(launch_id, "launch"))
+    return json_response({"log": log})
 
 
 @router.post("/launches/{launch_id}/stop", status_code=202, response_model=LaunchRead)
 async def stop_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Stop a launch: drain its server, then end its job. An ended launch stays unchanged."""
-    launch = await services.launches.stop(team, _id(launch_id))
+    launch = await services.launches.stop(team, to_id(launch_id, "launch"))
     return json_response(launch_to_wire(launch), 202)
 
 
 @router.delete("/launches/{launch_id}", status_code=204)
 async def delete_launch(launch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Delete a launch that has ended."""
-    await services.launches.delete(team, _id(launch_id))
+    await services.launches.delete(team, to_id(launch_id, "launch"))
     return Response(status_code=204)
-
-
-def _id(text: str) -> UUID:
-    return to_id(text, "launch")
-
-
-def _spec(services: Services, body: bytes) -> LaunchSpec:
-    return to_spec(parse(_CREATE, body), services.profiles, _catalogue(services))
-
-
-def _plan(services: Services, create: PlanCreate) -> dict[str, Any]:
-    return plan_model(create, services.profiles, _catalogue(services))
 
 
 def _catalogue(services: Services) -> dict[str, CatalogueEntry]:

@@ -8,7 +8,6 @@ import orjson
 from pydantic import BaseModel, Field
 
 from app.core.ids import created_at
-from app.provisioning.catalogue import CatalogueEntry
 from app.provisioning.profiles import Profile, Tier
 from app.provisioning.spec import LaunchSpec
 from app.provisioning.store import Launch
@@ -99,7 +98,3 @@ def profile_to_wire(profile: Profile) -> dict[str, Any]:
     """Members of a profile that users may read: no hosts, accounts or paths except the models'."""
     wire = profile.model_dump(include=set(ProfileRead.model_fields))
     return wire | {"model_roots": list(profile.model_roots), "tiers": list(wire["tiers"])}
-
-
-def catalogue_to_wire(entry: CatalogueEntry) -> dict[str, Any]:
-    return entry.model_dump()

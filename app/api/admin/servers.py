@@ -1,21 +1,18 @@
 """/servers: the Triton servers that results run on."""
 
-from fastapi import APIRouter
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.admin.servers_schemas import ServerCreate, ServerRead, server_to_wire
 from app.api.container import Services
 from app.api.dependencies import ServicesOf
 from app.api.json_codec import json_response, parse
-from app.api.raw_routes import describe, reference
+from app.api.raw_routes import describe
 from app.core.errors import ConflictError
 from app.inference.server_pool import Server
+from app.inference.server_store import ServerAddress
 
 router = APIRouter(tags=["servers"])
 
-_SERVER = TypeAdapter(ServerCreate)
 _EXAMPLE = {"name": "gpu-2", "grpc": "10.0.0.2:8001"}
 
 
@@ -32,18 +29,18 @@ async def list_servers(services: ServicesOf) -> Response:
     "/servers",
     status_code=201,
     response_model=ServerRead,
-    openapi_extra=describe(body={"schema": reference(ServerCreate), "example": _EXAMPLE}),
+    openapi_extra=describe(body=ServerCreate, example=_EXAMPLE),
 )
 async def register_server(request: Request, services: ServicesOf) -> Response:
     """Register a Triton server: every worker sends it results of its ready models.
 
     A server that does not respond yet is registered too, and used when it does.
     """
-    server = parse(_SERVER, await request.body())
+    server = parse(ServerCreate, await request.body())
     for known in services.fleet.servers:
-        if known.address.is_static and known.address.grpc == server.grpc:
-            raise _is_static(known)
-    await services.fleet.store.add(server.to_address())
+        if known.address.grpc == server.grpc:
+            _check_registered(known)
+    await services.fleet.store.add(ServerAddress(**server.model_dump()))
     answer = await _answer(services, server.name, 201)
     answer.headers["Location"] = str(request.url.path).rstrip("/") + f"/{server.name}"
     return answer
@@ -70,20 +67,19 @@ async def resume_server(name: str, services: ServicesOf) -> Response:
 @router.delete("/servers/{name}", status_code=204)
 async def remove_server(name: str, services: ServicesOf) -> Response:
     """Remove a server; its running results continue to their end."""
-    _refuse_static(services, name)
+    _check_registered(services.fleet.find(name))
     await services.fleet.store.remove(name)
     await services.registry.outdate()
     return Response(status_code=204)
 
 
 async def _set(services: Services, name: str, *, is_draining: bool) -> Response:
-    _refuse_static(services, name)
+    _check_registered(services.fleet.find(name))
     await services.fleet.store.drain(name, is_draining=is_draining)
     return await _answer(services, name)
 
 
 async def _answer(services: Services, name: str, status: int = 200) -> Response:
-    """The server's state after a change."""
     await services.registry.outdate()
     return await _to_response(services, services.fleet.get(name), status)
 
@@ -93,14 +89,9 @@ async def _to_response(services: Services, server: Server, status: int = 200) ->
     return json_response(server_to_wire(server, running.get(server.name, 0)), status)
 
 
-def _refuse_static(services: Services, name: str) -> None:
-    known = services.fleet.find(name)
-    if known is not None and known.address.is_static:
-        raise _is_static(known)
-
-
-def _is_static(server: Server) -> ConflictError:
-    return ConflictError(
-        f"Server {server.name!r} ({server.address.grpc}) is named by TRITON_GRPC_SERVICE: change the "
-        "setting, and restart."
-    )
+def _check_registered(server: Server | None) -> None:
+    if server is not None and server.address.is_static:
+        raise ConflictError(
+            f"Server {server.name!r} ({server.address.grpc}) is named by TRITON_GRPC_SERVICE: change "
+            "the setting, and restart."
+        )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.inference.server_pool import Server
-from app.inference.server_store import MAX_SLOTS, ServerAddress
+from app.inference.server_store import MAX_SLOTS
 
 
 class ServerCreate(BaseModel):
@@ -26,9 +26,6 @@ class ServerCreate(BaseModel):
         le=MAX_SLOTS,
         description="Most results that each worker runs on it at a time; LLM_WORKER_SLOTS by default.",
     )
-
-    def to_address(self) -> ServerAddress:
-        return ServerAddress(self.name, self.grpc, self.http, self.metrics, self.slots)
 
 
 class ServedRead(BaseModel):

@@ -39,7 +39,6 @@ def refusal(path: str, error: ServiceError) -> Response:
 
 
 def dialect_of(path: str) -> str:
-    """The first segment of a path."""
     return path.split("/", 2)[1] if path.startswith("/") else path
 
 
@@ -49,7 +48,6 @@ async def on_service_error(request: Request, error: Exception) -> Response:
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
-    """Respond to invalid path, query or header parameters."""
     assert isinstance(error, RequestValidationError)
     return refusal(
         request.scope["path"],
@@ -60,7 +58,6 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Respond to the framework's own errors, such as unknown paths and methods."""
     assert isinstance(error, HTTPException)
     answer: ServiceError
     if error.status_code == HTTPStatus.NOT_FOUND:

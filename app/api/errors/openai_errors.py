@@ -28,7 +28,6 @@ _PLACE = re.compile(r"\.(\d+)(?=\.|$)")
 
 
 def error_response(error: ServiceError) -> Response:
-    """A ServiceError in OpenAI's shape; 422 becomes 400."""
     status = 400 if error.status == 422 else error.status
     headers = dict(error.headers)
     if error.code in _FINAL:

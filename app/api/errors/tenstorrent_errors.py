@@ -28,7 +28,6 @@ _DECODE_ERROR = "JWT payload decode error: "
 
 
 def respond(error: ServiceError) -> Response:
-    """An error response; headers such as `Retry-After` are kept."""
     status, message = _to_error(error)
     return json_response({"status_code": status, "message": message}, status, error.headers)
 

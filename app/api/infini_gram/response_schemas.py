@@ -1,18 +1,11 @@
-"""Responses of infini-gram API, in its camelCase.
+"""Responses of infini-gram API, in its camelCase."""
 
-The `...Read` models describe them in the OpenAPI document; the functions build them as plain
-dictionaries: a response may hold half a million numbers.
-"""
-
-from math import ceil
 from typing import Any
 
-from app.api.infini_gram.schemas import CamelModel, SearchRequest
+from app.api.infini_gram.schemas import CamelModel
 from app.infini_gram.engine import Engine
-from app.infini_gram.engine_types import Count, Distribution, Document, Found, FoundCnf, Prob
+from app.infini_gram.engine_types import Distribution, Document, Found, Prob
 from app.infini_gram.tokenizer import Tokenizer
-
-Wire = dict[str, Any]
 
 
 class IndexRead(CamelModel):
@@ -114,106 +107,65 @@ class PageRead(DocumentsRead):
     total_documents: int
 
 
-def engine_to_wire(engine: Engine) -> Wire:
-    return {
-        "name": engine.declaration.name,
-        "description": engine.declaration.description,
-        "tokens": engine.total_tokens,
-        "documents": engine.total_documents,
-        "shards": engine.shard_count,
-        "vocabSize": engine.vocab_size,
-    }
+def read_index(engine: Engine) -> IndexRead:
+    return IndexRead(
+        name=engine.declaration.name,
+        description=engine.declaration.description,
+        tokens=engine.total_tokens,
+        documents=engine.total_documents,
+        shards=engine.shard_count,
+        vocab_size=engine.vocab_size,
+    )
 
 
-def query_to_wire(engine: Engine, ids: list[int]) -> Wire:
+def of_query(engine: Engine, ids: list[int]) -> dict[str, Any]:
     """The first members of a query's response; tokens as the vocabulary spells them."""
-    return {
-        "index": engine.declaration.name,
-        "tokenIds": ids,
-        "tokens": engine.tokenizer.tokens(ids),
-    }
+    tokens = engine.tokenizer.tokens(ids)
+    return {"index": engine.declaration.name, "token_ids": ids, "tokens": tokens}
 
 
-def cnf_to_wire(engine: Engine, cnf: list[list[list[int]]]) -> Wire:
-    return {
-        "index": engine.declaration.name,
-        "tokenIds": cnf,
-        "tokens": [[engine.tokenizer.tokens(term) for term in clause] for clause in cnf],
-    }
+def of_cnf(engine: Engine, cnf: list[list[list[int]]]) -> dict[str, Any]:
+    tokens = [[engine.tokenizer.tokens(term) for term in clause] for clause in cnf]
+    return {"index": engine.declaration.name, "token_ids": cnf, "tokens": tokens}
 
 
-def found_to_wire(found: Found) -> Wire:
-    return {"cnt": found.count, "segmentByShard": found.segment_by_shard}
-
-
-def found_cnf_to_wire(found: FoundCnf) -> Wire:
-    return {"cnt": found.count, "approx": found.approx, "ptrsByShard": found.ptrs_by_shard}
-
-
-def count_to_wire(count: Count) -> Wire:
-    return {"count": count.count, "approx": count.approx}
-
-
-def prob_to_wire(prob: Prob) -> Wire:
+def of_prob(found: Prob) -> dict[str, Any]:
     """The probability is -1 where the prompt never occurs."""
     return {
-        "promptCnt": prob.prompt_count,
-        "contCnt": prob.continuation_count,
-        "prob": prob.prob,
+        "prompt_cnt": found.prompt_count,
+        "cont_cnt": found.continuation_count,
+        "prob": found.prob,
     }
 
 
-def distribution_to_wire(tokenizer: Tokenizer, found: Distribution) -> Wire:
+def of_distribution(tokenizer: Tokenizer, found: Distribution) -> dict[str, Any]:
+    by_token = {
+        str(token_id): NextTokenRead(cont_cnt=count, prob=prob, token=tokenizer.token(token_id))
+        for token_id, (count, prob) in found.by_token.items()
+    }
     return {
-        "promptCnt": found.prompt_count,
-        "resultByTokenId": {
-            str(token_id): {"contCnt": count, "prob": prob, "token": tokenizer.token(token_id)}
-            for token_id, (count, prob) in found.by_token.items()
-        },
+        "prompt_cnt": found.prompt_count,
+        "result_by_token_id": by_token,
         "approx": found.approx,
     }
 
 
-def suffix_to_wire(tokenizer: Tokenizer, prompt: list[int], length: int) -> Wire:
+def of_suffix(tokenizer: Tokenizer, prompt: list[int], length: int) -> dict[str, Any]:
     """The longest suffix of the prompt that occurs; empty if none does."""
     suffix = prompt[len(prompt) - length :]
-    return {"suffixLen": length, "longestSuffix": tokenizer.decode(suffix)}
+    return {"suffix_len": length, "longest_suffix": tokenizer.decode(suffix)}
 
 
-def document_to_wire(tokenizer: Tokenizer, document: Document) -> Wire:
+def of_document(tokenizer: Tokenizer, document: Document) -> dict[str, Any]:
     return {
-        "documentIndex": document.index,
-        "documentLength": document.length,
-        "displayLength": document.display_length,
-        "needleOffset": document.needle_offset,
+        "document_index": document.index,
+        "document_length": document.length,
+        "display_length": document.display_length,
+        "needle_offset": document.needle_offset,
         "metadata": document.metadata,
-        "tokenIds": document.token_ids,
+        "token_ids": document.token_ids,
         "text": tokenizer.decode(document.token_ids),
         "blocked": document.blocked,
-    }
-
-
-def one_to_wire(engine: Engine, document: Document) -> Wire:
-    return {"index": engine.declaration.name, **document_to_wire(engine.tokenizer, document)}
-
-
-def documents_to_wire(engine: Engine, documents: list[Document]) -> Wire:
-    return {
-        "index": engine.declaration.name,
-        "documents": [document_to_wire(engine.tokenizer, document) for document in documents],
-    }
-
-
-def page_to_wire(
-    engine: Engine, documents: list[Document], wanted: SearchRequest, total: int
-) -> Wire:
-    """A page of a search. `totalDocuments` counts occurrences, as in the original."""
-    return {
-        **documents_to_wire(engine, documents),
-        "page": wanted.page,
-        "pageSize": wanted.page_size,
-        "pageCount": ceil(total / wanted.page_size),
-        "totalDocuments": total,
     }
 
 

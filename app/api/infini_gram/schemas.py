@@ -5,10 +5,9 @@ camelCase or snake_case; unknown ones are ignored. Bounds are the original's whe
 are those on documents (`MAX_CONTEXT` and below), which it leaves open.
 """
 
-from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
 from pydantic.alias_generators import to_camel
 
 from app.core.errors import invalid_field
@@ -31,9 +30,8 @@ DEFAULT_DIFF_TOKENS = 100
 MAX_CONTEXT = 10_000
 MAX_DOCUMENTS = 100
 MAX_DOCUMENT_TOKENS = 200_000
-_MAX_POSITION = (
-    2**62
-)  # of ranks, pointers, documents: far beyond any index, below the engine's 2**64
+# The largest rank, pointer or document: far beyond any index, below the engine's 2**64.
+_MAX_POSITION = 2**62
 
 AND, OR = " AND ", " OR "
 
@@ -80,10 +78,7 @@ class NtdRequest(QueryRequest):
     """ntd and infgram_ntd."""
 
     max_support: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_SUPPORT,
-        description=f"Most occurrences to sample ({DEFAULT_SUPPORT}).",
+        None, ge=1, le=MAX_SUPPORT, description=f"Most occurrences to sample ({DEFAULT_SUPPORT})."
     )
 
 
@@ -141,7 +136,8 @@ class IndexRequest(CamelModel):
     ]
 
 
-IndexRequests = Annotated[list[IndexRequest], Field(max_length=MAX_DOCUMENTS)]
+class IndexRequests(RootModel[Annotated[list[IndexRequest], Field(max_length=MAX_DOCUMENTS)]]):
+    """get_documents_by_index."""
 
 
 class SearchRequest(CamelModel):
@@ -155,19 +151,8 @@ class SearchRequest(CamelModel):
     page_size: int = Field(10, ge=1, le=MAX_DOCUMENTS)
 
 
-def check_documents(requests: Sequence[IndexRequest]) -> None:
-    """Raise InvalidRequestError if a list requests too many tokens."""
-    _check_asked(
-        "maximumContextLength", sum(request.maximum_context_length for request in requests)
-    )
-
-
-def check_page(wanted: SearchRequest) -> None:
-    """Raise InvalidRequestError if a page requests too many tokens."""
-    _check_asked("page_size", 2 * wanted.maximum_document_display_length * wanted.page_size)
-
-
-def _check_asked(field: str, asked: int) -> None:
+def check_document_tokens(field: str, asked: int) -> None:
+    """Raise InvalidRequestError if a request's documents have too many tokens together."""
     if asked > MAX_DOCUMENT_TOKENS:
         raise invalid_field(
             field,
@@ -180,7 +165,6 @@ def _check_asked(field: str, asked: int) -> None:
 
 
 def to_ids(engine: Engine, query: str | list[int]) -> list[int]:
-    """The token ids of a query. Raises InvalidRequestError."""
     if isinstance(query, list):
         _check_ids(query, engine.vocab_size, "query")
         return query

@@ -40,7 +40,6 @@ _PLAN = "/launches/plan"  # stores nothing
 
 
 def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
-    """The scope that a request needs; None if it needs no token."""
     if method in _READS and (path in OPEN_PATHS or path.startswith(_ASSETS)):
         return None
     if method in _READS and _STREAM.fullmatch(path) and b"ticket" in query:

@@ -12,6 +12,7 @@ sent, must be that host.
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -59,10 +60,10 @@ class RequestGuard:
             self._check_origin(headers)
             if scope["method"] == "POST" and scope["path"] in self._uploads and _is_form(headers):
                 _check_same_origin(headers)
-                receive = await _bounded(headers, receive, self._uploads[scope["path"]])
+                bound = self._uploads[scope["path"]]
+                receive = await _bounded(headers, receive, bound, "LLM_MAX_FILE_BYTES")
             elif scope["method"] not in _SAFE_METHODS:
-                body = await self._read_body(headers, receive)
-                receive = _replay(body, receive)
+                receive = _replay(await self._read_body(headers, receive), receive)
         except ServiceError as error:
             await refusal(scope["path"], error)(scope, receive, send)
             return
@@ -86,39 +87,22 @@ class RequestGuard:
                 )
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        declared = headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
-            if b"expect" not in headers:  # with Expect, no body is sent yet
-                await _discard(receive)
-            raise self._too_large()
+        receive = await _bounded(headers, receive, self._max_body_bytes, "LLM_MAX_BODY_BYTES")
         body = bytearray()
-        while True:
+        has_more = True
+        while has_more:
             message = await receive()
             if (
                 message["type"] == "http.disconnect"
             ):  # a truncated body must not pass for a whole one
                 raise HttpError("The connection ended before the request's body did.")
             body += message.get("body", b"")
-            if len(body) > self._max_body_bytes:
-                if message.get("more_body"):
-                    await _discard(receive)
-                raise self._too_large()
-            if not message.get("more_body"):
-                break
+            has_more = message.get("more_body", False)
         if body:
             media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if media_type != JSON.encode() and not media_type.endswith(b"+json"):
                 raise MediaTypeError("Send the body with `Content-Type: application/json`.")
         return bytes(body)
-
-    def _too_large(self) -> BodyTooLargeError:
-        return _body_too_large(self._max_body_bytes, "LLM_MAX_BODY_BYTES")
-
-
-def _body_too_large(bound: int, setting: str) -> BodyTooLargeError:
-    return BodyTooLargeError(
-        f"A body may have at most {bound} bytes ({setting}).", headers={"Connection": "close"}
-    )
 
 
 def _is_form(headers: dict[bytes, bytes]) -> bool:
@@ -133,25 +117,30 @@ def _check_same_origin(headers: dict[bytes, bytes]) -> None:
         raise ForbiddenOriginError("Forms from another origin are rejected.")
 
 
-async def _bounded(headers: dict[bytes, bytes], receive: Receive, bound: int) -> Receive:
+async def _bounded(
+    headers: dict[bytes, bytes], receive: Receive, bound: int, setting: str
+) -> Receive:
     """Wrap `receive`: it raises BodyTooLargeError after more than `bound` bytes."""
-    too_large = _body_too_large(bound, "LLM_MAX_FILE_BYTES")
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > bound:
-        if b"expect" not in headers:
-            await _discard(receive)
-        raise too_large
     received = 0
+
+    async def refuse(*, has_more: bool) -> NoReturn:
+        if has_more:
+            await _discard(receive)
+        raise BodyTooLargeError(
+            f"A body may have at most {bound} bytes ({setting}).", headers={"Connection": "close"}
+        )
 
     async def counting() -> Message:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
         if received > bound:
-            if message.get("more_body"):
-                await _discard(receive)
-            raise too_large
+            await refuse(has_more=message.get("more_body", False))
         return message
+
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > bound:
+        await refuse(has_more=b"expect" not in headers)  # with Expect, no body is sent yet
 
     return counting
 
@@ -165,7 +154,6 @@ async def _discard(receive: Receive) -> None:
 
 
 def _host_name(value: str) -> str:
-    """The name in a Host or Origin header, without scheme and port."""
     host = value.split("://", 1)[-1].lower()
     if host.startswith("["):
         return host.split("]", 1)[0] + "]"
@@ -173,7 +161,6 @@ def _host_name(value: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Wrap `receive`: it returns the body in one piece, then the server's messages."""
     is_sent = False
 
     async def replay() -> Message:

@@ -72,7 +72,6 @@ class RequestIdMiddleware:
 
 
 def given_id(scope: Scope) -> str | None:
-    """The client's request id, if it sent one well-formed id."""
     given = [value for name, value in scope["headers"] if name == _HEADER]
     if len(given) == 1 and _VALID_ID.fullmatch(given[0]):
         return bytes(given[0]).decode()

@@ -5,27 +5,23 @@ run: clients can poll, stream and cancel it, and a webhook reports its end.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import PrincipalOf, ServicesOf, TeamOf, principal_of, services_of, to_id
-from app.api.disconnects import ON_DISCONNECT_HEADER, on_disconnect_of, watch_disconnect
+from app.api.disconnects import ON_DISCONNECT_HEADER, on_disconnect_of, wait_for_end
 from app.api.group_responses import RESULT_ID_HEADER
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
 from app.api.native.attributions_schemas import AttributionRead
 from app.api.native.create_results import WISHES, send
 from app.api.native.schemas import ResultRead, result_wire
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE
 from app.core.errors import (
     ConflictError,
@@ -50,8 +46,6 @@ from app.results.submission import SubmissionOutcome
 router = APIRouter(tags=["infini-gram"])
 raw = APIRouter(tags=["infini-gram"])
 
-_REQUEST = TypeAdapter(AttributionRequest)
-_PARAMETERS = TypeAdapter(AttributionParameters)
 _CLIENT_LEFT = 499  # for the log alone
 _MARGIN_SECONDS = 10.0
 
@@ -67,7 +61,8 @@ IndexName = Annotated[
     openapi_extra=describe(
         path={"index": "An index's name."},
         header=KEY_HEADER | ON_DISCONNECT_HEADER,
-        body={"schema": reference(AttributionRequest), "example": {"response": "return None"}},
+        body=AttributionRequest,
+        example={"response": "return None"},
     ),
 )
 async def attribute_text(request: Request) -> Response:
@@ -78,7 +73,7 @@ async def attribute_text(request: Request) -> Response:
     """
     services = services_of(request)
     index = request.path_params["index"]
-    wanted = parse(_REQUEST, await body_of(request))
+    wanted = parse(AttributionRequest, await body_of(request))
     version = services.indexes.engine(index).version
     parameters = _to_stored(wanted)
     content = {"index": index, "text": wanted.response, **parameters}
@@ -130,38 +125,23 @@ async def _attribute(
     With a `version` the key is the cache's: a cached attribution that failed, as when another client
     cancelled it, is replaced.
     """
-    settings = services_of(request).settings
-    ends = asyncio.get_running_loop().time() + settings.attribution_seconds
+    services, principal = services_of(request), principal_of(request)
+    settings, clock = services.settings, asyncio.get_running_loop().time
+    ends = clock() + settings.attribution_seconds
     deadline = settings.default_deadline_seconds
     if version is not None:  # no client looks for it later if this process dies
         deadline = settings.attribution_seconds + _MARGIN_SECONDS
-    draft = AttributionDraft(new_id(), index, text, parameters, deadline)
-    outcome = await _submit_and_wait(request, draft, key, version, ends)
-    while version is not None and not outcome.is_new and outcome.row.state == "failed":
-        draft = replace(draft, id=new_id())
-        outcome = await _submit_and_wait(request, draft, key, version, ends)
-    return outcome
-
-
-async def _submit_and_wait(
-    request: Request, draft: AttributionDraft, key: NewKey, version: int | None, ends: float
-) -> _Outcome:
-    """Wait for a new or replayed attribution until `ends`, by the loop's clock."""
-    services, principal = services_of(request), principal_of(request)
-    with services.hub.expecting(draft.id) as woken:
-        answer = await services.submissions.submit_attribution(principal, draft, key, version)
-        is_new, found = not isinstance(answer, Replayed), answer.result_id
-        expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(found)
-        with expecting as signal, watch_disconnect(request, signal) as is_disconnected:
-            row = await services.hub.wait_terminal(
-                principal.team_id,
-                found,
-                max(0.0, ends - asyncio.get_running_loop().time()),
-                signal,
-                is_new=is_new,
-                is_disconnected=is_disconnected,
+    while True:
+        draft = AttributionDraft(new_id(), index, text, parameters, deadline)
+        with services.hub.expecting(draft.id) as woken:
+            answer = await services.submissions.submit_attribution(principal, draft, key, version)
+            is_new = not isinstance(answer, Replayed)
+            seconds = max(0.0, ends - clock())
+            row, is_disconnected = await wait_for_end(
+                request, answer.result_id, seconds, woken if is_new else None
             )
-            return _Outcome(row, is_new, is_disconnected())
+        if version is None or is_new or row.state != "failed":
+            return _Outcome(row, is_new, is_disconnected)
 
 
 @router.post(
@@ -170,8 +150,7 @@ async def _submit_and_wait(
     response_model=ResultRead,
     responses={200: {"model": ResultRead, "content": {MEDIA_TYPE: {}}}},
     openapi_extra=describe(
-        header=WISHES | KEY_HEADER,
-        body={"schema": reference(AttributionParameters), "example": {"minimumSpanLength": 3}},
+        header=WISHES | KEY_HEADER, body=AttributionParameters, example={"minimumSpanLength": 3}
     ),
 )
 async def attribute_result(
@@ -188,7 +167,7 @@ async def attribute_result(
     source = await services.results.request(principal.team_id, to_id(result_id, "result"))
     name = _named(services, index)
     body = await request.body()
-    parameters = _to_stored(parse(_PARAMETERS, body)) if body else {}
+    parameters = _to_stored(parse(AttributionParameters, body)) if body else {}
     if source.erased_at is not None:
         raise erased(source)
     if source.kind != "generation":
@@ -235,12 +214,8 @@ def _named(services: Services, index: str | None) -> str:
 
 
 def _key(
-    services: Services,
-    given: str | None,
-    content: Mapping[str, Any],
-    seconds: float,
+    services: Services, given: str | None, content: Mapping[str, Any], seconds: float
 ) -> NewKey:
-    """The client's key, or that of the cache."""
     if given is not None:
         return services.keys.new(given, hash_request(content))
     return cache_key(content, seconds)

@@ -1,15 +1,12 @@
 """/contexts/: save, list, read and delete prompts."""
 
-from fastapi import APIRouter
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.dependencies import Force, ServicesOf, TeamOf, services_of, team_of, to_id
 from app.api.json_codec import json_response, parse
 from app.api.native.schemas import ContextRead
 from app.api.pagination import After, Limit, page_response
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.results.contexts import to_new_context
 from app.results.requests import ContextCreate
 from app.results.serialization import context_to_wire
@@ -17,7 +14,6 @@ from app.results.serialization import context_to_wire
 router = APIRouter(tags=["contexts"])
 raw = APIRouter(tags=["contexts"])
 
-_CREATE = TypeAdapter(ContextCreate)
 _EXAMPLE = {"content": "def fibonacci(n):", "metadata": {"origin": "example"}}
 
 
@@ -25,11 +21,11 @@ _EXAMPLE = {"content": "def fibonacci(n):", "metadata": {"origin": "example"}}
     "/contexts/",
     status_code=201,
     responses={201: {"model": ContextRead}},
-    openapi_extra=describe(body={"schema": reference(ContextCreate), "example": _EXAMPLE}),
+    openapi_extra=describe(body=ContextCreate, example=_EXAMPLE),
 )
 async def create_context(request: Request) -> Response:
     """Save a prompt: `content`, or chat `messages`."""
-    create = parse(_CREATE, await body_of(request))
+    create = parse(ContextCreate, await body_of(request))
     services, team = services_of(request), team_of(request)
     context = to_new_context(team, create)
     await services.contexts.create(context)

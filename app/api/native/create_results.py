@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter
-from pydantic import TypeAdapter
+from fastapi import APIRouter, Request, Response
 from pydantic_core import from_json
-from starlette.requests import Request
-from starlette.responses import Response
 
 from app.api.container import Services
 from app.api.dependencies import PrincipalOf, ServicesOf, principal_of, services_of, team_of, to_id
-from app.api.disconnects import on_disconnect_of, watch_disconnect
+from app.api.disconnects import on_disconnect_of, wait_for_end
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import json_response, parse, validate
 from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead, result_wire
@@ -39,18 +36,13 @@ from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire
 from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import Position
-from app.results.submission import (
-    Accepted,
-    SubmissionOutcome,
-)
+from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])
 
 Options = TypeVar("Options", bound=SendOptions)
 
-_SEND = TypeAdapter(SendOptions)
-_CREATE = TypeAdapter(ResultCreate)
 _NO_OPTIONS = SendOptions()
 _PREFER_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?", re.IGNORECASE)
 # Named without the weight 0, which excludes it.
@@ -110,13 +102,14 @@ class _ResponsePreference:
     openapi_extra=describe(
         path={"model_name": "A model's name.", "context_id": "A saved context's id."},
         header=WISHES | KEY_HEADER,
-        body={"schema": reference(SendOptions), "example": _SEND_EXAMPLE},
+        body=SendOptions,
+        example=_SEND_EXAMPLE,
     ),
 )
 async def send_context(request: Request) -> Response:
     """Send a saved prompt to a model. The response contains the id of the committed result."""
     body = await body_of(request)
-    options = _with_key(request, parse(_SEND, body) if body else _NO_OPTIONS)
+    options = _with_key(request, parse(SendOptions, body) if body else _NO_OPTIONS)
     path = request.path_params
     services, principal = services_of(request), principal_of(request)
     context_id = to_id(path["context_id"], "context")
@@ -132,21 +125,16 @@ async def send_context(request: Request) -> Response:
 @raw.post(
     "/results/",
     status_code=202,
-    responses={
-        202: {"model": ResultRead | list[ResultRead | ProblemRead]},
-        200: _ANSWERED,
-    },
+    responses={202: {"model": ResultRead | list[ResultRead | ProblemRead]}, 200: _ANSWERED},
     openapi_extra=describe(
         header=WISHES | KEY_HEADER,
         body={
-            "schema": {
-                "oneOf": [
-                    reference(ResultCreate),
-                    {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
-                ]
-            },
-            "example": _CREATE_EXAMPLE,
+            "oneOf": [
+                reference(ResultCreate),
+                {"type": "array", "maxItems": MAX_BULK, "items": reference(ResultCreate)},
+            ]
         },
+        example=_CREATE_EXAMPLE,
     ),
 )
 async def create_results(request: Request) -> Response:
@@ -162,8 +150,8 @@ async def create_results(request: Request) -> Response:
                 "Idempotency-Key", "cannot apply to a list: give each item its own idempotency_key"
             )
         answers = await services.submissions.submit_all(principal, _parse_list(body))
-        return json_response([_bulk_item(services, answer) for answer in answers], 202)
-    create = _with_key(request, parse(_CREATE, body))
+        return json_response([_to_wire(services, answer) for answer in answers], 202)
+    create = _with_key(request, parse(ResultCreate, body))
     return await send(
         request,
         services,
@@ -222,18 +210,13 @@ async def _wait(
 ) -> ResultRow | None:
     """The result after the client's time; None if waiting was not possible."""
     result_id, seconds = answer.result_id, wish.wait_seconds or 0.0
-    team = team_of(request)
-    is_new = isinstance(answer, Accepted)
+    # A replayed result has another id than the one that is expected.
+    expected = woken if isinstance(answer, Accepted) else None
     # The result is committed: an error while waiting must not hide its id.
     with contextlib.suppress(TooManyWaitersError, DatabaseUnavailableError):
-        # A replayed result has another id than the one that is expected.
-        expecting = contextlib.nullcontext(woken) if is_new else services.hub.expecting(result_id)
-        with expecting as news, watch_disconnect(request, news) as is_disconnected:
-            row = await services.hub.wait_terminal(
-                team, result_id, seconds, news, is_new=is_new, is_disconnected=is_disconnected
-            )
-            if is_disconnected() and wish.is_cancelled_on_disconnect:
-                await services.queue.cancel(team, id=result_id)
+        row, is_disconnected = await wait_for_end(request, result_id, seconds, expected)
+        if is_disconnected and wish.is_cancelled_on_disconnect:
+            await services.queue.cancel(row.team_id, id=result_id)
         return row
     return None
 
@@ -260,7 +243,7 @@ def _response(
     row: ResultRow | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    wire = result_wire(services, row) if row else _answer_to_wire(services, answer)
+    wire = result_wire(services, row) if row else _to_wire(services, answer)
     headers = _headers(answer) | (headers or {})
     if wire["state"] != "pending":
         return json_response(wire, 200, headers)
@@ -298,16 +281,14 @@ def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
 
 def _read_item(item: object) -> ResultCreate | ServiceError:
     try:
-        return validate(_CREATE, item)
+        return validate(ResultCreate, item)
     except InvalidRequestError as error:
         return error
 
 
-def _bulk_item(services: Services, item: SubmissionOutcome | ServiceError) -> dict[str, Any]:
-    return item.to_problem() if isinstance(item, ServiceError) else _answer_to_wire(services, item)
-
-
-def _answer_to_wire(services: Services, answer: SubmissionOutcome) -> dict[str, Any]:
+def _to_wire(services: Services, answer: SubmissionOutcome | ServiceError) -> dict[str, Any]:
+    if isinstance(answer, ServiceError):
+        return answer.to_problem()
     if isinstance(answer, Replayed):
         return result_wire(services, answer.row)
     return accepted_to_wire(answer.result, model_ready=answer.model_ready)

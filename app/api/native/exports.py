@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Query
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf

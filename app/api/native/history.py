@@ -2,13 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Response
 
 from app import __version__
 from app.api.dependencies import Name, ServicesOf, TeamOf
 from app.api.json_codec import json_response
-from app.api.native.history_schemas import PointRead, SystemRead, points_to_wire, system_to_wire
+from app.api.native.history_schemas import PointRead, SystemRead, point_to_wire, system_to_wire
 from app.results.stats.history import MAX_MINUTES
 
 Minutes = Annotated[
@@ -29,7 +28,7 @@ async def read_history(
     """
     window = await services.history.window(minutes)
     points = await services.history.points(window, team, model_name)
-    return json_response(points_to_wire(points, window))
+    return json_response([point_to_wire(point, window) for point in points])
 
 
 @router.get("/system", response_model=SystemRead)

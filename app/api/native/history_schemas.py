@@ -1,6 +1,5 @@
 """Wire schemas of the history and of the service's state."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -8,6 +7,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from app.queue.depth import ModelLoad
 from app.results.stats.histogram import percentile
 from app.results.stats.history import Point, Window
 from app.results.stats.system import SystemState
@@ -101,11 +101,7 @@ class SystemRead(BaseModel):
     failures: list[FailureRead]
 
 
-def points_to_wire(points: Sequence[Point], window: Window) -> list[dict[str, Any]]:
-    return [_point_to_wire(point, window) for point in points]
-
-
-def _point_to_wire(point: Point, window: Window) -> dict[str, Any]:
+def point_to_wire(point: Point, window: Window) -> dict[str, Any]:
     wire: dict[str, Any] = {
         "minute": point.begins,
         "minutes": window.step,
@@ -127,6 +123,7 @@ def _point_to_wire(point: Point, window: Window) -> dict[str, Any]:
 
 def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
     names = sorted(state.queues.keys() | state.oldest_seconds.keys())
+    loads = {name: state.queues.get(name, ModelLoad()) for name in names}
     return {
         "version": version,
         "schema_version": state.schema_version,
@@ -136,7 +133,15 @@ def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
             "tables": [asdict(table) for table in state.tables],
         },
         "workers": [asdict(worker) | {"id": str(worker.id)} for worker in state.workers],
-        "queues": [_queue_to_wire(state, name) for name in names],
+        "queues": [
+            {
+                "name": name,
+                "queued": load.queued,
+                "running": load.running,
+                "oldest_seconds": state.oldest_seconds.get(name),
+            }
+            for name, load in loads.items()
+        ],
         "queue_history": [
             {
                 "minute": sample.begins,
@@ -147,16 +152,6 @@ def system_to_wire(state: SystemState, version: str) -> dict[str, Any]:
             }
             for sample in state.queue_history
         ],
-        "history": points_to_wire(state.history, state.window),
+        "history": [point_to_wire(point, state.window) for point in state.history],
         "failures": [asdict(failure) for failure in state.failures],
-    }
-
-
-def _queue_to_wire(state: SystemState, name: str) -> dict[str, Any]:
-    load = state.queues.get(name)
-    return {
-        "name": name,
-        "queued": load.queued if load else 0,
-        "running": load.running if load else 0,
-        "oldest_seconds": state.oldest_seconds.get(name),
     }

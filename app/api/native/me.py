@@ -1,11 +1,13 @@
 """/me: the principal of the token."""
 
-from fastapi import APIRouter
-from starlette.responses import Response
+from typing import Any
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
 
 from app.api.dependencies import PrincipalOf, ServicesOf
 from app.api.json_codec import json_response
-from app.api.native.me_schemas import MeRead, me_to_wire
+from app.auth.principal import SCOPES, Principal, Scope
 
 router = APIRouter(tags=["me"])
 
@@ -13,8 +15,33 @@ router = APIRouter(tags=["me"])
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
+class MeRead(BaseModel):
+    """The request's principal: the team whose rows it reads, and its rights."""
+
+    team_id: str
+    scopes: list[Scope]
+    max_priority: int = Field(description="The highest `priority` that its requests may have.")
+    token_id: str | None = Field(
+        description="The id to revoke the token by: a JWT's `token_id`, or an API key's prefix; null "
+        "while authentication is off."
+    )
+    is_authenticated: bool = Field(
+        description="False while authentication is off: then all clients share this team."
+    )
+
+
 @router.get("/me", response_model=MeRead)
 async def read_me(services: ServicesOf, principal: PrincipalOf) -> Response:
     """Read the team, scopes and maximum priority of the token."""
-    is_authenticated = services.settings.is_authenticated
-    return json_response(me_to_wire(principal, is_authenticated), headers=_NO_STORE)
+    wire = me_to_wire(principal, services.settings.is_authenticated)
+    return json_response(wire, headers=_NO_STORE)
+
+
+def me_to_wire(principal: Principal, is_authenticated: bool) -> dict[str, Any]:
+    return {
+        "team_id": principal.team_id,
+        "scopes": [scope for scope in SCOPES if scope in principal.scopes],
+        "max_priority": principal.max_priority,
+        "token_id": principal.token_id,
+        "is_authenticated": is_authenticated,
+    }

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter
-from starlette.responses import Response
+from fastapi import APIRouter, Response
 
 from app.api.dependencies import ServicesOf
 from app.api.json_codec import json_response

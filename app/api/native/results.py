@@ -4,13 +4,11 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import Force, Name, ServicesOf, TeamOf, services_of, team_of, to_id
-from app.api.disconnects import watch_disconnect
+from app.api.disconnects import wait_for_end
 from app.api.json_codec import json_response
 from app.api.native.schemas import AttemptRead, ResultRead, result_wire
 from app.api.pagination import After, Limit, page_response
@@ -60,13 +58,7 @@ async def read_result(request: Request) -> Response:
     query = request.query_params
     seconds = _to_seconds(query.get("wait", "0"), services.settings.max_wait_seconds)
     if seconds > 0:
-        with (
-            services.hub.expecting(result_id) as woken,
-            watch_disconnect(request, woken) as is_disconnected,
-        ):
-            row = await services.hub.wait_terminal(
-                team, result_id, seconds, woken, is_disconnected=is_disconnected
-            )
+        row, _ = await wait_for_end(request, result_id, seconds)
     else:
         row = await services.results.get(team, result_id)
     if query.get("partial", "").lower() in ("true", "1") and row.state == "pending":
@@ -134,10 +126,7 @@ async def list_attempts(result_id: str, services: ServicesOf, team: TeamOf) -> R
 
 @router.post("/results/cancel")
 async def cancel_results(
-    services: ServicesOf,
-    team: TeamOf,
-    context_id: UUID | None = None,
-    model_name: Name = None,
+    services: ServicesOf, team: TeamOf, context_id: UUID | None = None, model_name: Name = None
 ) -> dict[str, int]:
     """Cancel all pending results of a context, a model, or both; returns their number."""
     filters = {"context_id": context_id, "model_name": model_name}
@@ -149,9 +138,7 @@ async def cancel_results(
 
 
 @router.post(
-    "/results/{result_id}/cancel",
-    response_model=ResultRead,
-    responses={202: {"model": ResultRead}},
+    "/results/{result_id}/cancel", response_model=ResultRead, responses={202: {"model": ResultRead}}
 )
 async def cancel_result(result_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Cancel a result; idempotent. 200 once it is terminal, 202 while its worker is stopping."""
@@ -177,20 +164,18 @@ async def _result_response(request: Request, services: Services, row: ResultRow)
     is_known = any(
         name == b"if-none-match" and tag in value for name, value in request.scope["headers"]
     )
-    if row.state != "pending":
-        headers = {"ETag": tag.decode()}
-        if is_known:
-            return Response(None, 304, headers)
-        return json_response(result_wire(services, row), 200, headers)
-    wire, headers = await _pending_wire(services, row)
-    headers["ETag"] = tag.decode()
-    return Response(None, 304, headers) if is_known else json_response(wire, 200, headers)
+    wire, headers = None, {"ETag": tag.decode()}
+    if row.state == "pending":
+        wire, retry = await _pending_wire(services, row)
+        headers |= retry
+    if is_known:
+        return Response(None, 304, headers)
+    return json_response(wire or result_wire(services, row), 200, headers)
 
 
 async def _pending_wire(
     services: Services, row: ResultRow
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """A pending result with its place in the queue, and the header for the next poll."""
     estimate = await services.positions.estimate(
         row.id, row.model_name, is_running=row.started_at is not None
     )

@@ -92,8 +92,7 @@ class ResultRead(BaseModel):
         None, description="Only if requested; in lists only with `full`."
     )
     erased_at: datetime | None = Field(
-        None,
-        description="Only for a result that is not stored: time of erasure of its texts.",
+        None, description="Only for a result that is not stored: time of erasure of its texts."
     )
     prompt_start: str | None = Field(
         None,

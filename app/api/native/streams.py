@@ -6,9 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, services_of, team_of, to_id
@@ -42,10 +40,7 @@ _POSITION = {"type": "string", "pattern": r"^\d+:\d+$", "example": "1:120"}
     openapi_extra=describe(
         path={"result_id": "The result's id."},
         query={
-            "after": {
-                "schema": _POSITION,
-                "description": "The id of the last received event.",
-            },
+            "after": {"schema": _POSITION, "description": "The id of the last received event."},
             "ticket": {
                 "schema": {"type": "string"},
                 "description": "A stream ticket, for clients that cannot send headers.",
@@ -77,8 +72,7 @@ async def stream_result(request: Request) -> Response:
     row = await services.results.get(team, result_id)
     if position.attempt > row.attempt:
         raise invalid_field(
-            "after",
-            f"there is no attempt {position.attempt} yet; the current one is {row.attempt}",
+            "after", f"there is no attempt {position.attempt} yet; the current one is {row.attempt}"
         )
     if row.state != "pending" and position == Position.of_end(row):
         return Response(status_code=204)
@@ -98,7 +92,6 @@ async def issue_ticket(result_id: str, services: ServicesOf, team: TeamOf) -> Re
 async def event_frames(
     services: Services, team_id: str, result_id: UUID, position: Position
 ) -> AsyncGenerator[bytes, None]:
-    """The encoded native events of a result after a position."""
     reader = ResultReader(
         services.hub,
         services.results,
@@ -119,11 +112,7 @@ async def event_frames(
 
 
 def _encode(
-    services: Services,
-    result_id: UUID,
-    event: AttemptStarted | TextDelta | Ended,
-    *,
-    retry: bool,
+    services: Services, result_id: UUID, event: AttemptStarted | TextDelta | Ended, *, retry: bool
 ) -> bytes:
     data: dict[str, Any]
     if isinstance(event, TextDelta):

@@ -3,9 +3,7 @@
 from typing import Literal
 from uuid import UUID
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.dependencies import ServicesOf, TeamOf, to_id
 from app.api.json_codec import json_response

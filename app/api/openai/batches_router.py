@@ -3,10 +3,7 @@
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf
@@ -28,7 +25,7 @@ from app.api.openai.responses_output import response_to_wire
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.responses_serving import prepare_response
 from app.api.openai.serving import prepare_chat, prepare_completion
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.auth.principal import Principal
 from app.batches.dialect import BatchServices, LineRequest
 from app.batches.rows import Batch
@@ -37,10 +34,6 @@ from app.queue.idempotency import hash_request
 
 router = APIRouter(tags=["openai"])
 
-_CREATE = TypeAdapter(BatchCreate)
-_CHAT = TypeAdapter(ChatRequest)
-_COMPLETION = TypeAdapter(CompletionRequest)
-_RESPONSE = TypeAdapter(ResponseCreate)
 _EXAMPLE = {
     "input_file_id": "file-0199a0f2-7c5d-7b3a-a1c5-e0f1d2c3b4a5",
     "endpoint": "/v1/chat/completions",
@@ -51,13 +44,11 @@ _EXAMPLE = {
 @router.post(
     "/v1/batches",
     response_model=BatchRead,
-    openapi_extra=describe(
-        header=KEY_HEADER, body={"schema": reference(BatchCreate), "example": _EXAMPLE}
-    ),
+    openapi_extra=describe(header=KEY_HEADER, body=BatchCreate, example=_EXAMPLE),
 )
 async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> Response:
     """Run the requests of a file within a day, as capacity allows."""
-    create = parse(_CREATE, await body_of(request))
+    create = parse(BatchCreate, await body_of(request))
     key = None
     if (text := idempotency_key(request)) is not None:
         key = services.keys.new(text, hash_request(create.model_dump(exclude_defaults=True)))
@@ -112,15 +103,17 @@ class _OpenAIBatches:
     async def read(self, principal: Principal, endpoint: str, body: bytes) -> LineRequest:
         services = self._services
         if endpoint == "/v1/responses":
-            prepared_response = await prepare_response(services, principal, parse(_RESPONSE, body))
+            prepared_response = await prepare_response(
+                services, principal, parse(ResponseCreate, body)
+            )
             return LineRequest(
                 prepared_response.group,
                 lambda rows: response_to_wire(prepared_response.stored, rows[0]),
             )
         if endpoint == "/v1/completions":
-            prepared = await prepare_completion(services, parse(_COMPLETION, body))
+            prepared = await prepare_completion(services, parse(CompletionRequest, body))
         else:
-            prepared = await prepare_chat(services, parse(_CHAT, body))
+            prepared = await prepare_chat(services, parse(ChatRequest, body))
         return LineRequest(prepared.group, prepared.answer)
 
     def refuse(self, error: ServiceError) -> tuple[int, object]:

@@ -14,7 +14,7 @@ from app.batches.creation import NewBatch
 from app.batches.files import File, FileDetails
 from app.batches.rows import Batch
 from app.core.errors import NotFoundError, invalid_field
-from app.core.ids import created_at, new_id
+from app.core.ids import new_id, unix_seconds
 from app.queue.idempotency import NewKey
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
@@ -65,12 +65,16 @@ class DeletedRead(BaseModel):
     deleted: bool
 
 
-class FileListRead(BaseModel):
+class ListRead(BaseModel):
     object: Literal["list"]
-    data: list[FileRead]
+    data: list[Any]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class FileListRead(ListRead):
+    data: list[FileRead]
 
 
 class BatchErrorRead(BaseModel):
@@ -121,19 +125,11 @@ class BatchRead(BaseModel):
     metadata: dict[str, str] | None
 
 
-class BatchListRead(BaseModel):
-    object: Literal["list"]
+class BatchListRead(ListRead):
     data: list[BatchRead]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 _EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)])
-
-
-def to_wire_id(prefix: str, identifier: UUID) -> str:
-    return f"{prefix}{identifier}"
 
 
 def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
@@ -147,7 +143,6 @@ def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
 
 
 def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails:
-    """Read a form's fields. Raises InvalidRequestError."""
     if filename is None:
         raise invalid_field("file", "the form has no file of this name")
     if fields.get("purpose") != "batch":
@@ -167,10 +162,10 @@ def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails
 
 def file_to_wire(file: File) -> dict[str, Any]:
     wire: dict[str, Any] = {
-        "id": to_wire_id("file-", file.id),
+        "id": f"file-{file.id}",
         "object": "file",
         "bytes": file.size,
-        "created_at": _seconds(created_at(file.id)),
+        "created_at": int(unix_seconds(file.id)),
         "filename": file.filename,
         "purpose": file.purpose,
         "status": "processed",
@@ -201,16 +196,16 @@ def batch_to_wire(batch: Batch) -> dict[str, Any]:
     ended = {batch.state: _seconds(batch.ended_at)}
     errors = orjson.loads(batch.errors)
     return {
-        "id": to_wire_id("batch_", batch.id),
+        "id": f"batch_{batch.id}",
         "object": "batch",
         "endpoint": batch.endpoint,
         "errors": {"object": "list", "data": errors} if errors else None,
-        "input_file_id": to_wire_id("file-", batch.input_file_id),
+        "input_file_id": f"file-{batch.input_file_id}",
         "completion_window": batch.completion_window,
         "status": batch.state,
-        "output_file_id": batch.output_file_id and to_wire_id("file-", batch.output_file_id),
-        "error_file_id": batch.error_file_id and to_wire_id("file-", batch.error_file_id),
-        "created_at": _seconds(created_at(batch.id)),
+        "output_file_id": batch.output_file_id and f"file-{batch.output_file_id}",
+        "error_file_id": batch.error_file_id and f"file-{batch.error_file_id}",
+        "created_at": int(unix_seconds(batch.id)),
         "in_progress_at": _seconds(batch.in_progress_at),
         "expires_at": _seconds(batch.expires_at),
         "finalizing_at": _seconds(batch.finalizing_at),

@@ -4,19 +4,9 @@ import re
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from app.api.openai.schemas import (
-    STRICT,
-    Refused,
-    value_error,
-)
+from app.api.openai.schemas import STRICT, Refused, value_error
 from app.core.bounded_json import check_json
 from app.results.requests import MAX_PROMPT_CHARACTERS
 

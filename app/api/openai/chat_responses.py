@@ -9,36 +9,17 @@ import orjson
 from app.api.logprobs import logprob_of
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.chat_tools import ToolUse
-from app.api.openai.schemas import (
-    SYSTEM_FINGERPRINT,
-    created_seconds,
-    likeliest,
-    sampled_of,
-    usage_of,
-)
-from app.inference.tool_calls import (
-    Piece,
-    ToolCall,
-    call_id,
-    read_all,
-)
+from app.api.openai.schemas import Frames, answer_to_wire, likeliest, sampled_of
+from app.inference.tool_calls import Piece, ToolCall, call_id, read_all
 from app.results.rows import ResultRow
 
 
 def chat_completion(
     request: ChatRequest, use: ToolUse | None, rows: Sequence[ResultRow]
 ) -> dict[str, Any]:
-    """The response to a request, from its results, one for each choice."""
-    answer = {
-        "id": f"chatcmpl-{rows[0].id}",
-        "object": "chat.completion",
-        "created": created_seconds(rows[0].id),
-        "model": request.model,
-        "system_fingerprint": SYSTEM_FINGERPRINT,
-        "choices": [_choice(request, use, place, row) for place, row in enumerate(rows)],
-    }
-    usage = usage_of(rows, len(rows))
-    return answer if usage is None else answer | {"usage": usage}
+    heading = request.heading(rows[0].id, "chatcmpl", "chat.completion")
+    choices = [_choice(request, use, place, row) for place, row in enumerate(rows)]
+    return answer_to_wire(heading, choices, rows, len(rows))
 
 
 def _choice(
@@ -79,20 +60,19 @@ def call_to_wire(identifier: str, call: ToolCall) -> dict[str, Any]:
     return {"id": identifier, "type": "function", "function": function}
 
 
-def _logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> dict[str, Any]:
+def token_logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> list[dict[str, Any]]:
+    """Log probabilities of a text's tokens, each with the `count` most likely ones."""
     content = []
     for token in tokens:
         if token:
             entry = _token(sampled_of(token))
             entry["top_logprobs"] = [_token(one) for one in likeliest(token, count)]
             content.append(entry)
-    return {"content": content, "refusal": None}
-
-
-def token_logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> list[Any]:
-    """Log probabilities of a text's tokens, each with the `count` most likely ones."""
-    content: list[Any] = _logprobs(tokens, count)["content"]
     return content
+
+
+def _logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> dict[str, Any]:
+    return {"content": token_logprobs(tokens, count), "refusal": None}
 
 
 def _token(entry: dict[str, Any]) -> dict[str, Any]:
@@ -102,26 +82,18 @@ def _token(entry: dict[str, Any]) -> dict[str, Any]:
     return {"token": text, "logprob": logprob_of(entry), "bytes": encoded}
 
 
-class ChatFrames:
-    """Encoder of a stream's chunks. Their constant parts are encoded once."""
+class ChatFrames(Frames):
+    _AROUND_TEXT = b'"delta":{"content":', b"}"
 
     def __init__(self, request: ChatRequest, use: ToolUse | None, ids: Sequence[UUID]) -> None:
-        self._ids = ids
+        heading = request.heading(ids[0], "chatcmpl", "chat.completion.chunk")
+        super().__init__(heading, request, ids, len(ids))
         self._use = use
         self._top = (request.top_logprobs or 0) if request.logprobs else None
-        self._head = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"model":%b,"system_fingerprint":%b,' % (
-            str(ids[0]).encode(), created_seconds(ids[0]), orjson.dumps(request.model),
-            orjson.dumps(SYSTEM_FINGERPRINT),
-        )  # fmt: skip
-        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
-        text = b'"choices":[{"index":%d,"delta":{"content":'
-        self._before_text = [self._head + text % place for place in range(len(ids))]
-        self._behind_text = b'},"logprobs":null,"finish_reason":null}]' + self._tail
         self._readers = [use.new_reader() for _ in ids] if use else []
         self._calls = [0] * len(ids)
 
     def begin(self) -> bytes:
-        """The first chunk of each choice: its role."""
         role = {"role": "assistant", "content": "", "refusal": None}
         return b"".join(self._chunk(place, role) for place in range(len(self._ids)))
 
@@ -138,17 +110,12 @@ class ChatFrames:
         return self._chunks(place, pieces, logprobs)
 
     def end(self, place: int, row: ResultRow) -> bytes:
-        """The last chunk of a choice: its finish reason."""
         frames, reason = b"", row.finish_reason
         if self._use is not None:
             logprobs = None if self._top is None else _logprobs((), 0)
             frames = self._chunks(place, self._readers[place].finish(), logprobs)
             reason = self._use.finish_reason(reason, self._calls[place])
         return frames + self._chunk(place, {}, None, reason)
-
-    def usage(self, rows: Sequence[ResultRow]) -> bytes:
-        members = orjson.dumps({"choices": [], "usage": usage_of(rows, len(rows))})
-        return self._head + members[1:] + b"\n\n"
 
     def _chunks(self, place: int, pieces: Sequence[Piece], logprobs: Any) -> bytes:
         """Chunks of text and calls; the first one carries the log probabilities."""
@@ -176,4 +143,4 @@ class ChatFrames:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        return self._head + b'"choices":[' + orjson.dumps(choice) + b"]" + self._tail
+        return self._encode(choice)

@@ -5,26 +5,17 @@ https://platform.openai.com/docs/api-reference/chat
 
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    JsonValue,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, JsonValue, PlainValidator, model_validator
 
 from app.api.openai.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage
-from app.api.openai.chat_tools import Tool, ToolChoice, ToolUse
-from app.api.openai.schemas import (
-    OpenAIRequest,
-    Refused,
-    value_error,
-)
+from app.api.openai.chat_tools import Tool, ToolChoice, ToolUse, parameters_of, schema_of_calls
+from app.api.openai.schemas import OpenAIRequest, Refused, value_error
 from app.core.bounded_json import check_json
 from app.core.errors import invalid_field
 from app.inference.prompts import PromptFormat
 from app.inference.sampling import MAX_TOKENS
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, check_schema, read_schema_text
+from app.inference.tool_calls import ToolFormat
 from app.results.requests import SendOptions
 
 # Template variables that requests set by other members.
@@ -132,7 +123,6 @@ class ChatRequest(OpenAIRequest):
         return [one.to_template(knows_developer=knows_developer) for one in self.messages]
 
     def to_template_arguments(self) -> dict[str, Any]:
-        """Further template variables; only those that the request sets."""
         arguments: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             arguments["reasoning_effort"] = self.reasoning_effort
@@ -147,8 +137,39 @@ class ChatRequest(OpenAIRequest):
             arguments["continue_final_message"] = True
         return arguments
 
-    def to_send_options(self, use: "ToolUse | None") -> SendOptions:
-        """Options of the results. Raises InvalidRequestError."""
+    def to_tool_use(self, prompt_format: PromptFormat | None) -> ToolUse | None:
+        """The rules to parse the request's tool calls; None if it has no tools to call.
+
+        Raises InvalidRequestError if the model's template takes no tools, or its calls cannot be parsed.
+        """
+        choice, tools = self.tool_choice, self.tools
+        if not tools or choice == "none":
+            if choice not in (None, "none", "auto"):
+                raise invalid_field("tool_choice", "needs tools")
+            return None
+        if prompt_format is None or not prompt_format.uses_tools:
+            raise invalid_field("tools", f"the chat template of model {self.model} takes no tools")
+        is_parallel = self.parallel_tool_calls is not False
+        found = prompt_format.tool_format
+        if isinstance(choice, list):
+            forced = {"structured_outputs": {"json": parameters_of(choice[0], tools)}}
+            return ToolUse(found, choice[0], sampling=forced)
+        if choice == "required":
+            forced = {
+                "structured_outputs": {"json": schema_of_calls(tools, is_parallel=is_parallel)}
+            }
+            return ToolUse(found, is_forced=True, is_parallel=is_parallel, sampling=forced)
+        if found is None:
+            raise invalid_field(
+                "tools",
+                f"the tool call format of model {self.model} is unknown; an operator may declare it as "
+                "tool_call_format in its chat.json. Until then tool_choice can be none, required or a name",
+            )
+        # Its opening marker is a special token, which texts leave out by default.
+        shown = {"skip_special_tokens": False} if found is ToolFormat.MISTRAL else {}
+        return ToolUse(found, is_parallel=is_parallel, sampling=shown)
+
+    def to_send_options(self, use: ToolUse | None) -> SendOptions:
         given: dict[str, Any] = {}
         max_tokens = self.max_completion_tokens or self.max_tokens
         if max_tokens is not None:

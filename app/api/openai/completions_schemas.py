@@ -14,13 +14,12 @@ from app.api.logprobs import logprob_of
 from app.api.openai.schemas import (
     MAX_CHOICES,
     MAX_ROWS,
-    SYSTEM_FINGERPRINT,
+    Frames,
     OpenAIRequest,
     Refused,
-    created_seconds,
+    answer_to_wire,
     likeliest,
     sampled_of,
-    usage_of,
     value_error,
 )
 from app.inference.sampling import MAX_TOKENS
@@ -38,7 +37,6 @@ def _refuse_false(value: bool) -> bool:
 
 
 def _read_prompts(value: Any) -> list[str | TokenIds]:
-    """Normalize a text, several texts, or token ids of one or of several, to a list."""
     if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -98,7 +96,6 @@ class CompletionRequest(OpenAIRequest):
         return self.best_of or self.n or 1
 
     def to_send_options(self) -> SendOptions:
-        """Options of the results. Raises InvalidRequestError."""
         given: dict[str, Any] = {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
         if self.logprobs is not None:
             given["logprobs"] = self.logprobs
@@ -110,20 +107,12 @@ class CompletionRequest(OpenAIRequest):
 def completion(
     request: CompletionRequest, prompts: Sequence[str], rows: Sequence[ResultRow]
 ) -> dict[str, Any]:
-    """The response to a request, from the results of its prompts in their order."""
-    answer = {
-        "id": f"cmpl-{rows[0].id}",
-        "object": "text_completion",
-        "created": created_seconds(rows[0].id),
-        "model": request.model,
-        "system_fingerprint": SYSTEM_FINGERPRINT,
-        "choices": [
-            _choice(request, prompt, place, row)
-            for place, (prompt, row) in enumerate(_chosen(request, prompts, rows))
-        ],
-    }
-    usage = usage_of(rows, request.rows_per_prompt)
-    return answer if usage is None else answer | {"usage": usage}
+    choices = [
+        _choice(request, prompt, place, row)
+        for place, (prompt, row) in enumerate(_chosen(request, prompts, rows))
+    ]
+    heading = request.heading(rows[0].id, "cmpl", "text_completion")
+    return answer_to_wire(heading, choices, rows, request.rows_per_prompt)
 
 
 def _chosen(
@@ -183,28 +172,20 @@ class _Logprobs:
         return wire
 
 
-class CompletionFrames:
-    """Encoder of a stream's chunks. Their constant parts are encoded once."""
+class CompletionFrames(Frames):
+    _AROUND_TEXT = b'"text":', b""
 
     def __init__(
         self, request: CompletionRequest, prompts: Sequence[str], ids: Sequence[UUID]
     ) -> None:
-        self._n = request.rows_per_prompt
+        heading = request.heading(ids[0], "cmpl", "text_completion")
+        super().__init__(heading, request, ids, request.rows_per_prompt)
         self._echoed = [one for one in prompts for _ in range(self._n)] if request.echo else []
-        self._head = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,"system_fingerprint":%b,' % (
-            str(ids[0]).encode(), created_seconds(ids[0]), orjson.dumps(request.model),
-            orjson.dumps(SYSTEM_FINGERPRINT),
-        )  # fmt: skip
-        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
-        text = b'"choices":[{"index":%d,"text":'
-        self._before_text = [self._head + text % place for place in range(len(ids))]
-        self._behind_text = b',"logprobs":null,"finish_reason":null}]' + self._tail
         self._logprobs = None
         if request.logprobs is not None:
             self._logprobs = [_Logprobs(request.logprobs) for _ in ids]
 
     def begin(self) -> bytes:
-        """The prompts, if the request echoes them."""
         return b"".join(self.delta(place, text, ()) for place, text in enumerate(self._echoed))
 
     def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes:
@@ -213,12 +194,7 @@ class CompletionFrames:
         return self._before_text[place] + orjson.dumps(text) + self._behind_text
 
     def end(self, place: int, row: ResultRow) -> bytes:
-        """The last chunk of a choice: its finish reason."""
         return self._chunk(place, "", None, row.finish_reason)
-
-    def usage(self, rows: Sequence[ResultRow]) -> bytes:
-        members = orjson.dumps({"choices": [], "usage": usage_of(rows, self._n)})
-        return self._head + members[1:] + b"\n\n"
 
     def _chunk(self, place: int, text: str, logprobs: Any, finish_reason: str | None) -> bytes:
         choice = {
@@ -227,4 +203,4 @@ class CompletionFrames:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        return self._head + b'"choices":[' + orjson.dumps(choice) + b"]" + self._tail
+        return self._encode(choice)

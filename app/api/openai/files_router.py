@@ -1,13 +1,12 @@
 """/v1/files: OpenAI's files: upload, list, read and delete."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf
 from app.api.json_codec import json_response
 from app.api.openai.batches_schemas import (
@@ -18,10 +17,8 @@ from app.api.openai.batches_schemas import (
     from_wire_id,
     page_to_wire,
     to_file_details,
-    to_wire_id,
 )
 from app.api.openai.upload_form import UploadForm
-from app.batches.files import File, FileWriter
 
 router = APIRouter(tags=["openai"])
 
@@ -58,7 +55,12 @@ async def upload_file(request: Request, services: ServicesOf, team: TeamOf) -> R
     await services.files.check_room(team)
     writer = services.files.writer(team)
     try:
-        return json_response(file_to_wire(await _receive(request, services, team, writer)))
+        form = UploadForm(request.headers.get("content-type", ""))
+        async for piece in request.stream():
+            await writer.write(form.feed(piece))
+        form.close()
+        details = to_file_details(form.fields, form.filename)
+        return json_response(file_to_wire(await services.files.finish(team, writer, details)))
     except ClientDisconnect:
         return Response(status_code=499)  # for the log alone
     finally:
@@ -118,18 +120,5 @@ async def delete_file(file_id: str, services: ServicesOf, team: TeamOf) -> Respo
     """Delete a file. Batches that are past validation no longer need it."""
     identifier = from_wire_id("file-", file_id, "file")
     await services.files.delete(team, identifier)
-    deleted: dict[str, Any] = {
-        "id": to_wire_id("file-", identifier),
-        "object": "file",
-        "deleted": True,
-    }
-    return json_response(deleted)
-
-
-async def _receive(request: Request, services: Services, team: str, writer: FileWriter) -> File:
-    form = UploadForm(request.headers.get("content-type", ""))
-    async for piece in request.stream():
-        await writer.write(form.feed(piece))
-    form.close()
-    details = to_file_details(form.fields, form.filename)
-    return await services.files.finish(team, writer, details)
+    deleted = DeletedRead(id=f"file-{identifier}", object="file", deleted=True)
+    return json_response(deleted.model_dump())

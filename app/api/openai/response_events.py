@@ -8,7 +8,6 @@ from uuid import UUID
 
 import orjson
 
-from app.api.openai.batches_schemas import to_wire_id
 from app.api.openai.responses_output import (
     Status,
     bare_response,
@@ -34,7 +33,7 @@ class ResponseEvents:
     def __init__(self, stored: StoredRequest, result_id: UUID, after: int = -1) -> None:
         self._stored = stored
         self._result_id = result_id
-        self._item_id = to_wire_id("msg_", result_id)
+        self._item_id = f"msg_{result_id}"
         self._after = after
         self._last = max(after, _CREATED)  # the highest number that the reader has
         self.is_over = False
@@ -88,7 +87,6 @@ class ResponseEvents:
         return frames + self._emit(self._next(), f"response.{name}", response=response)
 
     def error(self, code: str, message: str) -> bytes:
-        """The last event of an interrupted stream."""
         number = max(self._last + 1, self._base)
         return self._emit(number, "error", code=code, message=message, param=None)
 

@@ -1,9 +1,8 @@
 """Input items of a response's request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from app.api.openai.batches_schemas import to_wire_id
 from app.api.openai.schemas import value_error
 from app.core.ids import new_id
 
@@ -29,7 +28,8 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
         return _read_message(place, given)
     if kind == "function_call":
         names = ("call_id", "name", "arguments")
-        return _with_id("fc_", given) | {"type": kind} | _texts(place, given, names)
+        call = {name: _text(place, given, name) for name in names}
+        return _with_id("fc_", given) | {"type": kind} | call
     if kind == "function_call_output":
         output = {
             "call_id": _text(place, given, "call_id"),
@@ -56,7 +56,6 @@ def _read_message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join(place: int, given: Mapping[str, Any], name: str) -> str:
-    """A text, or parts joined as its lines."""
     content = given.get(name)
     if isinstance(content, str):
         return content
@@ -77,11 +76,7 @@ def _join(place: int, given: Mapping[str, Any], name: str) -> str:
 def _with_id(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
     identifier = given.get("id")
     is_id = isinstance(identifier, str) and 0 < len(identifier) <= 256
-    return {"id": identifier if is_id else to_wire_id(prefix, new_id()), "status": "completed"}
-
-
-def _texts(place: int, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    return {name: _text(place, given, name) for name in names}
+    return {"id": identifier if is_id else f"{prefix}{new_id()}", "status": "completed"}
 
 
 def _text(place: int, given: Mapping[str, Any], name: str) -> str:

@@ -3,20 +3,17 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-)
+from pydantic import BaseModel, ConfigDict
 
-from app.api.openai.batches_schemas import to_wire_id
+from app.api.openai.batches_schemas import ListRead
 from app.api.openai.chat_responses import chat_message, token_logprobs
-from app.api.openai.schemas import created_seconds
 from app.api.openai.stored_responses import StoredRequest, to_response_id
 from app.core.errors import FailureCode, NotFoundError
+from app.core.ids import unix_seconds
 from app.results.rows import ResultRow
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -40,12 +37,8 @@ class ResponseRead(BaseModel):
     previous_response_id: str | None
 
 
-class InputItemListRead(BaseModel):
-    object: Literal["list"]
+class InputItemListRead(ListRead):
     data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 def status_of(row: ResultRow) -> Status:
@@ -81,7 +74,7 @@ def bare_response(stored: StoredRequest, result_id: UUID, status: Status) -> dic
     return {
         "id": to_response_id(result_id),
         "object": "response",
-        "created_at": created_seconds(result_id),
+        "created_at": int(unix_seconds(result_id)),
         "completed_at": None,
         "status": status,
         "error": None,
@@ -107,7 +100,6 @@ def _usage(row: ResultRow) -> dict[str, Any] | None:
 
 
 def output_of(stored: StoredRequest, row: ResultRow, status: Status) -> list[dict[str, Any]]:
-    """The output of a terminal result, as items."""
     message, _ = chat_message(stored.use, row)
     is_whole = status == "completed"
     items = []
@@ -201,7 +193,7 @@ def _to_storable(value: Any, depth_left: int = _MAX_DEPTH) -> Any:
 
 def message_item(result_id: UUID, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "id": to_wire_id("msg_", result_id),
+        "id": f"msg_{result_id}",
         "type": "message",
         "status": status,
         "role": "assistant",
@@ -215,12 +207,12 @@ def text_part(text: str) -> dict[str, Any]:
 
 def page_of(
     items: Sequence[dict[str, Any]], *, after: str | None, limit: int, order: str
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Up to `limit` + 1 items after the one with the id `after`."""
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
-        places = [place for place, item in enumerate(ordered) if item["id"] == after]
-        if not places:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
             raise NotFoundError(f"There is no input item {after[:100]!r}.")
-        ordered = ordered[places[0] + 1 :]
-    yield from ordered[: limit + 1]
+        ordered = ordered[ids.index(after) + 1 :]
+    return ordered[: limit + 1]

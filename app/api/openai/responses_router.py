@@ -1,27 +1,15 @@
 """/v1/responses: OpenAI's responses: create, read, stream, cancel and delete."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
-from functools import partial
-from typing import Annotated, Any, Literal
-from uuid import UUID
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, principal_of, services_of, team_of
-from app.api.group_responses import (
-    RESULT_ID_HEADER,
-    erase_delivered,
-    replayed_header,
-    respond_complete,
-    to_header,
-    with_headers,
-)
+from app.api.group_responses import erase_delivered, id_headers, respond_complete, with_headers
 from app.api.idempotency_header import KEY_HEADER
 from app.api.json_codec import json_response, parse
 from app.api.openai.batches_schemas import DeletedRead, page_to_wire
@@ -41,18 +29,16 @@ from app.api.openai.stored_responses import (
     stored_of,
     to_response_id,
 )
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import FieldError, InvalidRequestError, invalid_field
 from app.core.ids import new_id
-from app.results.rows import ResultRow
 from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["openai"])
 raw = APIRouter(tags=["openai"])
 
 PATH = "/v1/responses"
-_CREATE = TypeAdapter(ResponseCreate)
 _CANCEL_WAIT_SECONDS = 2.0
 _EXAMPLE = {"model": "demo", "input": "What does os.path.join do?", "max_output_tokens": 40}
 _ON_DISCONNECT = {
@@ -69,8 +55,7 @@ _STREAM = {MEDIA_TYPE: {"schema": {"type": "string"}}}
     response_model=None,
     responses={200: {"model": ResponseRead, "content": _STREAM}},
     openapi_extra=describe(
-        header=KEY_HEADER | _ON_DISCONNECT,
-        body={"schema": reference(ResponseCreate), "example": _EXAMPLE},
+        header=KEY_HEADER | _ON_DISCONNECT, body=ResponseCreate, example=_EXAMPLE
     ),
 )
 async def create_response(request: Request) -> Response:
@@ -79,14 +64,18 @@ async def create_response(request: Request) -> Response:
     One in the background continues without its client; another is cancelled when its client disconnects,
     unless the request has `X-On-Disconnect: continue`.
     """
-    create = parse(_CREATE, await body_of(request))
+    create = parse(ResponseCreate, await body_of(request))
     try:
         prepared = await prepare_response(services_of(request), principal_of(request), create)
         if create.stream:
             return await _respond_stream(request, prepared)
         if create.background:
             return await _respond_at_once(request, prepared)
-        return await respond_complete(request, prepared.group, partial(_render, prepared))
+        return await respond_complete(
+            request,
+            prepared.group,
+            lambda rows: json_response(response_to_wire(prepared.stored, rows[0])),
+        )
     except InvalidRequestError as error:
         error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
         raise
@@ -132,7 +121,7 @@ async def list_input_items(
 ) -> Response:
     """List the input items of a response's request."""
     stored = stored_of(await services.results.get(team, from_response_id(response_id)))
-    items = list(page_of(stored.input, after=after, limit=limit, order=order))
+    items = page_of(stored.input, after=after, limit=limit, order=order)
     return json_response(page_to_wire(items, limit))
 
 
@@ -155,16 +144,8 @@ async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) 
     row = await services.results.get(team, from_response_id(response_id))
     stored_of(row)
     await services.contexts.delete(team, row.context_id, force=True)
-    deleted: dict[str, Any] = {
-        "id": to_response_id(row.id),
-        "object": "response",
-        "deleted": True,
-    }
-    return json_response(deleted)
-
-
-def _render(prepared: PreparedResponse, rows: Sequence[ResultRow]) -> Response:
-    return json_response(response_to_wire(prepared.stored, rows[0]))
+    deleted = DeletedRead(id=to_response_id(row.id), object="response", deleted=True)
+    return json_response(deleted.model_dump())
 
 
 def _member(field: str) -> str:
@@ -174,19 +155,19 @@ def _member(field: str) -> str:
 
 async def _respond_at_once(request: Request, prepared: PreparedResponse) -> Response:
     services = services_of(request)
-    answer, result_id, stored = await _submit(request, services, prepared)
+    answer, stored = await _submit(request, services, prepared)
     if isinstance(answer, Accepted):
-        wire = bare_response(stored, result_id, "queued")
+        wire = bare_response(stored, answer.result_id, "queued")
     else:
         wire = response_to_wire(stored, answer.row)
-    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
-    return json_response(wire, 200, headers)
+    return json_response(wire, 200, id_headers([answer]))
 
 
 async def _respond_stream(request: Request, prepared: PreparedResponse) -> Response:
     services, team = services_of(request), team_of(request)
     services.hub.check_room()
-    answer, result_id, stored = await _submit(request, services, prepared)
+    answer, stored = await _submit(request, services, prepared)
+    result_id = answer.result_id
     is_cancelled = with_headers(request, prepared.group).on_disconnect == "cancel"
     events = ResponseEvents(stored, result_id)
 
@@ -203,14 +184,12 @@ async def _respond_stream(request: Request, prepared: PreparedResponse) -> Respo
         if is_cancelled and not stored.background and not events.is_over:
             await services.groups.cancel(team, [result_id])
 
-    headers = {RESULT_ID_HEADER: to_header([result_id])} | replayed_header([answer])
-    return EventStreamResponse(frames(), headers, on_disconnect=leave)
+    return EventStreamResponse(frames(), id_headers([answer]), on_disconnect=leave)
 
 
 async def _submit(
     request: Request, services: Services, prepared: PreparedResponse
-) -> tuple[SubmissionOutcome, UUID, StoredRequest]:
-    """Submit the request; the outcome may be a replay of an earlier one."""
+) -> tuple[SubmissionOutcome, StoredRequest]:
     group = with_headers(request, prepared.group)
     if prepared.stored.background:
         group = replace(group, on_disconnect="continue")
@@ -220,4 +199,4 @@ async def _submit(
             principal_of(request), group, [result_id]
         )
     known = None if isinstance(answer, Accepted) else StoredRequest.of(answer.row.request)
-    return answer, answer.result_id, known or prepared.stored
+    return answer, known or prepared.stored

@@ -133,7 +133,6 @@ class ResponseCreate(OpenAIRequest):
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def to_chat(self) -> ChatRequest:
-        """Convert to a chat completion's request. Raises InvalidRequestError."""
         chat: dict[str, Any] = {
             name: getattr(self, name) for name in self.model_fields_set & _SAME
         } | {"model": self.model, "messages": self._messages(), "metadata": self.metadata}
@@ -180,12 +179,10 @@ class ResponseCreate(OpenAIRequest):
         """Serialize the members that later responses echo, as JSON text."""
         calls = None
         if use is not None:
-            choice = _to_tool_choice(self.tool_choice)
-            named = choice["function"]["name"] if isinstance(choice, dict) else None
             calls = {
                 "format": use.tool_format,
-                "is_forced": choice == "required",
-                "name": named,
+                "is_forced": use.is_forced,
+                "name": use.name,
                 "is_parallel": use.is_parallel,
             }
         stored = {

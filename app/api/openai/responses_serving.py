@@ -4,7 +4,7 @@ A response is a result; its request's echo is stored with it, in the same statem
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,6 @@ from app.api.openai.response_events import ResponseEvents
 from app.api.openai.responses_output import answer_message
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.stored_responses import StoredRequest, from_response_id, stored_of
-from app.api.openai.tool_selection import tool_use_of
 from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import NotFoundError, invalid_field
@@ -44,17 +43,17 @@ class PreparedResponse:
 async def prepare_response(
     services: Services, principal: Principal, create: ResponseCreate
 ) -> PreparedResponse:
-    """Assemble the conversation and the options. Raises InvalidRequestError, UnknownModelError."""
     if create.background and create.store is False:
         raise invalid_field("store", "must be true in the background, because it is read later")
     model = await services.registry.choose(create.model)
     create = create.model_copy(update={"model": model.name})  # returned in the response
     chat = create.to_chat()
-    use = tool_use_of(chat, model.format)
+    use = chat.to_tool_use(model.format)
     messages = chat.to_messages(model.format)
     if create.previous_response_id is not None:
         earlier = await _conversation(services, principal.team_id, create.previous_response_id)
-        messages = _bounded(_with_earlier(earlier, messages, create))
+        own = 1 if create.instructions else 0  # only the new request's instructions apply
+        messages = _bounded([*messages[:own], *earlier, *messages[own:]])
     request = create.to_stored(use)
     stored = StoredRequest.of(request)
     assert stored is not None
@@ -85,14 +84,6 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
         )
     messages = context.messages or []
     return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]
-
-
-def _with_earlier(
-    earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], create: ResponseCreate
-) -> list[dict[str, Any]]:
-    """Join the conversation; only the new request's instructions apply."""
-    instructions = 1 if create.instructions else 0
-    return [*new[:instructions], *earlier, *new[instructions:]]
 
 
 def _bounded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from app.api.dependencies import ServicesOf, services_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
@@ -15,15 +12,13 @@ from app.api.json_codec import json_response, parse
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionRequest
 from app.api.openai.serving import PreparedRequest, prepare_chat, prepare_completion
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.core.errors import FieldError, InvalidRequestError
 from app.inference.model_registry import Model
 
 raw = APIRouter(tags=["openai"])
 router = APIRouter(tags=["openai"])
 
-_CHAT = TypeAdapter(ChatRequest)
-_COMPLETION = TypeAdapter(CompletionRequest)
 
 _HEADERS: dict[str, Any] = KEY_HEADER | ON_DISCONNECT_HEADER
 _CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "What is a tensor?"}]}
@@ -34,13 +29,11 @@ _TEXT_EXAMPLE = {"model": "demo", "prompt": "import os\n", "max_tokens": 16}
     "/v1/chat/completions",
     operation_id="create_chat_completion",
     summary="Continue a conversation",
-    openapi_extra=describe(
-        header=_HEADERS, body={"schema": reference(ChatRequest), "example": _CHAT_EXAMPLE}
-    ),
+    openapi_extra=describe(header=_HEADERS, body=ChatRequest, example=_CHAT_EXAMPLE),
 )
 async def create_chat_completion(request: Request) -> Response:
     """OpenAI's chat completions; `stream` returns chunks. `X-Result-Id` lists the results."""
-    body = parse(_CHAT, await body_of(request))
+    body = parse(ChatRequest, await body_of(request))
     return await _answer(request, await prepare_chat(services_of(request), body), "messages")
 
 
@@ -48,19 +41,17 @@ async def create_chat_completion(request: Request) -> Response:
     "/v1/completions",
     operation_id="create_completion",
     summary="Continue a text",
-    openapi_extra=describe(
-        header=_HEADERS, body={"schema": reference(CompletionRequest), "example": _TEXT_EXAMPLE}
-    ),
+    openapi_extra=describe(header=_HEADERS, body=CompletionRequest, example=_TEXT_EXAMPLE),
 )
 async def create_completion(request: Request) -> Response:
     """OpenAI's text completions; `stream` returns chunks. `X-Result-Id` lists the results."""
-    body = parse(_COMPLETION, await body_of(request))
+    body = parse(CompletionRequest, await body_of(request))
     return await _answer(request, await prepare_completion(services_of(request), body), "prompt")
 
 
 async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> Response:
     try:
-        if prepared.streams:
+        if prepared.request.stream:
             return await respond_stream(
                 request, prepared.group, prepared.encode, with_tokens=prepared.with_tokens
             )
@@ -68,12 +59,14 @@ async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> R
             request, prepared.group, lambda rows: json_response(prepared.answer(rows))
         )
     except InvalidRequestError as error:
-        error.errors = [FieldError(_member(one.field, prompt), one.message) for one in error.errors]
+        error.errors = [
+            FieldError(
+                prompt if one.field == "content" else one.field.removeprefix("parameters."),
+                one.message,
+            )
+            for one in error.errors
+        ]
         raise
-
-
-def _member(field: str, prompt: str) -> str:
-    return prompt if field == "content" else field.removeprefix("parameters.")
 
 
 @router.head("/v1/models", include_in_schema=False)

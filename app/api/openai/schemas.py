@@ -4,8 +4,9 @@ https://platform.openai.com/docs/api-reference. Further members are those of vLL
 (https://docs.vllm.ai/en/latest/serving/openai_compatible_server/).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar
 from uuid import UUID
 
 import orjson
@@ -16,7 +17,7 @@ from app import __version__
 from app.api.errors.openai_errors import error_body
 from app.api.json_codec import to_field_errors
 from app.core.errors import InvalidRequestError, ServiceError, invalid_field
-from app.core.ids import created_at
+from app.core.ids import unix_seconds
 from app.inference.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTexts, TokenId
 from app.inference.structured_outputs import StructuredOutputs
 from app.results.requests import SendOptions
@@ -32,7 +33,6 @@ STRICT = ConfigDict(strict=True, extra="ignore")
 
 
 def value_error(message: str) -> PydanticCustomError:
-    """A validator's error, reported with this message."""
     return PydanticCustomError("wrong", "{message}", {"message": message})
 
 
@@ -124,6 +124,16 @@ class OpenAIRequest(BaseModel):
     vllm_xargs: Refused = Field(None, description="Not supported.")
     repetition_detection: Refused = Field(None, description="Not supported.")
 
+    def heading(self, result_id: UUID, prefix: str, kind: str) -> dict[str, Any]:
+        """The first members of a response, and of each of its chunks."""
+        return {
+            "id": f"{prefix}-{result_id}",
+            "object": kind,
+            "created": int(unix_seconds(result_id)),
+            "model": self.model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -155,7 +165,6 @@ class OpenAIRequest(BaseModel):
             raise InvalidRequestError(f"{fields[0].field}: {fields[0].message}.", fields) from error
 
     def _structured_outputs(self) -> Any:
-        """The constraint, under its current or an older name."""
         found: dict[str, Any] = {}
         if self.structured_outputs is not None:
             found["structured_outputs"] = self.structured_outputs
@@ -204,12 +213,15 @@ def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
     }
 
 
-def created_seconds(result_id: UUID) -> int:
-    return int(created_at(result_id).timestamp())
+def answer_to_wire(
+    heading: dict[str, Any], choices: list[dict[str, Any]], rows: Sequence[ResultRow], n: int
+) -> dict[str, Any]:
+    """The response to a request; `n` results belong to each prompt."""
+    usage = usage_of(rows, n)
+    return heading | {"choices": choices} | ({} if usage is None else {"usage": usage})
 
 
 def sampled_of(token: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The entry of the sampled token, among the likely ones."""
     entries = iter(token.values())
     first = next(entries)
     return first if "sampled" in first else next((e for e in entries if "sampled" in e), first)
@@ -221,22 +233,44 @@ def likeliest(token: Mapping[str, dict[str, Any]], count: int) -> list[dict[str,
     return sorted(known, key=lambda entry: int(entry["rank"]))
 
 
-class Frames(Protocol):
-    """Encoder of one stream's frames; places are those of the results in their group."""
+class Frames(ABC):
+    """Encoder of a stream's chunks, whose constant parts are encoded once.
 
+    Places are those of the results in their group; `n` results belong to each prompt.
+    """
+
+    _AROUND_TEXT: ClassVar[tuple[bytes, bytes]]  # within a choice
+
+    def __init__(
+        self, heading: dict[str, Any], request: OpenAIRequest, ids: Sequence[UUID], n: int
+    ) -> None:
+        self._ids = ids
+        self._n = n
+        self._head = b"data: %b," % orjson.dumps(heading)[:-1]
+        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
+        before, behind = self._AROUND_TEXT
+        self._before_text = [
+            self._head + b'"choices":[{"index":%d,' % place + before for place in range(len(ids))
+        ]
+        self._behind_text = behind + b',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    @abstractmethod
     def begin(self) -> bytes: ...
 
+    @abstractmethod
     def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes: ...
 
-    def end(self, place: int, row: ResultRow) -> bytes: ...
+    @abstractmethod
+    def end(self, place: int, row: ResultRow) -> bytes:
+        """The last chunk of a choice: its finish reason."""
 
-    def usage(self, rows: Sequence[ResultRow]) -> bytes: ...
+    def usage(self, rows: Sequence[ResultRow]) -> bytes:
+        members = orjson.dumps({"choices": [], "usage": usage_of(rows, self._n)})
+        return self._head + members[1:] + b"\n\n"
 
-
-def frame(content: object) -> bytes:
-    return b"data: %b\n\n" % orjson.dumps(content)
+    def _encode(self, choice: dict[str, Any]) -> bytes:
+        return self._head + b'"choices":[' + orjson.dumps(choice) + b"]" + self._tail
 
 
 def error_frame(error: ServiceError) -> bytes:
-    """The frame of an error after the stream started."""
-    return frame(error_body(error))
+    return b"data: %b\n\n" % orjson.dumps(error_body(error))

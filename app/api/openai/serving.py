@@ -18,8 +18,7 @@ from app.api.openai.completions_schemas import (
     TokenIds,
     completion,
 )
-from app.api.openai.schemas import DONE, Frames, error_frame
-from app.api.openai.tool_selection import tool_use_of
+from app.api.openai.schemas import DONE, Frames, OpenAIRequest, error_frame
 from app.api.sse import KEEP_ALIVE
 from app.core.errors import ServiceError, invalid_field
 from app.inference.model_registry import Model
@@ -36,8 +35,7 @@ class PreparedRequest:
     group: GroupRequest
     answer: Callable[[Sequence[ResultRow]], dict[str, Any]]
     new_frames: Callable[[Sequence[UUID]], Frames]
-    streams: bool
-    include_usage: bool
+    request: OpenAIRequest
     with_tokens: bool
     silence_seconds: float
 
@@ -71,20 +69,19 @@ class PreparedRequest:
             yield error_frame(error) + DONE
             return
         usage = b""
-        if self.include_usage:
+        if self.request.include_usage:
             usage = frames.usage([rows[place] for place in range(len(ids))])
         yield usage + DONE
 
 
 async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequest:
-    """Prepare a chat completion. Raises InvalidRequestError, and the errors of `choose`."""
     model = await services.registry.choose(request.model)
     request = request.model_copy(update={"model": model.name})  # returned in the response
     if not model.has_chat:
         raise invalid_field(
             "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
         )
-    use = tool_use_of(request, model.format)
+    use = request.to_tool_use(model.format)
     options = request.to_send_options(use)
     prompt = Prompt(
         messages=request.to_messages(model.format),
@@ -96,15 +93,13 @@ async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequ
         ),
         answer=lambda rows: chat_completion(request, use, rows),
         new_frames=lambda ids: ChatFrames(request, use, ids),
-        streams=bool(request.stream),
-        include_usage=request.include_usage,
+        request=request,
         with_tokens=bool(request.logprobs),
         silence_seconds=services.settings.keep_alive_seconds,
     )
 
 
 async def prepare_completion(services: Services, request: CompletionRequest) -> PreparedRequest:
-    """Prepare a text completion. Raises InvalidRequestError, and the errors of `choose`."""
     model = await services.registry.choose(request.model)
     request = request.model_copy(update={"model": model.name})  # returned in the response
     options = request.to_send_options()
@@ -119,8 +114,7 @@ async def prepare_completion(services: Services, request: CompletionRequest) -> 
         ),
         answer=lambda rows: completion(request, texts, rows),
         new_frames=lambda ids: CompletionFrames(request, texts, ids),
-        streams=bool(request.stream),
-        include_usage=request.include_usage,
+        request=request,
         with_tokens=request.logprobs is not None,
         silence_seconds=services.settings.keep_alive_seconds,
     )

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import orjson
 
-from app.api.openai.batches_schemas import from_wire_id, to_wire_id
+from app.api.openai.batches_schemas import from_wire_id
 from app.api.openai.chat_tools import ToolUse
 from app.core.errors import NotFoundError
-from app.inference.tool_calls import NamedReader, Reader, ToolFormat, reader_of, reader_of_forced
+from app.inference.tool_calls import ToolFormat
 from app.results.rows import ResultRow
 
 DIALECT = "responses"
@@ -43,29 +43,14 @@ def _to_use(calls: Mapping[str, Any] | None) -> ToolUse | None:
     if calls is None:
         return None
     tool_format = ToolFormat(calls["format"]) if calls["format"] else None
-
-    def new_reader() -> Reader:
-        if calls["name"] is not None:
-            return NamedReader(calls["name"])
-        if calls["is_forced"] or tool_format is None:
-            return reader_of_forced()
-        return reader_of(tool_format)
-
-    return ToolUse(
-        new_reader,
-        tool_format,
-        {},
-        is_named=calls["name"] is not None,
-        is_parallel=calls["is_parallel"],
-    )
+    return ToolUse(tool_format, calls["name"], calls["is_forced"], calls["is_parallel"])
 
 
 def to_response_id(result_id: UUID) -> str:
-    return to_wire_id("resp_", result_id)
+    return f"resp_{result_id}"
 
 
 def from_response_id(text: str) -> UUID:
-    """The result's id. Raises NotFoundError."""
     return from_wire_id("resp_", text, "response")
 
 

@@ -12,7 +12,7 @@ _MAX_FIELD_BYTES = 4_096
 class UploadForm:
     """Parses a body piece by piece; keeps the fields, and returns the file's bytes."""
 
-    def __init__(self, content_type: str, file_field: str = "file") -> None:
+    def __init__(self, content_type: str) -> None:
         """Raises MediaTypeError unless the body is such a form."""
         media_type, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
@@ -20,8 +20,7 @@ class UploadForm:
             raise MediaTypeError("Send the file as `multipart/form-data`, with its boundary.")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None  # once the file has begun
-        self.is_complete = False
-        self._file_field = file_field
+        self._is_complete = False
         self._file = bytearray()
         self._header_name = b""
         self._header_value = b""
@@ -32,7 +31,6 @@ class UploadForm:
         self._parser = MultipartParser(
             boundary,
             {
-                "on_part_begin": self._on_part_begin,
                 "on_header_field": self._on_header_field,
                 "on_header_value": self._on_header_value,
                 "on_header_end": self._on_header_end,
@@ -55,12 +53,8 @@ class UploadForm:
 
     def close(self) -> None:
         """Raise InvalidRequestError if the body ended before the form did."""
-        if not self.is_complete:
+        if not self._is_complete:
             raise invalid_field("body", "the form ends before its last boundary")
-
-    def _on_part_begin(self) -> None:
-        self._disposition = b""
-        self._header_name = self._header_value = b""
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
@@ -75,12 +69,13 @@ class UploadForm:
 
     def _on_headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
+        self._disposition = b""
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
-        self._is_file = self._name == self._file_field
+        self._is_file = self._name == "file"
         self._value.clear()
         if self._is_file:
             if self.filename is not None:
-                raise invalid_field(self._file_field, "may be given once")
+                raise invalid_field("file", "may be given once")
             self.filename = _clean(options.get(b"filename", b"")) or "file"
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -98,7 +93,7 @@ class UploadForm:
             self.fields[self._name] = self._value.decode("utf-8", "replace")
 
     def _on_end(self) -> None:
-        self.is_complete = True
+        self._is_complete = True
 
 
 def _clean(name: bytes) -> str:

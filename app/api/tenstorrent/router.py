@@ -8,9 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.dependencies import services_of
@@ -18,7 +16,7 @@ from app.api.disconnects import ON_DISCONNECT_HEADER
 from app.api.errors.error_responses import refusal
 from app.api.group_responses import RESULT_ID_HEADER, Events, respond_stream
 from app.api.idempotency_header import KEY_HEADER
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, CutOffError, EventStreamResponse
 from app.api.tenstorrent.schemas import (
     DEFAULT_MAX_TOKENS,
@@ -34,20 +32,19 @@ from app.results.streams.result_reader import TextDelta
 
 raw = APIRouter(tags=["Tenstorrent"])
 
-_BODY = {
-    "schema": reference(InferenceRequest),
-    "example": {"text": "def ", "temperature": "0.7", "top_k": 10, "max_tokens": "20"},
-}
+_EXAMPLE = {"text": "def ", "temperature": "0.7", "top_k": 10, "max_tokens": "20"}
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The text, as it comes.", "content": {MEDIA_TYPE: {}}}
 }
-_HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER
+
+
+def _describe(**path: str) -> dict[str, Any]:
+    headers = ON_DISCONNECT_HEADER | KEY_HEADER
+    return describe(path=path, header=headers, body=InferenceRequest, example=_EXAMPLE)
 
 
 @raw.post(
-    "/inference/{model}",
-    responses=_RESPONSES,
-    openapi_extra=describe(path={"model": "A model's name."}, header=_HEADERS, body=_BODY),
+    "/inference/{model}", responses=_RESPONSES, openapi_extra=_describe(model="A model's name.")
 )
 async def infer(request: Request) -> Response:
     """Continue a text. The response is the raw text; `X-Result-Id` names its result."""
@@ -56,7 +53,7 @@ async def infer(request: Request) -> Response:
     return await _answer(request, model, wanted)
 
 
-@raw.post("/inference", responses=_RESPONSES, openapi_extra=describe(header=_HEADERS, body=_BODY))
+@raw.post("/inference", responses=_RESPONSES, openapi_extra=_describe())
 async def infer_with_default(request: Request) -> Response:
     """Continue a text with the model of the setting LLM_DEFAULT_MODEL."""
     wanted = parse_inference(await body_of(request))
@@ -67,7 +64,9 @@ async def infer_with_default(request: Request) -> Response:
 class RawTextResponse(EventStreamResponse):
     """Text without frames. The response starts with its first piece: until then an error has a status."""
 
-    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_all(
+        self, scope: Scope, receive: Receive, send: Send, first: bytes = b""
+    ) -> None:
         try:
             first = await anext(self._frames, b"")
         except ServiceError as error:
@@ -75,10 +74,7 @@ class RawTextResponse(EventStreamResponse):
             response.headers[RESULT_ID_HEADER] = self.headers[RESULT_ID_HEADER]
             await response(scope, receive, send)
             return
-        await self._start(send)
-        if first:
-            await self._send_frame(send, first)
-        await self._send_frames(send)
+        await super()._send_all(scope, receive, send, first)
 
 
 async def _answer(request: Request, model: Model, wanted: Inference) -> Response:

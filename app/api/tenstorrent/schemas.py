@@ -61,7 +61,6 @@ class Inference:
     returns_prompt: bool
 
     def to_sampling(self, max_tokens: int) -> SamplingParameters:
-        """The engine's parameters. Raises InvalidRequestError."""
         stop = [self.stop_sequence] if self.stop_sequence else None
         try:
             return SamplingParameters.model_validate(

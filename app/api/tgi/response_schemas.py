@@ -28,7 +28,6 @@ class TokenReader:
             self._texts = TokenTexts(known.tokenizer, generation.prompt_ids)
 
     def read(self, position: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The token at a position, and the most likely ones there if requested."""
         identifier, entry = sampled(position)
         text = self._texts.add(int(identifier)) if self._texts else entry["decoded_token"]
         wire: dict[str, Any] = {"token": self._token(identifier, entry, text)}
@@ -51,7 +50,6 @@ class TokenReader:
 
 
 def sampled(position: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """The sampled token of a position, among the likely ones."""
     for identifier, entry in position.items():
         if entry.get("sampled"):
             return identifier, entry
@@ -62,14 +60,12 @@ def best_first(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The generation with the highest cumulative log probability, then the others in their order."""
     if len(rows) == 1:
         return list(rows)
-    totals = [_total(row) for row in rows]
-    best = max(range(len(rows)), key=lambda place: totals[place])
-    return [rows[best], *(row for place, row in enumerate(rows) if place != best)]
+    best = max(rows, key=_total)
+    return [best, *(row for row in rows if row is not best)]
 
 
 def _total(row: ResultRow) -> float:
-    positions = row.token_logprobs()
-    return sum(logprob_of(sampled(position)[1]) for position in positions)
+    return sum(logprob_of(sampled(position)[1]) for position in row.token_logprobs())
 
 
 def finish_reason(row: ResultRow, stops: Sequence[str] | None) -> str:
@@ -82,7 +78,6 @@ def finish_reason(row: ResultRow, stops: Sequence[str] | None) -> str:
 
 
 def generation_to_wire(generation: Generation, rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """The response of /generate: the best text, with the requested details of all."""
     best, *others = rows
     answer: dict[str, Any] = {"generated_text": generation.prefix + best.text}
     if generation.given.details:
@@ -153,10 +148,10 @@ class EventWriter:
     allowed, one that completes a stop text, and every token if the model's end tokens are unknown.
     """
 
-    def __init__(self, generation: Generation, max_tokens: int | None) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._reader = TokenReader(generation)
-        self._max_tokens = max_tokens
+        self._max_tokens = generation.max_tokens
         self._end_ids = generation.format.end_ids if generation.format else frozenset()
         self._text = ""
         self._index = 0
@@ -164,7 +159,6 @@ class EventWriter:
         self._last: dict[str, Any] | None = None
 
     def add(self, text: str, positions: Sequence[Mapping[str, Any]]) -> bytes:
-        """Add text and tokens; returns the events that can be sent."""
         self._text += text
         frames = []
         for place, position in enumerate(positions):
@@ -191,7 +185,6 @@ class EventWriter:
         )
 
     def end(self, row: ResultRow) -> bytes:
-        """The last event. Its text is the stored one."""
         event = self._held
         if event is None and self._last is not None:
             # The engine stopped at a token that was not held back: repeat it, with an empty text.

@@ -6,14 +6,10 @@ and completions.
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request, Response
 from tokenizers import Encoding
 
 from app import __version__
@@ -23,7 +19,7 @@ from app.api.errors.tgi_errors import to_error
 from app.api.group_responses import Events, respond_complete, respond_stream
 from app.api.idempotency_header import KEY_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
-from app.api.raw_routes import body_of, describe, reference
+from app.api.raw_routes import body_of, describe
 from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
 from app.api.tgi.response_schemas import (
     EventWriter,
@@ -57,9 +53,6 @@ from app.results.streams.result_reader import Ended, TextDelta
 router = APIRouter(tags=["Text Generation Inference"])
 raw = APIRouter(tags=["Text Generation Inference"])
 
-_GENERATE = TypeAdapter(GenerateRequest)
-_COMPAT = TypeAdapter(CompatGenerateRequest)
-_CHAT = TypeAdapter(ChatTokenizeRequest)
 
 _EXAMPLE = {"inputs": "def ", "parameters": {"max_new_tokens": 20, "details": True}}
 _CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is a tensor?"}]}
@@ -67,9 +60,7 @@ _HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER
 
 
 def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
-    described: dict[str, Any] = describe(
-        header=_HEADERS, body={"schema": reference(body), "example": _EXAMPLE | more}
-    )
+    described: dict[str, Any] = describe(header=_HEADERS, body=body, example=_EXAMPLE | more)
     return described
 
 
@@ -81,7 +72,7 @@ def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
 async def generate(request: Request) -> Response:
     """Continue a prompt; responds when the text is complete. `X-Result-Id` names its result."""
     began = time.perf_counter()
-    wanted = parse(_GENERATE, await body_of(request))
+    wanted = parse(GenerateRequest, await body_of(request))
     return await _respond_complete(request, wanted, began, is_listed=False)
 
 
@@ -92,7 +83,7 @@ async def generate(request: Request) -> Response:
 )
 async def generate_stream(request: Request) -> Response:
     """Continue a prompt, streamed token by token as server-sent events."""
-    return await _respond_stream(request, parse(_GENERATE, await body_of(request)))
+    return await _respond_stream(request, parse(GenerateRequest, await body_of(request)))
 
 
 @raw.post(
@@ -108,7 +99,7 @@ async def generate_stream(request: Request) -> Response:
 async def generate_at_root(request: Request) -> Response:
     """Respond as /generate, in a list; with `stream` as /generate_stream."""
     began = time.perf_counter()
-    wanted = parse(_COMPAT, await body_of(request))
+    wanted = parse(CompatGenerateRequest, await body_of(request))
     if wanted.stream:
         return await _respond_stream(request, wanted)
     return await _respond_complete(request, wanted, began, is_listed=True)
@@ -117,11 +108,11 @@ async def generate_at_root(request: Request) -> Response:
 @router.post(
     "/tokenize",
     responses={200: {"description": "The prompt's tokens."}},
-    openapi_extra=describe(body={"schema": reference(GenerateRequest), "example": _EXAMPLE}),
+    openapi_extra=describe(body=GenerateRequest, example=_EXAMPLE),
 )
 async def tokenize(request: Request) -> Response:
     """The tokens of `inputs`, including those that the model adds around a prompt."""
-    wanted = parse(_GENERATE, await body_of(request))
+    wanted = parse(GenerateRequest, await body_of(request))
     model = await services_of(request).registry.choose(wanted.model)
     encoding = await _encode(model, wanted.inputs)
     return json_response(tokens_to_wire(wanted.inputs, encoding.ids, encoding.offsets))
@@ -130,13 +121,11 @@ async def tokenize(request: Request) -> Response:
 @router.post(
     "/chat_tokenize",
     responses={200: {"description": "The rendered prompt and its tokens."}},
-    openapi_extra=describe(
-        body={"schema": reference(ChatTokenizeRequest), "example": _CHAT_EXAMPLE}
-    ),
+    openapi_extra=describe(body=ChatTokenizeRequest, example=_CHAT_EXAMPLE),
 )
 async def tokenize_chat(request: Request) -> Response:
     """The prompt that the model's chat template renders from messages, and its tokens."""
-    wanted = parse(_CHAT, await body_of(request))
+    wanted = parse(ChatTokenizeRequest, await body_of(request))
     model = await services_of(request).registry.choose(wanted.model)
     if model.format is None or not model.has_chat:
         raise InvalidRequestError(f"{model.name} has no chat template")
@@ -169,33 +158,24 @@ async def read_health() -> Response:
     return Response()
 
 
-@dataclass(slots=True, frozen=True)
-class _PreparedGeneration:
-    """A validated request, and its group of results."""
-
-    generation: Generation
-    group: GroupRequest
-    max_tokens: int | None
-
-
 async def _respond_complete(
     request: Request, wanted: GenerateRequest, began: float, *, is_listed: bool
 ) -> Response:
-    prepared = await _prepare(request, wanted, is_stream=False)
+    generation, group = await _prepare(request, wanted, is_stream=False)
     validated = time.perf_counter() - began
 
     def render(rows: Sequence[ResultRow]) -> Response:
         ordered = best_first(rows)
-        answer = generation_to_wire(prepared.generation, ordered)
-        headers = headers_of(prepared.generation, ordered[0], validated)
+        answer = generation_to_wire(generation, ordered)
+        headers = headers_of(generation, ordered[0], validated)
         return json_response([answer] if is_listed else answer, headers=headers)
 
-    return await respond_complete(request, prepared.group, render)
+    return await respond_complete(request, group, render)
 
 
 async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response:
-    prepared = await _prepare(request, wanted, is_stream=True)
-    writer = EventWriter(prepared.generation, prepared.max_tokens)
+    generation, group = await _prepare(request, wanted, is_stream=True)
+    writer = EventWriter(generation)
 
     async def encode(_ids: Sequence[UUID], events: Events) -> AsyncGenerator[bytes, None]:
         try:
@@ -210,17 +190,14 @@ async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response
         except ServiceError as error:
             yield encode_frame(to_error(error)[1])
 
-    response = await respond_stream(
-        request, prepared.group, encode, with_tokens=True, media_type=MEDIA_TYPE
-    )
+    response = await respond_stream(request, group, encode, with_tokens=True, media_type=MEDIA_TYPE)
     response.headers["x-compute-characters"] = str(len(wanted.inputs))
     return response
 
 
 async def _prepare(
     request: Request, wanted: GenerateRequest, *, is_stream: bool
-) -> _PreparedGeneration:
-    """Check a request against TGI's bounds and the model's. Raises InvalidRequestError and others."""
+) -> tuple[Generation, GroupRequest]:
     given = check(wanted, is_stream=is_stream)
     model = await services_of(request).registry.choose(wanted.model)
     most, known = model.max_model_len, model.format
@@ -236,19 +213,19 @@ async def _prepare(
         given=given,
         is_sampling=is_sampling(wanted.parameters),
         format=known,
+        max_tokens=max_tokens,
         prompt_ids=encoding.ids if encoding else (),
     )
     best_of = given.best_of or 1
     sampling = to_sampling(
         generation,
-        max_tokens,
         choose_seed(given, idempotency_key(request)),
         with_tokens=is_stream or bool(given.details) or best_of > 1,
     )
     group = GroupRequest(
         model.name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
     )
-    return _PreparedGeneration(generation, group, max_tokens)
+    return generation, group
 
 
 async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> Encoding:

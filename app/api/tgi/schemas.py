@@ -129,6 +129,7 @@ class Generation:
     given: GenerateParameters
     is_sampling: bool
     format: PromptFormat | None
+    max_tokens: int | None = None
     prompt_ids: Sequence[int] = ()
 
     @property
@@ -153,7 +154,6 @@ def is_sampling(given: GenerateParameters | None) -> bool:
 
 
 def check(request: GenerateRequest, *, is_stream: bool) -> GenerateParameters:
-    """The parameters within their bounds. Raises InvalidRequestError with TGI's messages."""
     given = request.parameters or GenerateParameters()
     for fault in _faults(request, given, is_stream=is_stream):
         raise InvalidRequestError(fault)
@@ -193,7 +193,6 @@ def _faults(
 
 
 def _requests_sampling(request: GenerateRequest) -> bool:
-    """Return whether TGI would allow several texts: each of these members is enough."""
     given = request.parameters
     if given is None or given.do_sample:
         return True
@@ -221,7 +220,6 @@ def _number_faults(given: GenerateParameters) -> Iterable[str]:
 
 
 def check_length(given: GenerateParameters, tokens: int, most: int) -> None:
-    """Raise InvalidRequestError if prompt and output exceed `most`, the model's length."""
     asked = given.max_new_tokens
     if asked is not None and tokens + asked > most:
         raise InvalidRequestError(
@@ -245,13 +243,10 @@ def choose_seed(given: GenerateParameters, idempotency_key: str | None) -> int:
     return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
 
 
-def to_sampling(
-    generation: Generation, max_tokens: int | None, seed: int, *, with_tokens: bool
-) -> SamplingParameters:
-    """The engine's parameters. Raises InvalidRequestError."""
+def to_sampling(generation: Generation, seed: int, *, with_tokens: bool) -> SamplingParameters:
     given, draws = generation.given, generation.is_sampling
     members = {
-        "max_tokens": max_tokens,
+        "max_tokens": generation.max_tokens,
         "temperature": (given.temperature or 1.0) if draws else 0.0,
         "top_k": given.top_k,
         "top_p": given.top_p,
@@ -295,15 +290,13 @@ def _to_structure(grammar: Grammar) -> dict[str, JsonValue]:
 
 
 def to_messages(request: ChatTokenizeRequest) -> list[dict[str, Any]]:
-    """The messages for chat templates. Raises InvalidRequestError for other parts than text."""
-    return [_to_message(message) for message in request.messages]
-
-
-def _to_message(message: ChatMessage) -> dict[str, Any]:
-    content = message.content
-    if isinstance(content, list):
-        if any(part.get("type") != "text" for part in content):
-            raise InvalidRequestError("messages: parts other than `text` are not supported")
-        content = "".join(str(part.get("text", "")) for part in content)
-    template_message = {"role": message.role, "content": content or ""}
-    return template_message | ({"name": message.name} if message.name is not None else {})
+    messages = []
+    for message in request.messages:
+        content = message.content
+        if isinstance(content, list):
+            if any(part.get("type") != "text" for part in content):
+                raise InvalidRequestError("messages: parts other than `text` are not supported")
+            content = "".join(str(part.get("text", "")) for part in content)
+        named = {} if message.name is None else {"name": message.name}
+        messages.append({"role": message.role, "content": content or ""} | named)
+    return messages

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
-from app.api.metrics_server import MetricsServer, MetricsSource
+from app.api.metrics_server import MetricsServer
 from app.cli.up import processes
 from app.core import metrics
 from app.core.settings import Settings
@@ -196,10 +196,10 @@ class Large:
 
 
 @contextlib.asynccontextmanager
-async def metrics_port(settings: Settings, exposition: MetricsSource = FIXED) -> AsyncIterator[str]:
+async def metrics_port(settings: Settings, exposition: Fixed | Large = FIXED) -> AsyncIterator[str]:
     port = processes.free_port()
     changed = settings.model_copy(update={"metrics_port": port})
-    serving = asyncio.create_task(MetricsServer(changed, exposition).run())
+    serving = asyncio.create_task(MetricsServer(changed, exposition.text).run())
 
     async def is_up() -> bool:
         with contextlib.suppress(OSError):
@@ -324,7 +324,7 @@ async def test_the_port_is_taken_over_when_it_is_free(
     async with metrics_port(settings) as url:
         port = int(url.rpartition(":")[2])
         second = settings.model_copy(update={"metrics_port": port})
-        waiting = asyncio.create_task(MetricsServer(second, Fixed()).run())
+        waiting = asyncio.create_task(MetricsServer(second, FIXED.text).run())
 
         async def said() -> bool:
             return "metrics wait for" in caplog.text

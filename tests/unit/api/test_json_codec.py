@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
-from pydantic import BaseModel, JsonValue, TypeAdapter
+from pydantic import BaseModel, JsonValue
 
 from app.api import json_codec
 from app.core.errors import FieldError, InvalidRequestError, NotFoundError, UnknownModelError
@@ -18,11 +18,8 @@ class Body(BaseModel):
     inner: list["Body"] = []
 
 
-ADAPTER = TypeAdapter(Body)
-
-
 def test_a_body_is_read() -> None:
-    assert json_codec.parse(ADAPTER, b'{"text": "a\\u00e9"}').text == "aé"
+    assert json_codec.parse(Body, b'{"text": "a\\u00e9"}').text == "aé"
 
 
 @pytest.mark.parametrize(
@@ -36,24 +33,24 @@ def test_a_body_is_read() -> None:
 )
 def test_nul_is_refused_where_it_stands(body: bytes, field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        json_codec.parse(ADAPTER, body)
+        json_codec.parse(Body, body)
     assert [error.field for error in caught.value.errors] == [field]
 
 
 def test_an_escaped_backslash_before_u0000_is_no_nul() -> None:
-    assert json_codec.parse(ADAPTER, b'{"text": "\\\\u0000"}').text == "\\u0000"
+    assert json_codec.parse(Body, b'{"text": "\\\\u0000"}').text == "\\u0000"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"text": "\\ud800"}', b'{"text": "\xff"}', b"nul"])
 def test_what_is_no_json_is_the_bodys_fault(body: bytes) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        json_codec.parse(ADAPTER, body)
+        json_codec.parse(Body, body)
     assert [error.field for error in caught.value.errors] == ["body"]
 
 
 def test_errors_name_the_field_and_never_repeat_the_text() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        json_codec.parse(ADAPTER, b'{"text": 5, "inner": [{"text": ["secret prompt"]}]}')
+        json_codec.parse(Body, b'{"text": 5, "inner": [{"text": ["secret prompt"]}]}')
     assert [error.field for error in caught.value.errors] == ["text", "inner.0.text"]
     assert "secret" not in str(caught.value.to_problem())
 
@@ -61,7 +58,7 @@ def test_errors_name_the_field_and_never_repeat_the_text() -> None:
 def test_the_number_of_errors_is_bounded() -> None:
     body = json.dumps({"text": "", "inner": [{}] * 500}).encode()
     with pytest.raises(InvalidRequestError) as caught:
-        json_codec.parse(ADAPTER, body)
+        json_codec.parse(Body, body)
     assert len(caught.value.errors) == 20
 
 

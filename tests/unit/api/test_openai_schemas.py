@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, RootModel
 
 from app.api.errors.openai_errors import error_body, error_response
 from app.api.json_codec import parse
@@ -14,7 +14,6 @@ from app.api.openai.chat_responses import ChatFrames, chat_completion
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionFrames, CompletionRequest, completion
 from app.api.openai.schemas import likeliest, sampled_of, usage_of
-from app.api.openai.tool_selection import tool_use_of
 from app.api.tgi.response_schemas import best_first
 from app.core.errors import (
     FieldError,
@@ -32,19 +31,17 @@ from app.results.requests import SendOptions
 from app.results.rows import ResultRow
 from tests.result_rows import result_row
 
-CHAT = TypeAdapter(ChatRequest)
-TEXT = TypeAdapter(CompletionRequest)
 MESSAGES = [{"role": "user", "content": "hi"}]
 # Text that UTF-8 can encode.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 
 
 def chat(**members: Any) -> ChatRequest:
-    return parse(CHAT, orjson.dumps({"model": "m", "messages": MESSAGES} | members))
+    return parse(ChatRequest, orjson.dumps({"model": "m", "messages": MESSAGES} | members))
 
 
 def text(**members: Any) -> CompletionRequest:
-    return parse(TEXT, orjson.dumps({"model": "m", "prompt": "p"} | members))
+    return parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "p"} | members))
 
 
 def row(output: str = "x", **columns: Any) -> ResultRow:
@@ -237,7 +234,7 @@ FORMAT = PromptFormat(None, None, {}, None, uses_tools=True, tool_format=ToolFor
 def test_definitions_of_forced_tools_move_to_the_top() -> None:
     nested = {"$defs": {"A": {"type": "string"}}, "properties": {"a": {"$ref": "#/$defs/A"}}}
     request = chat(tools=[tool("f", nested), tool("g")], tool_choice="required")
-    use = tool_use_of(request, FORMAT)
+    use = request.to_tool_use(FORMAT)
     assert use is not None
     schema = use.sampling["structured_outputs"]["json"]
     assert schema["$defs"] == {"A": {"type": "string"}}
@@ -247,12 +244,12 @@ def test_definitions_of_forced_tools_move_to_the_top() -> None:
     other = nested | {"$defs": {"A": {"type": "integer"}}}
     clash = chat(tools=[tool("f", nested), tool("g", other)], tool_choice="required")
     with pytest.raises(InvalidRequestError, match="different schemas"):
-        tool_use_of(clash, FORMAT)
+        clash.to_tool_use(FORMAT)
 
 
 def test_markers_that_are_special_tokens_are_asked_for() -> None:
     request = chat(tools=[tool("f")])
-    use = tool_use_of(request, FORMAT)
+    use = request.to_tool_use(FORMAT)
     assert request.to_send_options(use).parameters.skip_special_tokens is False
     assert request.to_template_arguments()["tools"] == [tool("f")]
     assert "tools" not in chat(tools=[tool("f")], tool_choice="none").to_template_arguments()
@@ -286,9 +283,9 @@ def test_nul_in_earlier_arguments_is_replaced() -> None:
 def test_a_named_tool_needs_no_type() -> None:
     """TGI's clients send the function alone."""
     request = chat(tools=[tool("f")], tool_choice={"function": {"name": "f"}})
-    use = tool_use_of(request, FORMAT)
+    use = request.to_tool_use(FORMAT)
     assert use is not None
-    assert use.is_named
+    assert use.name == "f"
 
 
 def test_the_newer_role_is_given_to_templates_that_know_it() -> None:
@@ -365,17 +362,17 @@ JSON = st.recursive(
 @given(st.data())
 def test_any_member_is_taken_or_refused(data: st.DataObject) -> None:
     """Any JSON as a member: a request that can be sent, or a refusal; never another error."""
-    cases: list[tuple[TypeAdapter[Any], type[BaseModel], dict[str, Any]]] = [
-        (CHAT, ChatRequest, {"model": "m", "messages": MESSAGES, "tools": [tool("f")]}),
-        (TEXT, CompletionRequest, {"model": "m", "prompt": "p"}),
+    cases: list[tuple[type[BaseModel], dict[str, Any]]] = [
+        (ChatRequest, {"model": "m", "messages": MESSAGES, "tools": [tool("f")]}),
+        (CompletionRequest, {"model": "m", "prompt": "p"}),
     ]
-    for adapter, request, base in cases:
+    for request, base in cases:
         names = st.sampled_from(sorted(request.model_fields))
         members = data.draw(st.dictionaries(names, JSON, max_size=3))
         try:
-            taken: Any = parse(adapter, json.dumps(base | members).encode())
+            taken: Any = parse(request, json.dumps(base | members).encode())
             if isinstance(taken, ChatRequest):
-                use = tool_use_of(taken, FORMAT)
+                use = taken.to_tool_use(FORMAT)
                 orjson.dumps(taken.to_messages(FORMAT))
                 orjson.dumps(taken.to_template_arguments())
                 options = taken.to_send_options(use)
@@ -403,10 +400,9 @@ LIKE_SCHEMAS = st.recursive(
 @given(LIKE_SCHEMAS)
 def test_any_constraint_is_taken_or_refused(value: Any) -> None:
     """Any JSON: a constraint that can be written again, or a refusal; never another error."""
-    adapter: TypeAdapter[Any] = TypeAdapter(StructuredOutputs)
     for one in (value, {"json": value}):
         try:
-            taken = parse(adapter, json.dumps(one).encode())
+            taken = parse(RootModel[StructuredOutputs], json.dumps(one).encode()).root
         except InvalidRequestError:
             continue
         assert orjson.dumps(taken)

@@ -18,7 +18,7 @@ import pytest
 from pydantic import BaseModel
 
 from app.api.app import create_app
-from app.api.native.me_schemas import MeRead, me_to_wire
+from app.api.native.me import MeRead, me_to_wire
 from app.api.native.schemas import (
     AttemptRead,
     ContextRead,

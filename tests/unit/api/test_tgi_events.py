@@ -27,7 +27,7 @@ def row(output: str, finish_reason: str = "stop", **more: Any) -> ResultRow:
 
 def writer(known: PromptFormat | None = KNOWN, most: int | None = 10, **given: Any) -> EventWriter:
     parameters = GenerateParameters(details=True, **given)
-    return EventWriter(Generation("in", parameters, False, known), most)
+    return EventWriter(Generation("in", parameters, False, known, most))
 
 
 def read(frames: bytes) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import orjson
 import pytest
-from pydantic import TypeAdapter
 
 from app.api.json_codec import parse
 from app.core.errors import InvalidRequestError
@@ -23,7 +22,6 @@ from app.provisioning.store import Launch
 from tests.plan_configs import KNOWN
 
 LAUNCH = UUID("01890000-0000-7000-8000-000000000000")
-CREATE = TypeAdapter(LaunchCreate)
 PROFILE = """
 [profiles.della]
 provider = "slurm"
@@ -88,7 +86,7 @@ def spec_of(
     **members: Any,
 ) -> LaunchSpec:
     body = {"name": "one", "model": "org/model"} | members
-    return to_spec(parse(CREATE, orjson.dumps(body)), profiles, catalogue or {})
+    return to_spec(parse(LaunchCreate, orjson.dumps(body)), profiles, catalogue or {})
 
 
 @pytest.mark.parametrize("evil", EVIL)

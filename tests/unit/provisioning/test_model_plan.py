@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 import pytest
-from pydantic import TypeAdapter
 
 from app.api.admin.plan_schemas import EXAMPLE, PlanRead
 from app.api.json_codec import parse
@@ -20,7 +19,6 @@ from app.provisioning.sizing.gpus import GPUS
 from tests.plan_configs import KNOWN
 from tests.unit.provisioning.test_launch_requests import PROFILE, profiles_of
 
-CREATE = TypeAdapter(PlanCreate)
 LLAMA = KNOWN["meta-llama/Llama-3.1-70B"].config
 
 
@@ -30,7 +28,7 @@ def planned(
     **members: Any,
 ) -> dict[str, Any]:
     document = plan_model(
-        parse(CREATE, json.dumps(members).encode()), profiles or {}, catalogue or {}
+        parse(PlanCreate, json.dumps(members).encode()), profiles or {}, catalogue or {}
     )
     PlanRead.model_validate_json(orjson.dumps(document))
     return document
