@@ -6,6 +6,7 @@ import signal
 from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import SPEAKING, Stack, ask_directly, check_completed
+from tests.integration.support import until
 
 SHORT, LONG = 40, 40
 
@@ -21,6 +22,7 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit(
     told = await stack.send(short + long)
     await stack.until(f"({SPEAKING}) OR state = 'completed'", SHORT + LONG, 60)
     leaving.send_signal(signal.SIGTERM)
+    await until(lambda: asyncio.sleep(0, "stopping: " in leaving.log_file.read_text()))
     told |= await stack.send(late)
     assert await leaving.wait() == "ended with status 0"
 

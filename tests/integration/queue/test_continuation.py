@@ -378,8 +378,9 @@ def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changing]:
 async def start_over(service: Service, connection: asyncpg.Connection, result_id: str) -> None:
     """The result waits on a model that takes no ids, and is generated from its start."""
     result = await read(service, result_id, wait=30)
-    assert (result["result"], result["attempt"], result["continued"]) == (TEXT, 3, 0)
-    refused, *_ = await attempts(service, result_id)
+    entries = await attempts(service, result_id)
+    assert (result["result"], result["attempt"], result["continued"]) == (TEXT, 3, 0), entries
+    refused = entries[0]
     assert "no input resume_token_ids" in refused["error"]["message"]
     assert await connection.fetchval("SELECT lost_attempts FROM results") == 0
     assert await has_no_chunks(connection)

@@ -150,7 +150,7 @@ async def test_queues_are_told_with_their_oldest(
     )
     await connection.execute(
         """INSERT INTO results (id, context_id, model_name, parameters, deadline_at)
-           SELECT gen_random_uuid(), id, 'another', '{}', now() FROM contexts LIMIT 1"""
+           SELECT gen_random_uuid(), id, 'another', '{}', now() + '1 h' FROM contexts LIMIT 1"""
     )
     await connection.execute(
         "INSERT INTO queue_samples SELECT date_trunc('minute', now()), 'scripted', 3, 1"
