@@ -5,8 +5,8 @@ from uuid import UUID
 
 from app.core.database import Connection
 from app.core.listener import CANCELLED, ENDED
-from app.queue.conclude import JUDGE_UNCLAIMED, MAX_BATCH, end_sql, sweep_sql
 from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
+from app.queue.terminal_state import JUDGE_UNCLAIMED, MAX_BATCH, end_sql, sweep_sql
 
 
 def _cancel_sql(condition: str) -> str:

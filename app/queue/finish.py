@@ -12,9 +12,9 @@ from app.core.database import Connection, await_standby
 from app.core.errors import Failure
 from app.core.record_set import RecordSet
 from app.queue.claim import SUSPECT_DEATHS
-from app.queue.conclude import NOTIFY_CONCLUDED, conclude_sql
 from app.queue.notifications import notify_enqueued
 from app.queue.progress import IS_OURS, lock_results_sql
+from app.queue.terminal_state import NOTIFY_CONCLUDED, conclude_sql
 from app.queue.virtual_time import next_key_sql, step_behind_sql
 
 # The columns of a result for its readers: its end gives the same to those who wait in its process.

@@ -2,7 +2,7 @@
 
 The result row is the job. Every write names the state, the worker and the attempt that it expects, so
 a race becomes a row count of zero: another process decided. All times are the database's clock.
-`docs/state_machine.md` draws the transitions; `conclude` writes their states.
+`docs/state_machine.md` draws the transitions; `terminal_state` writes their states.
 """
 
 import logging
@@ -22,11 +22,11 @@ from app.queue.claim import (
     claim_within_limits,
     suspect_models,
 )
-from app.queue.conclude import MAX_BATCH
 from app.queue.enqueue import MAX_ENQUEUE, EagerDispatcher, NewResult, enqueue
 from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.progress import Chunk, append_chunks
 from app.queue.team_limits import TeamLimits
+from app.queue.terminal_state import MAX_BATCH
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from app.core.database import Connection
 from app.core.errors import WORKER_LOST
 from app.core.listener import ENDED, ENQUEUED
 from app.core.settings import Settings
-from app.queue.conclude import (
+from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
+from app.queue.terminal_state import (
     JUDGE_UNCLAIMED,
     MAX_BATCH,
     NO_ANSWER,
@@ -17,7 +18,6 @@ from app.queue.conclude import (
     end_sql,
     sweep_sql,
 )
-from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
 
 # A lease that is over, or longer than any (LLM_LEASE_SECONDS is ten minutes at most): it was not
 # renewed since the clock was set back.

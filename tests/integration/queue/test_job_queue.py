@@ -17,12 +17,12 @@ from app.core.ids import new_id
 from app.core.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.core.settings import Settings
 from app.queue.claim import Claim, owned_results
-from app.queue.conclude import MAX_BATCH
 from app.queue.enqueue import NewContext, NewResult
 from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.queue.idempotency import NewKey
 from app.queue.job_queue import JobQueue
 from app.queue.progress import Chunk
+from app.queue.terminal_state import MAX_BATCH
 from app.results.contexts import ContextStore
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
