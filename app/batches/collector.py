@@ -19,8 +19,6 @@ _CHECK_SECONDS = 5.0  # between checks of all results, for lost notifications
 
 @dataclass(slots=True)
 class Collector:
-    """Turns ended results of one batch into outcomes."""
-
     services: BatchServices
     outcomes: LineOutcomes
     in_flight: InFlightLines
@@ -28,7 +26,6 @@ class Collector:
     check_all_at: float = 0.0  # monotonic; 0: at the next collection
 
     async def collect(self, batch: Batch) -> None:
-        """Store the outcomes of the lines all of whose results have ended."""
         now = asyncio.get_running_loop().time()
         candidates = list(self.in_flight.take_ended())
         if now >= self.check_all_at:

@@ -33,7 +33,6 @@ class Dispatcher:
     _refused_until: float = 0.0  # monotonic
 
     def reset(self) -> None:
-        """Look for waiting lines from the first on."""
         self._after, self.is_all_sent = 0, False
 
     def seconds_until_ready(self) -> float | None:
@@ -47,7 +46,6 @@ class Dispatcher:
         return self.services.settings.batch_in_flight - self.in_flight.result_count
 
     async def send(self, batch: Batch) -> None:
-        """Send the next lines."""
         if self.seconds_until_ready() != 0.0:
             return
         lines = await self.services.work.waiting(batch.id, self._after, min(self._room, _PAGE))

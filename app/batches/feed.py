@@ -26,8 +26,6 @@ _RETRY_SECONDS = 1.0  # while the database is unavailable
 
 
 class BatchFeed:
-    """Brings one batch to its end, step by step."""
-
     def __init__(self, services: BatchServices, feeder_id: UUID, batch_id: UUID) -> None:
         self.batch_id = batch_id
         self._services = services
@@ -43,7 +41,6 @@ class BatchFeed:
         self._collector = Collector(*parts)
 
     def notify(self) -> None:
-        """The batch has changed."""
         self._signal.set()
 
     def on_ended(self, ids: Sequence[UUID] | None) -> None:
@@ -52,7 +49,6 @@ class BatchFeed:
             self._signal.set()
 
     async def run(self) -> None:
-        """Process the batch until it ends or another process holds it."""
         while True:
             try:
                 await self._load()
@@ -94,7 +90,6 @@ class BatchFeed:
         return True
 
     async def _advance(self, batch: Batch) -> None:
-        """Send or stop lines, collect outcomes, and begin the end once all lines are done."""
         if batch.expected_end == "completed":
             await self._dispatcher.send(batch)
         else:
@@ -109,7 +104,6 @@ class BatchFeed:
             await self._pause(batch)
 
     async def _stop(self, batch: Batch) -> None:
-        """Cancel the results in flight, and discard the waiting lines."""
         if not self._is_stopped:
             await self._services.work.mark_assigned_sent(self.batch_id)
             await self._load()
@@ -121,7 +115,6 @@ class BatchFeed:
             await self._dispatcher.discard(batch)
 
     async def _pause(self, batch: Batch) -> None:
-        """Wait until results have ended, or there may be room."""
         seconds = self._dispatcher.seconds_until_ready()
         if seconds == 0.0:
             return

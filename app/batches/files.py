@@ -78,8 +78,6 @@ class File:
 
 @dataclass(slots=True, frozen=True)
 class FileDetails:
-    """The description of a finished file."""
-
     purpose: str
     filename: str
     expires_seconds: int | None = None  # from now; None: it does not expire
@@ -98,7 +96,6 @@ class FileWriter:
         self._is_begun = False
 
     async def write(self, content: bytes) -> None:
-        """Add to the end."""
         self._buffer += content
         self.size += len(content)
         while len(self._buffer) >= PART_BYTES:
@@ -129,7 +126,6 @@ class FileWriter:
 
 
 async def finish_file(connection: Connection, writer: FileWriter, details: FileDetails) -> None:
-    """Make a file visible whose last part is stored, in the caller's transaction."""
     await connection.execute(
         _FINISH,
         writer.id,
@@ -141,7 +137,7 @@ async def finish_file(connection: Connection, writer: FileWriter, details: FileD
 
 
 class FileStore:
-    """Write, read, list and delete files of one team at a time."""
+    """Files of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, max_bytes: int = 0) -> None:
         """`max_bytes`: of all files of a team; 0 is no bound."""
@@ -149,14 +145,13 @@ class FileStore:
         self._max_bytes = max_bytes
 
     async def check_room(self, team_id: str) -> None:
-        """Refuse an upload before it begins. Raises StorageFullError."""
+        """Raises StorageFullError."""
         if self._max_bytes:
             await self._database.run(
                 lambda connection: self._check(connection, team_id, UUID(int=0), 1)
             )
 
     def writer(self, team_id: str) -> FileWriter:
-        """A new file of a team."""
         return FileWriter(self._database, team_id)
 
     async def finish(self, team_id: str, writer: FileWriter, details: FileDetails) -> File:
@@ -186,7 +181,6 @@ class FileStore:
             )
 
     async def get(self, team_id: str, file_id: UUID) -> File:
-        """Raises NotFoundError, for another team's as well."""
         row = await self._database.fetchrow(_GET, file_id, team_id)
         if row is None:
             raise file_not_found(file_id)
@@ -195,14 +189,12 @@ class FileStore:
     async def list(
         self, team_id: str, *, purpose: str | None, after: UUID | None, limit: int, order: Order
     ) -> Sequence[File]:
-        """A page of files, behind the id `after`."""
         low = after if after and order == "asc" else LOWEST_ID
         high = after if after and order == "desc" else HIGHEST_ID
         rows = await self._database.fetch(_LISTS[order], team_id, low, high, purpose, limit)
         return [_to_file(row) for row in rows]
 
     async def delete(self, team_id: str, file_id: UUID) -> None:
-        """Raises NotFoundError."""
         if await self._database.fetchrow(_DELETE, file_id, team_id) is None:
             raise file_not_found(file_id)
 
@@ -221,7 +213,6 @@ class FileStore:
             place, read = place + 1, read + len(content)
 
     async def remove_expired(self) -> None:
-        """Remove expired files, and parts of aborted uploads."""
         await self._remove(_REMOVE_EXPIRED)
         # By the database's clock: one host whose clock is ahead must not end the uploads of all.
         row = await self._database.fetchrow("SELECT now() AS now")

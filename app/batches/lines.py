@@ -73,7 +73,6 @@ class LineReader:
     def refuse(
         self, code: str, message: str, line: int | None = None, param: str | None = None
     ) -> None:
-        """Note an error."""
         if not self.is_full:
             self.errors.append({"code": code, "message": message, "line": line, "param": param})
 
@@ -112,7 +111,6 @@ def _wrong(error: ValidationError) -> Iterable[FieldError]:
 def line_to_wire(
     batch_id: UUID, line: int, custom_id: str, *, response: object = None, error: object = None
 ) -> str:
-    """A line of an output or error file."""
     return orjson.dumps(
         {
             "id": f"batch_req_{batch_id}_{line}",

@@ -16,13 +16,10 @@ _STOPPED = {
 
 @dataclass(slots=True, frozen=True)
 class LineOutcomes:
-    """Makes the outcomes of one batch's lines."""
-
     batch_id: UUID
     dialect: BatchDialect
 
     def completed(self, line: Line, body: object) -> LineOutcome:
-        """The outcome of a line whose results have completed."""
         return self._with_response(line, 200, body, is_completed=True)
 
     def refused(self, line: Line, error: ServiceError) -> LineOutcome:

@@ -28,7 +28,7 @@ SELECT pg_notify('{BATCHES}', id::text) FROM marked
 
 
 class BatchStore:
-    """Create, read, list and cancel batches of one team at a time."""
+    """Batches of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, max_open: int = 0) -> None:
         """`max_open`: batches of a team that have not ended; 0 is no bound."""
@@ -46,19 +46,16 @@ class BatchStore:
         return await self.get(new.team_id, identifier), identifier == new.id
 
     async def find(self, team_id: str, key: NewKey) -> Batch | None:
-        """The batch that the same request made under its key. Raises IdempotencyConflictError."""
         taken = await self._database.fetchrow(BY_KEY, team_id, key.key)
         return None if taken is None else await self.get(team_id, same_request(taken, key))
 
     async def get(self, team_id: str, batch_id: UUID) -> Batch:
-        """Raises NotFoundError, for another team's as well."""
         row = await self._database.fetchrow(_GET, batch_id, team_id)
         if row is None:
             raise NotFoundError(f"There is no batch {batch_id}.")
         return Batch(**row)
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Batch]:
-        """A page of batches, newest first, beginning below the id `after`."""
         rows = await self._database.fetch(_LIST, team_id, LOWEST_ID, after or HIGHEST_ID, limit)
         return [Batch(**row) for row in rows]
 

@@ -138,8 +138,6 @@ WHERE id = $1 AND feeder_id = $2 AND state IN ('finalizing', 'cancelling') RETUR
 
 
 class BatchWork:
-    """Claims batches, moves their lines and ends them."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -158,24 +156,19 @@ class BatchWork:
         return row is not None
 
     async def release(self, feeder_id: UUID, ids: Sequence[UUID]) -> None:
-        """Hand batches back."""
         await self._database.fetch(_RELEASE, list(ids), feeder_id)
 
     async def look(self, feeder_id: UUID, batch_id: UUID) -> Batch | None:
-        """The batch while it is this feeder's, and not ended."""
         row = await self._database.fetchrow(_LOOK, batch_id, feeder_id)
         return None if row is None else Batch(**row)
 
     async def mark_expiring(self, batch_id: UUID) -> None:
-        """Note that the batch's time is over."""
         await self._database.fetch(_MARK_EXPIRING, batch_id)
 
     async def refuse(self, batch_id: UUID, errors: Sequence[dict[str, object]]) -> None:
-        """End a batch whose file is no batch."""
         await self._database.fetch(_REFUSE, batch_id, orjson.dumps(errors).decode())
 
     async def begin(self, batch_id: UUID, total: int) -> None:
-        """All lines are stored: they may be sent."""
         await self._database.fetch(_BEGIN, batch_id, total)
 
     async def begin_end(self, batch_id: UUID) -> None:
@@ -219,7 +212,6 @@ class BatchWork:
     # --- lines ----------------------------------------------------------------------------------
 
     async def add_lines(self, batch_id: UUID, lines: Sequence[NewLine]) -> None:
-        """Store lines of a batch that is being validated."""
         await self._database.fetch(
             _ADD_LINES,
             batch_id,
@@ -239,7 +231,6 @@ class BatchWork:
         ]
 
     async def sent(self, batch_id: UUID) -> list[Line]:
-        """Lines that are under way, without their bodies."""
         rows = await self._database.fetch(_SENT, batch_id)
         return [Line(row["line"], row["custom_id"], "", row["result_ids"] or ()) for row in rows]
 
@@ -258,7 +249,6 @@ class BatchWork:
         return {row["line"]: row["result_ids"] for row in rows}
 
     async def mark_sent(self, batch_id: UUID, lines: Sequence[int]) -> None:
-        """Note that the results of these lines are committed."""
         await self._database.fetch(_MARK_SENT, batch_id, list(lines))
 
     async def mark_assigned_sent(self, batch_id: UUID) -> None:
@@ -266,7 +256,6 @@ class BatchWork:
         await self._database.fetch(_MARK_ASSIGNED_SENT, batch_id)
 
     async def mark_done(self, batch_id: UUID, outcomes: Sequence[LineOutcome]) -> None:
-        """Store the outcomes of lines, and count them, once."""
         await self._database.fetch(
             _MARK_DONE,
             batch_id,
@@ -280,6 +269,5 @@ class BatchWork:
         return {row["id"] for row in await self._database.fetch(_OVER, list(ids))}
 
     async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:
-        """The outcomes of the next lines, behind a line."""
         rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit)
         return [LineOutcome(**row) for row in rows]

@@ -140,7 +140,6 @@ def delimiter_ids(engine: Engine, delimiters: Sequence[str]) -> list[int]:
 def rank_and_cap(
     spans: Sequence[Span], parameters: AttributionParameters, tokens: int
 ) -> list[Span]:
-    """The best spans, as many as the density allows, in text order."""
     density = parameters.maximum_span_density
     most = tokens if density >= 1 else ceil(tokens * density)
     if parameters.span_ranking_method == "length":

@@ -32,7 +32,6 @@ def check_space(
     *,
     is_estimate: bool = False,
 ) -> None:
-    """Check memory and disk for the suffix array of so many tokens (and for the tokens themselves)."""
     size = tokens * WIDTH[tokenizer.dtype]
     # At its peak the array exists twice: in parts and merged, or merged and whole.
     disk = 2 * tokens * pointer_width(size) + (size if is_estimate else 0) + _BASE_DISK

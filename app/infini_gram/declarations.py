@@ -93,7 +93,6 @@ class Declaration:
 
 
 def check_name(name: str) -> str:
-    """Return the name, if an index may have it. Raises DeclarationError."""
     if not _NAME.fullmatch(name):
         raise DeclarationError(
             f"{name!r} is not a plain name: letters, digits, '.', '_' and '-', at most 128, and a "

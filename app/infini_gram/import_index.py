@@ -79,7 +79,6 @@ def adopt(declaration: Declaration, end_id: int | None, report: Report) -> Manif
 
 
 def _files(directory: Path) -> list[str]:
-    """The names of the index's files. Raises ManifestError if there are none."""
     if not directory.is_dir():
         raise ManifestError(f"{directory} is not a directory")
     found = sorted(one.name for one in directory.iterdir() if _FILE.fullmatch(one.name))
@@ -108,7 +107,6 @@ def _check_shard(directory: Path, manifest: Manifest, shard: int, tokenizer: Tok
 
 
 def _is_sorted(tokenized: Path, table: Path, manifest: Manifest, shard: int) -> bool:
-    """Sampled neighbours in the suffix array are in order."""
     width, pointer_width = WIDTH[manifest.token_dtype], manifest.pointer_width(shard)
     size = manifest.files[tokenized.name].size
     last = size // width - 2
@@ -132,7 +130,6 @@ def _is_sorted(tokenized: Path, table: Path, manifest: Manifest, shard: int) -> 
 
 
 def _check_unigrams(file: Path, manifest: Manifest, shard: int) -> None:
-    """Check that the counts are of this shard, in the form that the engine reads for its tokens."""
     if file.name not in manifest.files:
         return
     rows = [line.split() for line in file.read_text().splitlines()]

@@ -58,7 +58,6 @@ class Indexes:
         await asyncio.to_thread(self.open_blocking)
 
     def open_blocking(self) -> None:
-        """`open` for a process without an event loop."""
         later = [one for one in self._declarations.values() if self._open(one)]
         if later:
             self._checker = threading.Thread(
@@ -74,7 +73,6 @@ class Indexes:
         self.close()
 
     def close(self) -> None:
-        """Accept no more queries; running ones finish."""
         self._stopping.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._checker:
@@ -92,7 +90,7 @@ class Indexes:
         return dict(self._failures)
 
     def engine(self, name: str) -> Engine:
-        """Return an open index's engine. Raises UnknownIndexError or IndexUnavailableError."""
+        """Raises UnknownIndexError, IndexUnavailableError."""
         engine = self._engines.get(name)
         if engine is not None:
             return engine
@@ -184,6 +182,5 @@ class Indexes:
 
 
 def _without_paths(reason: str, declaration: Declaration) -> str:
-    """The reason for clients: with names of files, but without their directories."""
     reason = reason.replace(f"{declaration.path}/", "").replace(str(declaration.path), "its folder")
     return reason.replace(declaration.tokenizer, Path(declaration.tokenizer).name)

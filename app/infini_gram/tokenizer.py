@@ -57,18 +57,15 @@ class Tokenizer(ABC):
         """The ids of many texts, in an index's format. Raises UnicodeEncodeError."""
 
     @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, with special tokens."""
+    def decode(self, ids: Sequence[int]) -> str: ...
 
     @abstractmethod
-    def token(self, token_id: int) -> str:
-        """The token in the vocabulary's spelling; empty for an unknown id."""
+    def token(self, token_id: int) -> str: ...
 
     @abstractmethod
     def word_start_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. Raises InvalidRequestError for invalid text."""
         return self.encode_with_offsets(text)[0]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:

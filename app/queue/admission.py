@@ -50,8 +50,6 @@ class _Queued:
 
 
 class Admission:
-    """Admits requests, or raises."""
-
     def __init__(
         self, database: Database, depth: QueueDepth, limits: TeamLimits, settings: Settings
     ) -> None:
@@ -64,7 +62,6 @@ class Admission:
         )
 
     async def limits_of(self, team_id: str, model: str) -> Limits:
-        """Return a team's limits for a model. Raises DatabaseUnavailableError."""
         await self._limits.load()
         return self._limits.of(team_id, model)
 

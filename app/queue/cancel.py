@@ -46,12 +46,10 @@ async def cancel_some(connection: Connection, team_id: str, filters: dict[str, o
 
 
 async def cancel_ids(connection: Connection, team_id: str, ids: Sequence[UUID]) -> None:
-    """Cancel those of a team's results of these ids that are pending."""
     for start in range(0, len(ids), MAX_BATCH):
         await connection.fetch(_CANCEL_IDS, team_id, ids[start : start + MAX_BATCH])
 
 
 async def notify_stopped(connection: Connection, ids: Sequence[UUID]) -> None:
-    """Notify workers and waiters that results of these ids are gone."""
     for start in range(0, len(ids), MAX_BATCH):
         await connection.fetch(_NOTIFY_STOPPED, ids[start : start + MAX_BATCH])

@@ -162,7 +162,6 @@ async def claim_within_limits(
     *,
     continues: bool,
 ) -> list[Claim]:
-    """Claim results of a model of which teams may run only so many."""
     async with connection.transaction():
         await connection.execute(LOCK_QUEUE, model)
         rows = await connection.fetch(
@@ -178,7 +177,6 @@ async def claim_within_limits(
 
 
 async def suspect_models(connection: Connection, models: Sequence[str]) -> list[str]:
-    """Return those of the models for which a suspect waits."""
     rows = await connection.fetch(_SUSPECT_MODELS, list(models))
     return [row["model_name"] for row in rows]
 
@@ -186,7 +184,6 @@ async def suspect_models(connection: Connection, models: Sequence[str]) -> list[
 async def claim_suspect(
     connection: Connection, worker_id: UUID, model: str, *, continues: bool
 ) -> list[Claim]:
-    """Claim one result that must run alone, if nothing runs on its model."""
     async with connection.transaction():
         await connection.execute(LOCK_QUEUE, model)
         rows = await connection.fetch(_CLAIM_SUSPECT, worker_id, model)

@@ -74,8 +74,7 @@ class EagerDispatcher(Protocol):
     """
 
     @property
-    def worker_id(self) -> UUID:
-        """The id that it claims under now."""
+    def worker_id(self) -> UUID: ...
 
     def reserve(self, models: Sequence[str]) -> list[bool]:
         """Return for each result of these models whether it has a free slot."""
@@ -257,7 +256,6 @@ def to_arguments(
     worker_id: UUID | None,
     columns: RecordSet[NewResult] = _RESULTS,
 ) -> list[object]:
-    """Return the arguments of ENQUEUE."""
     # Results of one group share their context.
     contexts = {one.new_context.id: one.new_context for one in results if one.new_context}
     return [
@@ -274,7 +272,6 @@ def _is_new(result: NewResult) -> bool:
 
 
 def _to_claim(result: NewResult, stored_prompt: str | None = None) -> Claim:
-    """Return the claim of a result that is claimed as it is stored."""
     prompt = result.prompt
     if prompt is None:
         prompt = result.new_context.content if result.new_context else stored_prompt

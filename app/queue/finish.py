@@ -63,8 +63,7 @@ class AttemptEnd:
 class ResultWaiters(Protocol):
     """The readers in this process that wait for results to end."""
 
-    def awaits(self, result_id: UUID) -> bool:
-        """Return whether a reader waits for this one."""
+    def awaits(self, result_id: UUID) -> bool: ...
 
     def deliver(self, row: Record) -> None:
         """Deliver a result that has just ended, with its READ_COLUMNS."""

@@ -95,11 +95,9 @@ class IdempotencyKeys:
         )
 
     def new(self, key: str, request_hash: bytes) -> NewKey:
-        """A key for a result that is about to be enqueued."""
         return NewKey(key, request_hash, self._seconds)
 
     async def find(self, team_id: str, key: str) -> TakenKey | None:
-        """Return the owner of a key, if it has one."""
         return await self._finds.submit((team_id, key))
 
     async def keep(self, team_id: str, key: str, seconds: float) -> None:
@@ -129,7 +127,6 @@ class IdempotencyKeys:
         )
 
     async def remove_expired(self) -> int:
-        """Remove expired keys, which are without effect already; how many."""
         total: int = 0
         while True:
             row = await self._database.fetchrow(_REMOVE_EXPIRED, _MAX_BATCH)

@@ -192,7 +192,6 @@ class JobQueue:
     # --- maintenance ----------------------------------------------------------------------------
 
     async def expire(self) -> int:
-        """Fail queued results past their deadline; how many."""
         return await self._repeat(rescue.expire_some)
 
     async def rescue(self, lease_seconds: float) -> int:
@@ -219,17 +218,14 @@ class JobQueue:
         return released
 
     async def retire(self, worker_id: UUID) -> int:
-        """End a worker's own id and hand its results back; they do not count as attempts."""
         return await self._database.run(
             lambda connection: rescue.retire(connection, worker_id, self._settings)
         )
 
     async def clock(self) -> float:
-        """Return the database's clock, in seconds since 1970."""
         return await self._database.run(rescue.clock)
 
     async def _repeat(self, change_some: Callable[[Connection], Awaitable[int]]) -> int:
-        """Repeat a change until it finds less than a full batch; how many rows."""
         total = 0
         while True:
             count = await self._database.run(change_some)

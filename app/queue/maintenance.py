@@ -37,7 +37,6 @@ class Maintenance:
         self._clock_ahead = 0.0  # the database's, of our monotonic one
 
     async def run(self) -> None:
-        """Maintain the queue until cancelled."""
         await PollingLoop("maintenance", self._look, seconds=_PERIOD_SECONDS).run()
 
     async def _look(self) -> None:

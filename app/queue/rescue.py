@@ -108,7 +108,6 @@ async def dead_owners(connection: Connection) -> list[UUID]:
 async def release_some(
     connection: Connection, worker_ids: Sequence[UUID], settings: Settings, *, counted: bool
 ) -> int:
-    """Release at most MAX_BATCH results of dead workers; how many."""
     count: int = await connection.fetchval(
         _RELEASE,
         worker_ids,
@@ -134,7 +133,6 @@ async def retire(connection: Connection, worker_id: UUID, settings: Settings) ->
 
 
 async def expire_some(connection: Connection) -> int:
-    """Fail at most MAX_BATCH queued results past their deadline; how many."""
     count: int = await connection.fetchval(_EXPIRE)
     return count
 

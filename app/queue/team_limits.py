@@ -78,11 +78,9 @@ class TeamLimits:
         self._loop = PollingLoop("limits", self.refresh, seconds=_PERIOD_SECONDS)
 
     def subscribe(self, listener: Listener) -> None:
-        """Subscribe to changes; before the listener runs."""
         listener.subscribe(LIMITS, lambda _: self._loop.wake())
 
     async def run(self) -> None:
-        """Read the table whenever it changed, until cancelled."""
         await self._loop.run()
 
     async def refresh(self) -> None:
@@ -120,7 +118,6 @@ class TeamLimits:
         return limits
 
     def running(self, model: str) -> RunningLimits | None:
-        """Return the running limits of a model, if any team has one."""
         of_teams = {}
         for team_id, name in self._rows:
             if name in (ANY_MODEL, model):
@@ -133,7 +130,6 @@ class TeamLimits:
         return RunningLimits(None if default is None else int(default), of_teams)
 
     async def stored(self) -> Sequence[tuple[str, str, Stored]]:
-        """All rows of the table, read now: team, model, and what is set."""
         await self.refresh()
         return [(*key, self._rows[key]) for key in sorted(self._rows)]
 
@@ -142,5 +138,4 @@ class TeamLimits:
         await self._database.fetch(_SET, team_id, model, *(values.get(name) for name in _NAMES))
 
     async def remove(self, team_id: str, model: str) -> bool:
-        """Go back to the default; whether anything was set."""
         return bool(await self._database.fetch(_REMOVE, team_id, model))

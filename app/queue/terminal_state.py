@@ -124,7 +124,6 @@ concluded AS (
 
 
 def sweep_sql(ids: str) -> str:
-    """A CTE that deletes the chunks of these results."""
     return f"""swept AS (
   DELETE FROM result_chunks c USING ({ids}) e WHERE c.result_id = e.id
 )"""

@@ -37,12 +37,10 @@ def following(index: str, parameters: Mapping[str, Any], deadline_seconds: float
 
 
 def renewed(stored: str) -> str:
-    """The same attribution, to follow another result."""
     return orjson.dumps(orjson.loads(stored) | {"id": str(new_id())}).decode()
 
 
 def cache_key(content: Mapping[str, Any], seconds: float) -> NewKey:
-    """The key of the cache of attributions."""
     request_hash = hash_request(content)
     return NewKey(_CACHED + request_hash.hex(), request_hash, seconds)
 
@@ -59,7 +57,6 @@ class AttributionDraft:
     source: SubmittedRequest | None = None
 
     def to_result(self, team_id: str, default_deadline: float, limits: Limits) -> NewResult:
-        """The result to store, in its source's context or a new one."""
         result = NewResult(
             id=self.id,
             team_id=team_id,

@@ -41,8 +41,6 @@ ORDER BY id DESC LIMIT $3
 
 @dataclass(slots=True, frozen=True)
 class Context:
-    """A saved prompt as read from the database."""
-
     id: UUID
     content: str | None
     messages: list[dict[str, Any]] | None
@@ -51,7 +49,7 @@ class Context:
 
 
 class ContextStore:
-    """Create, read, list and delete contexts of one team at a time."""
+    """Contexts of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
@@ -71,18 +69,15 @@ class ContextStore:
         )
 
     async def create(self, context: NewContext) -> None:
-        """Commit a new context together with concurrent ones."""
         await self._inserts.submit(context)
 
     async def get(self, team_id: str, context_id: UUID) -> Context:
-        """Read one context. Raises NotFoundError, also for another team's."""
         row = await self._reads.submit(context_id)
         if row is None or row["team_id"] != team_id:
             raise context_not_found(context_id)
         return _to_context(row)
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Context]:
-        """A page of contexts, newest first, beginning below the id `after`."""
         rows = await self._database.fetch(_LIST, team_id, after, limit)
         return [_to_context(row) for row in rows]
 
@@ -124,7 +119,6 @@ class ContextStore:
 
 
 def to_new_context(team_id: str, create: ContextCreate) -> NewContext:
-    """The row of a context that a client saves."""
     messages = None
     if create.messages is not None:
         messages = orjson.dumps(plain_messages(create.messages)).decode()
@@ -137,7 +131,6 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def erased_context(context: Context) -> ErasedError:
-    """The error of a request that needs the text of an erased context."""
     assert context.erased_at is not None
     return ErasedError(
         f"The text of context {context.id} was erased at {context.erased_at:%Y-%m-%dT%H:%M:%SZ}: it "

@@ -41,14 +41,11 @@ class GroupRequest:
 
     @property
     def size(self) -> int:
-        """The number of results."""
         return len(self.prompts) * self.n
 
 
 @dataclass(slots=True, frozen=True)
 class SubmissionDraft:
-    """A request for one result, before its checks."""
-
     id: UUID
     model: Model
     context_id: UUID

@@ -44,8 +44,6 @@ WHERE r.id = ANY($1::uuid[]) AND r.team_id = $2 ORDER BY r.id DESC
 
 
 class ResultExport:
-    """Reads any number of results of one team."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._search = ResultSearch(database)

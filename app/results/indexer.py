@@ -139,7 +139,6 @@ class ResultIndexer:
         self._looked_at = 0.0  # monotonic time of the last look from the first place on
 
     async def run(self) -> None:
-        """Index until cancelled."""
         while True:
             try:
                 pause = await self.step()
@@ -191,8 +190,6 @@ class ResultIndexer:
         return is_more
 
     async def index_older(self) -> bool:
-        """Index some hundred older results; True if the walk may continue at once."""
-
         ended: list[EndedResult] = []
 
         async def work(connection: Connection) -> bool:
@@ -286,7 +283,6 @@ class ResultIndexer:
 
 
 def _count_together(rows: Sequence[asyncpg.Record]) -> int:
-    """The number of first rows whose texts fit into one piece; at least one."""
     together = 0
     for place, row in enumerate(rows):
         together += row["size"] if row["is_due"] else 0

@@ -97,7 +97,6 @@ class ResultGroups:
                 yield item
 
     async def cancel(self, team_id: str, ids: Sequence[UUID]) -> None:
-        """Cancel the pending ones, unless the database is unavailable."""
         with contextlib.suppress(DatabaseUnavailableError):
             await self.queue.cancel_ids(team_id, ids)
 

@@ -31,8 +31,6 @@ class ResultFilter:
 
 @dataclass(slots=True, frozen=True)
 class Page:
-    """The conditions and the order of a page of `results`."""
-
     conditions: str
     order: str
     arguments: list[object]  # of the conditions, $1 and on
@@ -40,7 +38,6 @@ class Page:
     high: UUID  # all ids are below it
 
     def select(self, columns: str, limit: int) -> str:
-        """The query of the first rows of the page."""
         return (
             f"SELECT {columns} FROM results WHERE {self.conditions} "
             f"ORDER BY {self.order} LIMIT {int(limit)}"

@@ -39,8 +39,6 @@ from app.results.token_budget import count_tokens, generated_tokens
 
 @dataclass(slots=True, frozen=True)
 class Prepared:
-    """A result to store, and its model."""
-
     model: Model
     result: NewResult
 
@@ -62,7 +60,6 @@ class Preparation:
     admission: Admission
 
     async def prompt(self, principal: Principal, create: ResultCreate, result_id: UUID) -> Prepared:
-        """A prompt, new or saved."""
         if create.context_id is not None:
             return await self.saved(principal, create.model, create.context_id, create, result_id)
         model = await self.registry.find(create.model)
@@ -78,7 +75,6 @@ class Preparation:
         options: SendOptions,
         result_id: UUID,
     ) -> Prepared:
-        """A saved prompt."""
         model = await self.registry.find(model_name)
         content = prompt = None
         limits = await self.admission.limits_of(principal.team_id, model.name)
@@ -167,7 +163,6 @@ class Preparation:
         return Prepared(model, result)
 
     async def attribution(self, principal: Principal, draft: AttributionDraft) -> Prepared:
-        """An attribution of a text."""
         self.indexes.engine(draft.index)
         queue = queue_of(draft.index)
         limits = await self.admission.limits_of(principal.team_id, queue)
@@ -195,7 +190,6 @@ class Preparation:
         )
 
     async def _finish(self, principal: Principal, draft: SubmissionDraft) -> Prepared:
-        """The result of a draft that passes all checks."""
         validate(draft, await self._policy(principal, draft.options))
         max_tokens = await generated_tokens(draft, self.settings.default_max_tokens)
         limits = await self.admission.limits_of(principal.team_id, draft.model.name)
@@ -251,7 +245,6 @@ class Preparation:
 
 
 def _of_choice(parameters: str, place: int) -> str:
-    """The parameters of a further choice: the next seed."""
     members = orjson.loads(parameters) if place else {}
     if members.get("seed") is None:
         return parameters

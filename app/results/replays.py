@@ -33,13 +33,11 @@ class Replays:
     results: ResultStore
 
     def key(self, options: SendOptions, **request: str) -> NewKey | None:
-        """The key of a request with these options and members; None if it has none."""
         if options.idempotency_key is None:
             return None
         return self.keys.new(options.idempotency_key, hash_request(request | _members(options)))
 
     def group_key(self, request: GroupRequest) -> NewKey | None:
-        """The key of a request for several results; None if it has none."""
         key = request.options.idempotency_key
         if key is None:
             return None

@@ -5,7 +5,6 @@ from app.results.rows import ResultRow, SubmittedRequest
 
 
 def erased(row: ResultRow | SubmittedRequest) -> ErasedError:
-    """The error of a request that needs the texts of an erased result."""
     return ErasedError(
         f"Result {row.id} was sent with `store` false: its texts were erased at "
         f"{row.erased_at:%Y-%m-%dT%H:%M:%SZ}."

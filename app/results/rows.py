@@ -60,7 +60,6 @@ class ResultRow(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The output, empty where there is none."""
         return self.output or ""
 
     def token_logprobs(self) -> list[Any]:

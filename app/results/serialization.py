@@ -28,7 +28,6 @@ def context_to_wire(context: Context) -> dict[str, Any]:
 
 
 def result_to_wire(row: ResultRow, *, model_ready: bool) -> dict[str, Any]:
-    """A result as JSON members; JSON columns are passed through as they are stored."""
     created = created_at(row.id)
     started, cancelled, finished = row.started_at, row.cancel_requested_at, row.finished_at
     error = None

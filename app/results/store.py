@@ -184,7 +184,7 @@ class StoredText:
 
 
 class ResultStore:
-    """Read and delete results of one team at a time."""
+    """Results of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
@@ -204,7 +204,6 @@ class ResultStore:
         )
 
     async def get(self, team_id: str, result_id: UUID) -> ResultRow:
-        """Read one result. Raises NotFoundError, for another team's as well."""
         row = await self._reads.submit(result_id)
         if row is not None and row["team_id"] == team_id and row["is_long"]:
             row = await self._database.fetchrow(_BY_ID, result_id)
@@ -237,7 +236,6 @@ class ResultStore:
         return 0 if row is None else int(row["place"])
 
     async def partial_output(self, team_id: str, result_id: UUID) -> str:
-        """The text of a running result that its worker has stored so far."""
         row = await self._database.fetchrow(_PARTIAL, result_id, team_id)
         return str(row[0]) if row else ""
 
@@ -273,19 +271,16 @@ class ResultStore:
         ]
 
     async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> ResultRow | None:
-        """The newest attribution of a result by the index of that queue."""
         row = await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)
         return None if row is None else ResultRow.of(row)
 
     async def attempts(self, team_id: str, result_id: UUID) -> AttemptsRow:
-        """The attempt history and the present attempt. Raises NotFoundError."""
         row = await self._database.fetchrow(_ATTEMPTS, result_id, team_id)
         if row is None:
             raise result_not_found(result_id)
         return AttemptsRow(**row)
 
     async def request(self, team_id: str, result_id: UUID) -> SubmittedRequest:
-        """The request of a result, and its state. Raises NotFoundError."""
         row = await self._database.fetchrow(_REQUEST, result_id, team_id)
         if row is None:
             raise result_not_found(result_id)

@@ -79,7 +79,6 @@ class Submissions:
         options: SendOptions,
         result_id: UUID,
     ) -> SubmissionOutcome:
-        """Send a saved context to a model, as `result_id`."""
         return await self._submit_one(
             principal.team_id,
             lambda: self.preparation.saved(principal, model_name, context_id, options, result_id),
@@ -115,7 +114,6 @@ class Submissions:
     async def retry(
         self, principal: Principal, retry_of: UUID, key: str | None, result_id: UUID
     ) -> SubmissionOutcome:
-        """Send the request of a terminal result again. Raises ConflictError while it is pending."""
         return await self._submit_one(
             principal.team_id,
             lambda: self.preparation.retry(principal, retry_of, result_id),
@@ -190,7 +188,6 @@ class Submissions:
     async def _submit(
         self, team_id: str, requests: Sequence[PendingSubmission | ServiceError]
     ) -> list[SubmissionOutcome | ServiceError]:
-        """Replay, prepare and commit; the outcome of each request in its place."""
         outcomes = await self._replay_all(team_id, requests)
         prepared: dict[int, Prepared] = {}
         for place, request in enumerate(requests):

@@ -78,7 +78,6 @@ class WebhookDeliverer:
         listener.subscribe(WEBHOOKS, lambda _: self._wake.set())
 
     async def run(self) -> None:
-        """Deliver until cancelled."""
         async with self._sender:
             try:
                 while True:

@@ -149,13 +149,10 @@ class TeamSecret:
 
     @property
     def all(self) -> list[str]:
-        """The secrets to sign with now."""
         return [one for one in (self.secret, self.previous_secret) if one is not None]
 
 
 class WebhookOutbox:
-    """Take, conclude, list and repeat deliveries; read and rotate secrets."""
-
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._rotation_seconds = settings.webhook_rotation_seconds
@@ -217,7 +214,6 @@ class WebhookOutbox:
         return Delivery(*(row[field.name] for field in fields(Delivery)))
 
     async def secret(self, team_id: str) -> TeamSecret:
-        """The team's secret; made if there is none."""
         row = await self._database.fetchrow(_READ_SECRET, team_id)
         if row is None:
             # The first of concurrent requests makes it; the others read that one.

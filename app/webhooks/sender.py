@@ -97,7 +97,6 @@ class Sender:
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
     async def send(self, url: str, headers: dict[str, str], body: bytes) -> CallOutcome:
-        """Call a receiver once, within the time allowed."""
         try:
             async with asyncio.timeout(self.timeout):
                 return await self._call(httpx.URL(url), headers, body)

@@ -211,11 +211,9 @@ class Backend(Protocol):
         None of the queues `exclude`, which are empty: others have their slots.
         """
 
-    def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever that changes."""
+    def on_change(self, handler: Callable[[], None]) -> None: ...
 
-    def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
-        """Return the attempt of a claim, still to be run."""
+    def attempt(self, claim: Claim, on_text: OnText) -> Attempt: ...
 
     def record_outcome(self, target: Target, end: AttemptEnd) -> None:
         """Learn from the end of an attempt there whether its engine works."""
@@ -232,5 +230,4 @@ class Backend(Protocol):
     def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
         """Return the dead engines by model, then by server."""
 
-    async def close(self) -> None:
-        """End the background tasks."""
+    async def close(self) -> None: ...

@@ -66,7 +66,6 @@ class AttemptExecutor:
     # --- from claim to end ----------------------------------------------------------------------
 
     def start(self, claim: Claim) -> None:
-        """Run a result that was claimed."""
         attempt = self._backend.attempt(claim, self._on_text)
         self._enter(attempt)
         self._spawn(self._run(attempt), f"result {claim.id}")
@@ -179,7 +178,6 @@ class AttemptExecutor:
                 attempt.stop(StopReason.MODEL_DIED)
 
     async def watch_silence(self) -> None:
-        """Stop the attempts of dead models, until cancelled."""
         # Side by side: a server that hangs takes long.
         probes: dict[Target, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
@@ -252,7 +250,6 @@ class AttemptExecutor:
     # --- stop -----------------------------------------------------------------------------------
 
     def cancel(self, ids: Iterable[UUID]) -> None:
-        """Cancel these results if they run here."""
         for identifier in ids:
             if attempt := self.running.get(identifier):
                 attempt.stop(StopReason.CANCELLED)
@@ -294,7 +291,6 @@ class AttemptExecutor:
 async def _wait_for_all(
     tasks: Iterable[asyncio.Task[None]], seconds: float, side_tasks: Sequence[asyncio.Task[None]]
 ) -> None:
-    """Wait for all tasks, for a time; a side task that dies meanwhile raises."""
     if not tasks:
         return
     everything = asyncio.ensure_future(asyncio.wait(tasks))
@@ -310,7 +306,6 @@ async def _wait_for_all(
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they have ended."""
     cancelled = list(tasks)
     for task in cancelled:
         task.cancel()

@@ -51,7 +51,6 @@ class ChunkWriter:
             self.write_soon([attempt.claim.id])
 
     def write_soon(self, ids: Iterable[UUID]) -> None:
-        """Write these results' text soon, and notify its readers in other processes."""
         running = [identifier for identifier in ids if identifier in self._running]
         if running:
             self._news.update(running)

@@ -48,7 +48,6 @@ class EndWriter:
         return await self._ends.submit(broken(end.result_id, end.attempt))
 
     async def close(self) -> None:
-        """Write nothing more."""
         await self._ends.close()
         await self._chunks.close()
 
@@ -63,5 +62,4 @@ class EndWriter:
 
 
 def broken(result_id: UUID, attempt: int) -> AttemptEnd:
-    """Return the end of an attempt that met a bug of ours."""
     return AttemptEnd(result_id, attempt, AttemptOutcome.FAILED, failure=INTERNAL_ERROR)

@@ -59,7 +59,6 @@ class Lease:
         self._hurry = asyncio.Event()
 
     async def register(self) -> None:
-        """Enter the id. Raises DatabaseUnavailableError."""
         self._renewed_at = time.monotonic()
         await self._database.fetch(
             _REGISTER, self.id, socket.gethostname(), os.getpid(), self._seconds
@@ -103,7 +102,6 @@ class Lease:
             _drop(connection)
 
     async def watch_fence(self) -> None:
-        """Raise FencedError once the lease is not renewed in time."""
         fence_seconds = self._seconds * _FENCE_SHARE
         # A renewal moves the end while this sleeps; an event would have to be reset each time.
         while (remaining := self._renewed_at + fence_seconds - time.monotonic()) > 0:  # noqa: ASYNC110

@@ -67,7 +67,6 @@ class Worker:
         self._wake.set()
 
     async def run(self) -> None:
-        """Live under one id after another until stopped."""
         try:
             while not self._stopping.is_set():
                 await self._live()
@@ -193,7 +192,6 @@ class Worker:
         self.confirm(worker_id, [])
 
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
-        """Claim and start waiting results; how many, by model."""
         claimed = Counter[str]()
         with self._logged_if_transient():
             async for claims in self._queue.claims(self._lease.id, asked):
@@ -243,7 +241,6 @@ class Worker:
         return self._attempts.load(self._lease.period)
 
     def _on_watched(self, ids: Iterable[UUID]) -> None:
-        """Write the text of results that readers elsewhere have announced."""
         if self._queue.dispatcher is self:
             self._attempts.writer.write_soon(ids)
 

@@ -67,7 +67,6 @@ class Leftovers:
         self._logs = timedelta(days=settings.logs_retention_days)
 
     def steps(self, now: datetime) -> Iterator[Step]:
-        """One step for each kind of remains."""
         logs = now - self._logs
         yield _walk(_DELIVERIES, lowest_id(logs), _MAX_ROWS, logs)
         yield _walk(_CHUNKS, _MAX_ROWS)

@@ -58,7 +58,6 @@ class Erasure:
         self._database = database
 
     async def erase(self, ids: Sequence[UUID]) -> None:
-        """Erase those of these delivered results that have `store=false`."""
         await self._erase(await self._database.fetch(_DELIVERED, list(ids)))
 
     async def erase_undelivered(self) -> None:
@@ -84,8 +83,6 @@ class Erasure:
     async def _erase_in(
         self, contexts: Iterable[UUID], ids: Sequence[UUID], lock: str
     ) -> set[UUID]:
-        """Erase the results of those contexts that could be locked, and return these contexts."""
-
         async def work(connection: Connection) -> set[UUID]:
             async with connection.transaction():
                 rows = await connection.fetch(lock, list(contexts))

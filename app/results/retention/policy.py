@@ -31,14 +31,11 @@ class Kept:
 
     @property
     def is_forever(self) -> bool:
-        """True if neither results nor prompts are deleted."""
         return self.results_seconds is None and self.prompts_seconds is None
 
 
 @dataclass(slots=True, frozen=True)
 class Policies:
-    """The retention of every team, as it was read."""
-
     default: Kept
     of_teams: Mapping[str, Kept]
 
@@ -79,7 +76,6 @@ class RetentionPolicy:
         await self._database.fetch(_SET, team_id, results, prompts)
 
     async def remove(self, team_id: str) -> bool:
-        """Return a team to the settings; True if it had values of its own."""
         return bool(await self._database.fetch(_REMOVE, team_id))
 
     def _merge(self, results: float | None, prompts: float | None) -> Kept:

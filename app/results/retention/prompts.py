@@ -53,7 +53,6 @@ async def erase_page(
 async def _erase(
     connection: Connection, locked: Collection[UUID], now: datetime, prompts: datetime
 ) -> None:
-    """Erase the prompts of locked contexts, and their copies in the results."""
     erased = await ids_of(connection, sql.ERASE_CONTEXTS, locked, prompts, now)
     results = await ids_of(connection, sql.ERASE_PROMPTS, erased)
     await ids_of(connection, sql.ERASE_WORDS, results, FEW_CHARACTERS)

@@ -67,7 +67,6 @@ class Retention:
         self._held_at = 0.0  # monotonic
 
     async def run(self) -> None:
-        """Look once a minute, until cancelled."""
         while True:
             pause = PERIOD_SECONDS
             try:
@@ -122,7 +121,6 @@ class Retention:
         return now
 
     async def _teams(self, policies: Policies) -> list[str]:
-        """The teams that may have due rows."""
         if policies.default.is_forever:
             return [team for team, kept in policies.of_teams.items() if not kept.is_forever]
         rows = await self._database.fetch(sql.TEAMS)
@@ -164,7 +162,6 @@ class Retention:
     async def _delete_old(
         self, team_id: str, now: datetime, results: datetime, prompts: datetime | None
     ) -> int:
-        """Delete a team's results that ended before `results`."""
         deleted, after = 0, LOWEST_ID
         while True:
             rows = await self._database.fetch(
@@ -277,7 +274,6 @@ class Retention:
 async def _delete_batches(
     connection: Connection, team_id: str, results: datetime, kept: Kept
 ) -> bool:
-    """Delete old batches with their output files; True if there may be more."""
     rows = await connection.fetch(
         sql.OLD_BATCHES, team_id, results, lowest_id(results), _MAX_BATCHES
     )

@@ -19,7 +19,6 @@ def bucket_of(seconds: float) -> int:
 
 
 def add(counts: list[int], more: Sequence[int]) -> None:
-    """Add another histogram to `counts`."""
     for place, count in enumerate(more):
         counts[place] += count
 

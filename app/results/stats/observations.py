@@ -5,7 +5,6 @@ from app.results.rows import EndedResult
 
 
 def observe(result: EndedResult) -> None:
-    """Count one ended result, and observe its durations and tokens."""
     model = result.model_name
     metrics.RESULTS.of(model, result.ended_as).inc()
     metrics.RESULT_SECONDS.of(model).observe(max(0.0, result.ended - result.created))

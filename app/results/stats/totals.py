@@ -60,7 +60,6 @@ class _Totals:
 
 
 async def add_to_minutes(connection: Connection, results: Iterable[EndedResult]) -> None:
-    """Add results to the totals of the minutes in which they ended."""
     totals: dict[_Key, _Totals] = {}
     for result in results:
         minute = result.finished_at.replace(second=0, microsecond=0)

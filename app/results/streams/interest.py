@@ -69,11 +69,9 @@ async def announce(database: Database, reader: UUID, ids: Sequence[UUID]) -> Non
 
 
 def is_question(payload: str) -> bool:
-    """True if a notification on WATCHED asks for announcements."""
     return payload == _QUESTION
 
 
 def read_announcement(payload: str) -> tuple[str, list[UUID]]:
-    """The process that reads, and the results."""
     reader, _, ids = payload.partition(" ")
     return reader, split_ids(ids)

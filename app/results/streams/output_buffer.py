@@ -20,7 +20,6 @@ class OutputBuffer:
         return "".join(self._pieces)
 
     def append(self, text: str) -> None:
-        """Add text at the end."""
         if text:
             self._ends.append(len(self) + len(text))
             self._pieces.append(text)
@@ -57,7 +56,6 @@ class TokenLog:
         self._lists.append(_with_marks(logprobs, items))
 
     def since(self, count: int) -> list[Any]:
-        """The items behind the first `count` tokens."""
         first = bisect_right(self._ends, count)
         items = [item for part in self._lists[first:] for item in orjson.loads(part)]
         known = self._ends[first - 1] if first else 0

@@ -46,7 +46,6 @@ class Position:
 
     @classmethod
     def of_end(cls, row: ResultRow) -> "Position":
-        """The position behind a terminal result."""
         return cls(row.attempt, len(row.text) + 1)
 
 
@@ -177,7 +176,6 @@ class ResultReader:
         return part
 
     def _from_memory(self) -> _Part | None:
-        """The text of an attempt that runs in this process."""
         attempt = self._hub.running(self._result_id)
         # This process has lost an attempt that is older than the reader's, and has not noticed yet.
         if attempt is None or attempt.claim.attempt < self._position.attempt:
@@ -198,7 +196,6 @@ class ResultReader:
         )
 
     async def _from_chunks(self) -> _Part | None:
-        """The stored text of a pending result."""
         position = self._position
         stored = await self._results.text_since(
             self._result_id, position.attempt, position.offset, continues=self._continues
@@ -217,7 +214,6 @@ class ResultReader:
         )
 
     async def _from_row(self, row: ResultRow) -> _Part:
-        """The text of a terminal result."""
         position, since = self._position, row.text_attempt
         offset = self._offset_in(row.attempt)
         if self._continues and since is not None and since <= position.attempt < row.attempt:
@@ -245,7 +241,6 @@ class ResultReader:
         return self._tokens if attempt == self._position.attempt else 0
 
     def _advance(self, part: _Part) -> Iterator[Event]:
-        """Move behind a part, event by event."""
         if part.attempt > self._position.attempt:
             self._position, self._tokens = Position(part.attempt, part.begins), 0
             yield AttemptStarted(self._position, part.begins or None)

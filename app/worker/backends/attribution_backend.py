@@ -47,7 +47,6 @@ class AttributionBackend:
         self._first = await EngineProcess.start(self._declarations, self._index)
 
     async def run(self) -> None:
-        """Keep the engines up, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for number in range(self._count):
                 group.create_task(self._keep(None if number else self._first))

@@ -35,8 +35,6 @@ _AWAY = (NotTakenError, StreamLostError)
 
 
 class EngineHealth:
-    """Health of the engines, from this process's streams and probes."""
-
     def __init__(self, registry: ModelRegistry, pool: ServerPool, silence_seconds: float) -> None:
         self._registry = registry
         self._pool = pool
@@ -54,7 +52,6 @@ class EngineHealth:
         await asyncio.gather(*self._refreshes, return_exceptions=True)
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever an engine was found dead, or answers again."""
         self._on_change.append(handler)
 
     def record(self, error: GenerationError, target: Target) -> None:
@@ -67,7 +64,6 @@ class EngineHealth:
             self._breaker.suspect(target, is_only=is_only)
 
     async def settled(self, model: str) -> None:
-        """Wait a moment for the probes of a model's suspect engines."""
         targets = [target_of(server, model) for server in self._pool.serving(model)]
         waits = (self._breaker.settled(target, _SETTLING_SECONDS) for target in targets)
         await asyncio.gather(*waits)
@@ -87,14 +83,12 @@ class EngineHealth:
         return asyncio.get_running_loop().time() - heard_at > self._silent_seconds
 
     async def is_dead(self, target: Target) -> bool:
-        """Return whether the engine of a silent target does not answer a probe either."""
         probe = await self._breaker.ask(target)
         if probe.answer is ProbeOutcome.SILENT:
             self._breaker.open(target, probe.reason)
         return probe.answer in (ProbeOutcome.SILENT, ProbeOutcome.FAILED)
 
     def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
-        """Return the dead engines by model, then by server."""
         found: dict[str, dict[str, DeadEngine]] = {}
         for server in self._pool.servers:
             for model, dead in server.dead.items():
@@ -128,7 +122,6 @@ class EngineHealth:
         return Probe(ProbeOutcome.ANSWERED)
 
     def _on_circuit(self, target: Target) -> None:
-        """Show at the server that a circuit opened or closed."""
         server, model, dead = self._pool.at(target[0]), target[-1], self._breaker.dead(target)
         if server is None:
             return
@@ -151,7 +144,6 @@ class EngineHealth:
         refresh.add_done_callback(self._refreshes.discard)
 
     def _on_report(self, server: Server, model: str, dead: DeadEngine) -> None:
-        """Another worker found an engine dead: ask before more work goes there."""
         self._breaker.on_report(target_of(server, model), dead.since)
 
 

@@ -124,7 +124,6 @@ class Generation(Attempt):
         return AttemptOutcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
 
     def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
-        """Span of a stream, if it is traced; gives the context for Triton."""
         claim = self.claim
         if claim.trace is None or tracing.active is None:
             return _UNTRACED
@@ -156,7 +155,6 @@ class Generation(Attempt):
             self._emit(delta.text)
 
     def _count_tokens(self, delta: Delta) -> None:
-        """Count a response's tokens; keep their ids and log probabilities."""
         self.completion_tokens += delta.completion_tokens
         if delta.token_ids:
             self._ids += delta.token_ids
