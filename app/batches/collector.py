@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from app.batches.dialect import BatchServices, Render, to_service_error
 from app.batches.in_flight import InFlightLine, InFlightLines
-from app.batches.lease import BatchLease
 from app.batches.outcomes import LineOutcomes
 from app.batches.rows import Batch, End, LineOutcome
+from app.batches.work import BatchLease
 from app.core.errors import DatabaseUnavailableError, NotFoundError, ServiceError
 from app.results.row_errors import erased, failure_of
 from app.results.rows import ResultRow

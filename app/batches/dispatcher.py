@@ -7,9 +7,9 @@ from uuid import UUID
 
 from app.batches.dialect import BatchServices, LineRequest
 from app.batches.in_flight import InFlightLines
-from app.batches.lease import BatchLease
 from app.batches.outcomes import LineOutcomes
 from app.batches.rows import Batch, Line
+from app.batches.work import BatchLease
 from app.core.errors import ServiceError
 from app.core.ids import new_id
 

@@ -8,12 +8,11 @@ from uuid import UUID
 from app.batches.collector import Collector
 from app.batches.dialect import BatchServices
 from app.batches.dispatcher import Dispatcher
-from app.batches.finalizer import finalize
 from app.batches.in_flight import InFlightLines
-from app.batches.lease import BatchLease
 from app.batches.outcomes import LineOutcomes
 from app.batches.rows import Batch
 from app.batches.validator import validate
+from app.batches.work import BatchLease
 from app.core.database import is_transient
 from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_within
@@ -23,6 +22,7 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 5.0  # for changes without a notification
 _GATHER_SECONDS = 0.05  # results that end within this time are collected together
 _RETRY_SECONDS = 1.0  # while the database is unavailable
+_PAGE = 100  # outcomes that are written at once
 
 
 class BatchFeed:
@@ -79,7 +79,7 @@ class BatchFeed:
         if batch is None:
             return False
         if batch.finalizing_at is not None:
-            await finalize(self._services, self._feeder_id, batch, self._lease)
+            await self._finalize(batch)
             return False
         if batch.seconds_left <= 0 and batch.expiring_at is None:
             await self._services.work.mark_expiring(self.batch_id)
@@ -124,6 +124,27 @@ class BatchFeed:
             seconds = min(seconds, max(batch.seconds_left, 0.0))
         if await is_set_within(self._signal, seconds) and is_open:
             await asyncio.sleep(_GATHER_SECONDS)
+
+    async def _finalize(self, batch: Batch) -> None:
+        """Write the files and end the batch, unless another process holds it by then."""
+        files, work = self._services.files, self._services.work
+        output, errors = files.writer(batch.team_id), files.writer(batch.team_id)
+        try:
+            after = 0
+            while outcomes := await work.outcomes(batch.id, after, _PAGE):
+                for one in outcomes:
+                    writer = output if one.is_completed else errors
+                    await writer.write(one.outcome.encode() + b"\n")
+                after = outcomes[-1].line
+                if not await self._lease.renew():
+                    return
+            written = [writer if writer.size else None for writer in (output, errors)]
+            for file in filter(None, written):
+                await file.store_rest()
+            await work.end(self._feeder_id, batch, batch.expected_end, *written)
+        finally:
+            await output.discard()
+            await errors.discard()
 
     def _extra(self, action: str) -> dict[str, str]:
         return {"action": action, "batch_id": str(self.batch_id)}

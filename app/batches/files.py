@@ -4,12 +4,10 @@ A file is visible once its last part is stored. Parts of an aborted upload are r
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
-
-import asyncpg
 
 from app.core.database import Connection, Database, lock_team
 from app.core.errors import NotFoundError, StorageFullError
@@ -20,6 +18,20 @@ Order = Literal["asc", "desc"]
 PART_BYTES = 1_000_000
 _MAX_BATCH = 20  # files that one statement removes, with their parts
 _UNFINISHED_TIME = timedelta(days=1)  # longer than any upload takes
+
+
+@dataclass(slots=True, frozen=True)
+class File:
+    """A whole file; times and sizes in seconds and bytes."""
+
+    id: UUID
+    purpose: str
+    filename: str
+    size: int
+    expires_at: datetime | None
+
+
+_COLUMNS = ", ".join(field.name for field in fields(File))
 
 _BEGIN = """
 INSERT INTO files (id, team_id, purpose, filename) VALUES ($1, $2, '', '') ON CONFLICT DO NOTHING
@@ -37,7 +49,6 @@ _STORED_BYTES = """
 SELECT coalesce(sum(size), 0)::bigint FROM files
 WHERE team_id = $1 AND id <> $2 AND size IS NOT NULL
 """
-_COLUMNS = "id, purpose, filename, size, expires_at"
 _VISIBLE = "size IS NOT NULL AND (expires_at IS NULL OR expires_at > now())"
 _GET = f"SELECT {_COLUMNS} FROM files WHERE id = $1 AND team_id = $2 AND {_VISIBLE}"
 # Rows, not equalities: only an index that begins with the team has this order.
@@ -47,10 +58,7 @@ WHERE (team_id, id) > ($1, $2) AND (team_id, id) < ($1, $3)
   AND ($4::text IS NULL OR purpose = $4) AND {_VISIBLE}
 ORDER BY team_id {{order}}, id {{order}} LIMIT $5
 """
-_LISTS: dict[Order, str] = {
-    "asc": _LIST.format(order="ASC"),
-    "desc": _LIST.format(order="DESC"),
-}
+_LISTS: dict[Order, str] = {"asc": _LIST.format(order="ASC"), "desc": _LIST.format(order="DESC")}
 _DELETE = "DELETE FROM files WHERE id = $1 AND team_id = $2 AND size IS NOT NULL RETURNING id"
 _DISCARD = "DELETE FROM files WHERE id = $1 AND size IS NULL"
 _REMOVE_EXPIRED = """
@@ -63,17 +71,6 @@ DELETE FROM files WHERE id IN (
   SELECT id FROM files WHERE size IS NULL AND id < $2 LIMIT $1 FOR UPDATE SKIP LOCKED)
 RETURNING id
 """
-
-
-@dataclass(slots=True, frozen=True)
-class File:
-    """A whole file; times and sizes in seconds and bytes."""
-
-    id: UUID
-    purpose: str
-    filename: str
-    size: int
-    expires_at: datetime | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,14 +123,8 @@ class FileWriter:
 
 
 async def finish_file(connection: Connection, writer: FileWriter, details: FileDetails) -> None:
-    await connection.execute(
-        _FINISH,
-        writer.id,
-        writer.size,
-        details.purpose,
-        details.filename,
-        details.expires_seconds,
-    )
+    described = details.purpose, details.filename, details.expires_seconds
+    await connection.execute(_FINISH, writer.id, writer.size, *described)
 
 
 class FileStore:
@@ -184,7 +175,7 @@ class FileStore:
         row = await self._database.fetchrow(_GET, file_id, team_id)
         if row is None:
             raise file_not_found(file_id)
-        return _to_file(row)
+        return File(**row)
 
     async def list(
         self, team_id: str, *, purpose: str | None, after: UUID | None, limit: int, order: Order
@@ -192,7 +183,7 @@ class FileStore:
         low = after if after and order == "asc" else LOWEST_ID
         high = after if after and order == "desc" else HIGHEST_ID
         rows = await self._database.fetch(_LISTS[order], team_id, low, high, purpose, limit)
-        return [_to_file(row) for row in rows]
+        return [File(**row) for row in rows]
 
     async def delete(self, team_id: str, file_id: UUID) -> None:
         if await self._database.fetchrow(_DELETE, file_id, team_id) is None:
@@ -226,7 +217,3 @@ class FileStore:
 
 def file_not_found(file_id: object) -> NotFoundError:
     return NotFoundError(f"There is no file {file_id}.")
-
-
-def _to_file(row: asyncpg.Record) -> File:
-    return File(**row)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from app.batches.dialect import BatchServices, to_service_error
-from app.batches.lease import BatchLease
 from app.batches.lines import LineReader, split_lines
 from app.batches.rows import Batch, NewLine
+from app.batches.work import BatchLease
 from app.core.errors import NotFoundError
 
 _PAGE = 100  # lines that are stored at once

@@ -5,18 +5,21 @@ twice; the id of its result does, which is stored before the line is sent. Each 
 state it expects, so a delayed process cannot overwrite the work of its successor.
 """
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import orjson
 
-from app.batches.creation import ACTIVE
 from app.batches.files import FileDetails, FileWriter, finish_file
-from app.batches.rows import COLUMNS, Batch, End, Line, LineOutcome, NewLine
+from app.batches.rows import ACTIVE, COLUMNS, Batch, End, Line, LineOutcome, NewLine
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
+from app.core.record_set import RecordSet
 
 _PAGE_BYTES = 8_000_000  # of bodies that are read at once
+_RENEWALS = 3  # within one lease
 
 _CLAIM = f"""
 WITH free AS (
@@ -45,10 +48,10 @@ WHERE id = $1 AND state IN ('validating', 'in_progress') AND expires_at <= now()
   AND expiring_at IS NULL
 """
 
-_ADD_LINES = """
+_LINES, _DONE = RecordSet(NewLine), RecordSet(LineOutcome)
+_ADD_LINES = f"""
 INSERT INTO batch_lines (batch_id, line, custom_id, body)
-SELECT $1, line, custom_id, body FROM unnest($2::int[], $3::text[], $4::text[])
-  AS i(line, custom_id, body)
+SELECT $1, i.* FROM ({_LINES.select(2)}) i
 ON CONFLICT (batch_id, line) DO NOTHING
 """
 _BEGIN = """
@@ -100,11 +103,11 @@ _MARK_ASSIGNED_SENT = """
 UPDATE batch_lines SET state = 'sent'
 WHERE batch_id = $1 AND state = 'waiting' AND result_ids IS NOT NULL
 """
-_MARK_DONE = """
+_MARK_DONE = f"""
 WITH done AS (
   UPDATE batch_lines l
   SET state = 'done', body = NULL, is_completed = i.is_completed, outcome = i.outcome
-  FROM unnest($2::int[], $3::bool[], $4::text[]) AS i(line, is_completed, outcome)
+  FROM ({_DONE.select(2)}) i
   WHERE l.batch_id = $1 AND l.line = i.line AND l.state <> 'done'
   RETURNING l.is_completed
 ), counted AS (
@@ -187,22 +190,13 @@ class BatchWork:
 
         async def work(connection: Connection) -> bool:
             async with connection.transaction():
-                ended = await connection.fetchval(
-                    _END,
-                    batch.id,
-                    feeder_id,
-                    end,
-                    output and output.id,
-                    errors and errors.id,
-                )
-                if ended is None:
+                files = output and output.id, errors and errors.id
+                if await connection.fetchval(_END, batch.id, feeder_id, end, *files) is None:
                     return False
-                for writer, name in ((output, "output"), (errors, "error")):
+                for writer, kind in ((output, "output"), (errors, "error")):
                     if writer is not None:
-                        details = FileDetails(
-                            "batch_output", f"batch_{batch.id}_{name}.jsonl",
-                            batch.output_seconds,
-                        )  # fmt: skip
+                        name = f"batch_{batch.id}_{kind}.jsonl"
+                        details = FileDetails("batch_output", name, batch.output_seconds)
                         await finish_file(connection, writer, details)
                 await connection.execute("DELETE FROM batch_lines WHERE batch_id = $1", batch.id)
             return True
@@ -212,13 +206,7 @@ class BatchWork:
     # --- lines ----------------------------------------------------------------------------------
 
     async def add_lines(self, batch_id: UUID, lines: Sequence[NewLine]) -> None:
-        await self._database.fetch(
-            _ADD_LINES,
-            batch_id,
-            [line.line for line in lines],
-            [line.custom_id for line in lines],
-            [line.body for line in lines],
-        )
+        await self._database.fetch(_ADD_LINES, batch_id, *_LINES.arguments(lines))
 
     async def waiting(
         self, batch_id: UUID, after: int, limit: int, max_bytes: int = _PAGE_BYTES
@@ -256,13 +244,7 @@ class BatchWork:
         await self._database.fetch(_MARK_ASSIGNED_SENT, batch_id)
 
     async def mark_done(self, batch_id: UUID, outcomes: Sequence[LineOutcome]) -> None:
-        await self._database.fetch(
-            _MARK_DONE,
-            batch_id,
-            [one.line for one in outcomes],
-            [one.is_completed for one in outcomes],
-            [one.outcome for one in outcomes],
-        )
+        await self._database.fetch(_MARK_DONE, batch_id, *_DONE.arguments(outcomes))
 
     async def over(self, ids: Sequence[UUID]) -> set[UUID]:
         """Those of these results that are terminal, or gone."""
@@ -271,3 +253,26 @@ class BatchWork:
     async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:
         rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit)
         return [LineOutcome(**row) for row in rows]
+
+
+@dataclass(slots=True)
+class BatchLease:
+    """Renews the lease of a batch as often as needed."""
+
+    work: BatchWork
+    feeder_id: UUID
+    batch_id: UUID
+    seconds: float
+    _renew_at: float = 0.0
+
+    @property
+    def renewal_seconds(self) -> float:
+        return self.seconds / _RENEWALS
+
+    async def renew(self) -> bool:
+        """Hold the batch for longer; False once it has ended or another process holds it."""
+        now = asyncio.get_running_loop().time()
+        if now < self._renew_at:
+            return True
+        self._renew_at = now + self.renewal_seconds
+        return await self.work.renew(self.feeder_id, self.batch_id, self.seconds)
