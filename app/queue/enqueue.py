@@ -89,7 +89,7 @@ class EagerDispatcher(Protocol):
         """Stop all that began: nothing is known to be committed."""
 
 
-_CONTEXTS = RecordSet(NewContext)
+CONTEXTS = RecordSet(NewContext)
 # The members that stay in this process.
 _UNSTORED = ("new_context", "key", "goes_with_key", "tokens", "limits")
 _COLUMNS = tuple(RecordSet(NewResult, _UNSTORED).types)
@@ -127,10 +127,10 @@ def _enqueue_sql(
 ) -> str:
     """Insert contexts and results for the worker $1; `keys` are CTEs that take their keys before."""
     return f"""
-WITH input AS MATERIALIZED ({results.select(2 + len(_CONTEXTS.types))}),
+WITH input AS MATERIALIZED ({results.select(2 + len(CONTEXTS.types))}),
 {keys} new_contexts AS (
-  INSERT INTO contexts ({", ".join(_CONTEXTS.types)})
-  SELECT * FROM ({_CONTEXTS.select(2)}) c WHERE {is_context_kept}
+  INSERT INTO contexts ({", ".join(CONTEXTS.types)})
+  SELECT * FROM ({CONTEXTS.select(2)}) c WHERE {is_context_kept}
   ON CONFLICT (id) DO NOTHING
 ), flows AS MATERIALIZED (
   SELECT f.*, {next_key_sql("f")} AS first_key
@@ -260,7 +260,7 @@ def to_arguments(
     contexts = {one.new_context.id: one.new_context for one in results if one.new_context}
     return [
         worker_id,
-        *_CONTEXTS.arguments(contexts.values()),
+        *CONTEXTS.arguments(contexts.values()),
         *columns.arguments(results, may_start=slots),
     ]
 

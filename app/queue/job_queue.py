@@ -15,13 +15,7 @@ from app.core.database import Connection, Database
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue import cancel, finish, rescue
-from app.queue.claim import (
-    Claim,
-    claim,
-    claim_suspect,
-    claim_within_limits,
-    suspect_models,
-)
+from app.queue.claim import Claim, claim, claim_suspect, claim_within_limits, suspect_models
 from app.queue.enqueue import MAX_ENQUEUE, EagerDispatcher, NewResult, enqueue
 from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.progress import Chunk, append_chunks
@@ -45,11 +39,9 @@ class JobQueue:
         self._database = database
         self._settings = settings
         self._continues = settings.continue_lost_attempts
+        seconds = settings.database_timeout_seconds
         self._enqueues: Batcher[NewResult, bool] = Batcher(
-            database,
-            self._enqueue,
-            max_items=MAX_ENQUEUE,
-            retry_seconds=settings.database_timeout_seconds,
+            database, self._enqueue, max_items=MAX_ENQUEUE, retry_seconds=seconds
         )
 
     # --- new results ----------------------------------------------------------------------------
@@ -108,8 +100,7 @@ class JobQueue:
         for model, limits in limited.items():
             async with self._database.connection() as connection:
                 claims = await claim_within_limits(
-                    *(connection, worker_id, model, free[model], limits),
-                    continues=self._continues,
+                    connection, worker_id, model, free[model], limits, continues=self._continues
                 )
             yield claims
 
@@ -133,9 +124,7 @@ class JobQueue:
 
         Chunks of attempts no longer ours are dropped.
         """
-        await self._database.run(
-            lambda connection: append_chunks(connection, worker_id, chunks, watched)
-        )
+        await self._database.run(lambda one: append_chunks(one, worker_id, chunks, watched))
 
     def chunk_batcher(self, worker_id: UUID, retry_seconds: float) -> Batcher[Chunk, None]:
         """Return the batcher of a worker for the last text of attempts that are to be continued.
@@ -177,9 +166,7 @@ class JobQueue:
 
         Queued ones are terminal on return; running ones are marked and their worker is notified.
         """
-        return await self._repeat(
-            lambda connection: cancel.cancel_some(connection, team_id, filters)
-        )
+        return await self._repeat(lambda one: cancel.cancel_some(one, team_id, filters))
 
     async def cancel_ids(self, team_id: str, ids: Sequence[UUID]) -> None:
         """Cancel those of a team's results of these ids that are pending."""
@@ -199,28 +186,22 @@ class JobQueue:
 
         The caller must itself have been connected for a lease (see `maintenance`).
         """
-        await self._database.run(
-            lambda connection: rescue.mark_lost_workers(connection, lease_seconds)
-        )
+        await self._database.run(lambda one: rescue.mark_lost_workers(one, lease_seconds))
         return await self.release(await self._database.run(rescue.dead_owners))
 
     async def release(self, worker_ids: Sequence[UUID]) -> int:
         """Release the results of lost workers, or end those that have no attempt or time left."""
+
+        def release(connection: Connection) -> Awaitable[int]:
+            return rescue.release_some(connection, worker_ids, self._settings, counted=True)
+
         released = 0
-        while worker_ids and (
-            count := await self._database.run(
-                lambda connection: rescue.release_some(
-                    connection, worker_ids, self._settings, counted=True
-                )
-            )
-        ):
+        while worker_ids and (count := await self._database.run(release)):
             released += count
         return released
 
     async def retire(self, worker_id: UUID) -> int:
-        return await self._database.run(
-            lambda connection: rescue.retire(connection, worker_id, self._settings)
-        )
+        return await self._database.run(lambda one: rescue.retire(one, worker_id, self._settings))
 
     async def clock(self) -> float:
         return await self._database.run(rescue.clock)

@@ -16,9 +16,8 @@ logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 1.0
 _EXPIRED_PERIOD_SECONDS = 60.0  # an expired key or ticket only takes room
-_UNBROKEN_SECONDS = (
-    3.0  # between two looks; more means an outage of the database or of this process
-)
+# Between two looks; more means an outage of the database or of this process.
+_UNBROKEN_SECONDS = 3.0
 
 
 class Maintenance:

@@ -70,9 +70,8 @@ class TeamLimits:
             "tokens_per_minute": settings.team_tokens_per_minute,
         }
         self._rows: dict[tuple[str, str], Stored] = {}
-        self._limits: dict[
-            tuple[str, str], Limits
-        ] = {}  # as asked for; bounded by teams and models
+        # As asked for; bounded by teams and models.
+        self._limits: dict[tuple[str, str], Limits] = {}
         self._is_loaded = False
         self.has_running = settings.team_max_running is not None
         self._loop = PollingLoop("limits", self.refresh, seconds=_PERIOD_SECONDS)
@@ -109,11 +108,8 @@ class TeamLimits:
         """Return a team's limits for a model: by its row for the model, its row for any, the default."""
         limits = self._limits.get((team_id, model))
         if limits is None:
-            members = (
-                dict(self._default)
-                | dict(self._rows.get((team_id, ANY_MODEL), {}))
-                | dict(self._rows.get((team_id, model), {}))
-            )
+            of_any = self._rows.get((team_id, ANY_MODEL), {})
+            members = {**self._default, **of_any, **self._rows.get((team_id, model), {})}
             limits = self._limits[team_id, model] = Limits(**members)  # type: ignore[arg-type]
         return limits
 

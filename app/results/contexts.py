@@ -14,18 +14,14 @@ from app.core.errors import ConflictError, ErasedError, NotFoundError
 from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.queue.enqueue import NewContext
+from app.queue.enqueue import CONTEXTS, NewContext
 from app.queue.job_queue import JobQueue
 from app.results.requests import ContextCreate, Message
 
 _MAX_BATCH = 1000
 
-_INSERT = """
-INSERT INTO contexts (id, team_id, content, messages, metadata)
-SELECT id, team_id, content, messages::jsonb, metadata::jsonb
-FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
-  AS i(id, team_id, content, messages, metadata)
-ON CONFLICT (id) DO NOTHING
+_INSERT = f"""
+INSERT INTO contexts ({", ".join(CONTEXTS.types)}) {CONTEXTS.select(1)} ON CONFLICT (id) DO NOTHING
 """
 
 _BY_IDS = """
@@ -54,18 +50,12 @@ class ContextStore:
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
         self._queue = queue
+        seconds = settings.database_timeout_seconds
         self._inserts: Batcher[NewContext, None] = Batcher(
-            database,
-            _insert,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _insert, max_items=_MAX_BATCH, retry_seconds=seconds
         )
-
         self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
-            database,
-            _read,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _read, max_items=_MAX_BATCH, retry_seconds=seconds
         )
 
     async def create(self, context: NewContext) -> None:
@@ -145,14 +135,7 @@ def context_not_found(context_id: UUID) -> NotFoundError:
 async def _insert(
     connection: Connection, contexts: Sequence[NewContext], resent: bool
 ) -> Sequence[None]:
-    await connection.execute(
-        _INSERT,
-        [context.id for context in contexts],
-        [context.team_id for context in contexts],
-        [context.content for context in contexts],
-        [context.messages for context in contexts],
-        [context.metadata for context in contexts],
-    )
+    await connection.execute(_INSERT, *CONTEXTS.arguments(contexts))
     if resent:
         await await_standby(connection)
     return [None] * len(contexts)

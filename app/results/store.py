@@ -190,17 +190,12 @@ class ResultStore:
         self._database = database
         self._queue = queue
         self._search = ResultSearch(database)
+        seconds = settings.database_timeout_seconds
         self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
-            database,
-            _read,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _read, max_items=_MAX_BATCH, retry_seconds=seconds
         )
         self._texts: Batcher[tuple[UUID, int, int, bool], StoredText | None] = Batcher(
-            database,
-            _read_texts,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _read_texts, max_items=_MAX_BATCH, retry_seconds=seconds
         )
 
     async def get(self, team_id: str, result_id: UUID) -> ResultRow:
