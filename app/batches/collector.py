@@ -10,8 +10,7 @@ from app.batches.outcomes import LineOutcomes
 from app.batches.rows import Batch, End, LineOutcome
 from app.batches.work import BatchLease
 from app.core.errors import DatabaseUnavailableError, NotFoundError, ServiceError
-from app.results.row_errors import erased, failure_of
-from app.results.rows import ResultRow
+from app.results.rows import ResultRow, erased, failure_of
 
 _PAGE = 100  # lines whose outcomes are stored at once
 _CHECK_SECONDS = 5.0  # between checks of all results, for lost notifications

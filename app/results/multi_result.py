@@ -18,8 +18,7 @@ from app.core.errors import (
 )
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue
-from app.results.row_errors import erased, failure_of
-from app.results.rows import ResultRow
+from app.results.rows import ResultRow, erased, failure_of
 from app.results.store import ResultStore
 from app.results.streams.hub import ResultSignal, StreamHub
 from app.results.streams.result_reader import (

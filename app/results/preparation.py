@@ -25,14 +25,13 @@ from app.results.drafts import (
     GroupRequest,
     Prompt,
     SubmissionDraft,
-    SubmissionPolicy,
     no_chat,
     to_json,
     validate,
 )
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
-from app.results.row_errors import erased
+from app.results.rows import erased
 from app.results.store import ResultStore
 from app.results.token_budget import count_tokens, generated_tokens
 
@@ -190,7 +189,15 @@ class Preparation:
         )
 
     async def _finish(self, principal: Principal, draft: SubmissionDraft) -> Prepared:
-        validate(draft, await self._policy(principal, draft.options))
+        max_retain = None
+        if draft.options.retain_seconds is not None:
+            max_retain = (await self.retention.of(principal.team_id)).results_seconds
+        validate(
+            draft.options,
+            self.settings,
+            max_priority=principal.max_priority,
+            max_retain_seconds=max_retain,
+        )
         max_tokens = await generated_tokens(draft, self.settings.default_max_tokens)
         limits = await self.admission.limits_of(principal.team_id, draft.model.name)
         tokens = max_tokens
@@ -198,18 +205,6 @@ class Preparation:
             tokens += await count_tokens(draft.model, draft.text)
         result = self._to_result(principal.team_id, draft, max_tokens, tokens, limits)
         return Prepared(draft.model, result)
-
-    async def _policy(self, principal: Principal, options: SendOptions) -> SubmissionPolicy:
-        max_retain = None
-        if options.retain_seconds is not None:
-            max_retain = (await self.retention.of(principal.team_id)).results_seconds
-        return SubmissionPolicy(
-            self.settings.default_deadline_seconds,
-            self.settings.max_deadline_seconds,
-            principal.max_priority,
-            max_retain,
-            self.settings.webhook_allow_private,
-        )
 
     def _to_result(
         self, team_id: str, draft: SubmissionDraft, max_tokens: int, tokens: int, limits: Limits

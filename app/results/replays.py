@@ -9,8 +9,7 @@ from app.core.errors import IdempotencyConflictError, NotFoundError, ServiceErro
 from app.queue.idempotency import IdempotencyKeys, NewKey, hash_request
 from app.results.drafts import GroupRequest
 from app.results.requests import SendOptions
-from app.results.row_errors import erased
-from app.results.rows import ResultRow
+from app.results.rows import ResultRow, erased
 from app.results.store import ResultStore
 
 

@@ -7,6 +7,8 @@ Each value of a team replaces that of the settings, whether longer or shorter. A
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import asyncpg
+
 from app.core.database import Database
 from app.core.settings import Settings
 
@@ -52,19 +54,11 @@ class RetentionPolicy:
 
     async def all(self) -> Policies:
         rows = await self._database.fetch(_ALL)
-        return Policies(
-            self._default,
-            {
-                row["team_id"]: self._merge(row["results_seconds"], row["prompts_seconds"])
-                for row in rows
-            },
-        )
+        return Policies(self._default, {row["team_id"]: self._to_kept(row) for row in rows})
 
     async def of(self, team_id: str) -> Kept:
         row = await self._database.fetchrow(_OF, team_id)
-        if row is None:
-            return self._default
-        return self._merge(row["results_seconds"], row["prompts_seconds"])
+        return self._default if row is None else self._to_kept(row)
 
     async def stored(self) -> list[tuple[str, float | None, float | None]]:
         """Each team's own values: team, results, prompts; None where the settings' applies."""
@@ -78,10 +72,10 @@ class RetentionPolicy:
     async def remove(self, team_id: str) -> bool:
         return bool(await self._database.fetch(_REMOVE, team_id))
 
-    def _merge(self, results: float | None, prompts: float | None) -> Kept:
+    def _to_kept(self, row: asyncpg.Record) -> Kept:
         return Kept(
-            _merge(results, self._default.results_seconds),
-            _merge(prompts, self._default.prompts_seconds),
+            _merge(row["results_seconds"], self._default.results_seconds),
+            _merge(row["prompts_seconds"], self._default.prompts_seconds),
         )
 
 

@@ -23,7 +23,7 @@ from app.core.database import Connection, Database, is_transient
 from app.core.ids import LOWEST_ID, lowest_id
 from app.core.settings import Settings
 from app.results.retention import sql as sql
-from app.results.retention.cleanup import Leftovers
+from app.results.retention.cleanup import cleaning_steps
 from app.results.retention.policy import Kept, Policies, RetentionPolicy
 from app.results.retention.prompts import MAX_ROWS, erase_page, ids_of, is_due, judge_unused
 
@@ -60,7 +60,7 @@ class Retention:
         """`clock`: the database's by default; `share`: the fraction of time spent working."""
         self._database = database
         self._policy = RetentionPolicy(database, settings)
-        self._leftovers = Leftovers(database, settings)
+        self._settings = settings
         self._clock = clock or self._database_time
         self._rest = 1 / share - 1
         self._is_behind = False
@@ -91,7 +91,7 @@ class Retention:
             await self._keep_words_small(deleted)
             logger.info("%d results were over and deleted", deleted, extra={"action": "retained"})
         if await self._database.fetch(sql.BEGIN_CLEANING, now, _CLEANING_SECONDS):
-            for step in self._leftovers.steps(now):
+            for step in cleaning_steps(self._settings, now):
                 await self._repeat(step)
         return True
 
@@ -127,10 +127,7 @@ class Retention:
         return [row["team_id"] for row in rows if not policies.of(row["team_id"]).is_forever]
 
     async def _look_at(self, team_id: str, kept: Kept, now: datetime) -> int:
-        results, prompts = (
-            None if seconds is None else now - timedelta(seconds=seconds)
-            for seconds in (kept.results_seconds, kept.prompts_seconds)
-        )
+        results, prompts = _cutoff(now, kept.results_seconds), _cutoff(now, kept.prompts_seconds)
         deleted = 0
         if results is not None:
             deleted = await self._delete_old(team_id, now, results, prompts)
@@ -152,8 +149,7 @@ class Retention:
             rows = await self._database.fetch(sql.EXPIRED, now, *place, MAX_ROWS)
             for team_id in sorted({row["team_id"] for row in rows}):
                 ids = [row["id"] for row in rows if row["team_id"] == team_id]
-                seconds = policies.of(team_id).prompts_seconds
-                prompts = None if seconds is None else now - timedelta(seconds=seconds)
+                prompts = _cutoff(now, policies.of(team_id).prompts_seconds)
                 deleted += await self._delete(team_id, ids, now, None, prompts)
             if len(rows) < MAX_ROWS:
                 return deleted
@@ -269,6 +265,10 @@ class Retention:
             self._held_at = time.monotonic()
         await asyncio.sleep(took * self._rest)
         return answer
+
+
+def _cutoff(now: datetime, seconds: float | None) -> datetime | None:
+    return None if seconds is None else now - timedelta(seconds=seconds)
 
 
 async def _delete_batches(
