@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from app.batches.dialect import BatchServices, Render, to_service_error
 from app.batches.in_flight import InFlightLine, InFlightLines
-from app.batches.outcomes import LineOutcomes
-from app.batches.rows import Batch, End, LineOutcome
+from app.batches.lines import LineOutcomes
+from app.batches.rows import Batch, LineOutcome
 from app.batches.work import BatchLease
 from app.core.errors import DatabaseUnavailableError, NotFoundError, ServiceError
 from app.results.rows import ResultRow, erased, failure_of
@@ -53,9 +53,9 @@ class Collector:
             ]
             one.is_stored = all(row.store for row in rows)
             failed = next((row for row in rows if row.state == "failed"), None)
-            if failed is not None and _is_stopped_by(failed, end):
-                return self.outcomes.stopped(line, end)
             if failed is not None:
+                if end != "completed" and failed.error_code in ("cancelled", "deadline_exceeded"):
+                    return self.outcomes.stopped(line, end)
                 return self.outcomes.refused(line, failure_of(failed))
             if gone := next((row for row in rows if row.erased_at is not None), None):
                 return self.outcomes.refused(line, erased(gone))
@@ -83,7 +83,3 @@ class Collector:
         if isinstance(request, DatabaseUnavailableError):
             raise request  # the line's result is valid: retry later
         return request if isinstance(request, ServiceError) else request.render
-
-
-def _is_stopped_by(row: ResultRow, end: End) -> bool:
-    return end != "completed" and row.error_code in ("cancelled", "deadline_exceeded")

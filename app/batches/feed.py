@@ -9,7 +9,7 @@ from app.batches.collector import Collector
 from app.batches.dialect import BatchServices
 from app.batches.dispatcher import Dispatcher
 from app.batches.in_flight import InFlightLines
-from app.batches.outcomes import LineOutcomes
+from app.batches.lines import LineOutcomes
 from app.batches.rows import Batch
 from app.batches.validator import validate
 from app.batches.work import BatchLease
@@ -126,7 +126,6 @@ class BatchFeed:
             await asyncio.sleep(_GATHER_SECONDS)
 
     async def _finalize(self, batch: Batch) -> None:
-        """Write the files and end the batch, unless another process holds it by then."""
         files, work = self._services.files, self._services.work
         output, errors = files.writer(batch.team_id), files.writer(batch.team_id)
         try:

@@ -100,7 +100,6 @@ class FileWriter:
             del self._buffer[:PART_BYTES]
 
     async def store_rest(self) -> None:
-        """Store the last part, before `finish_file`."""
         await self._begin()
         if self._buffer:
             await self._store(bytes(self._buffer))
@@ -146,10 +145,7 @@ class FileStore:
         return FileWriter(self._database, team_id)
 
     async def finish(self, team_id: str, writer: FileWriter, details: FileDetails) -> File:
-        """Commit the file. Raises StorageFullError.
-
-        Files of one team are committed one after another; uncommitted ones do not count.
-        """
+        """Commit files of one team one after another. Raises StorageFullError."""
         await writer.store_rest()
 
         async def work(connection: Connection) -> None:

@@ -66,10 +66,7 @@ class BatchStore:
         self._max_open = max_open
 
     async def create(self, new: NewBatch) -> tuple[Batch, bool]:
-        """Commit a new batch and notify the processors; the batch, and False for a known key.
-
-        Raises IdempotencyConflictError, LimitError.
-        """
+        """Create it, or find it by its key (False). Raises IdempotencyConflictError, LimitError."""
         identifier = await self._database.run(
             lambda connection: _create(connection, new, self._max_open)
         )

@@ -13,7 +13,6 @@ _PAGE_BYTES = 4_000_000  # or bytes of their bodies
 
 
 async def validate(services: BatchServices, batch: Batch, lease: BatchLease) -> None:
-    """Store the lines of the input file and begin the batch, or store its errors."""
     reader = LineReader(batch.endpoint, services.settings.max_batch_lines)
     try:
         await _read_file(services, batch, reader, lease)

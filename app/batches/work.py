@@ -145,10 +145,7 @@ class BatchWork:
         self._database = database
 
     async def claim(self, feeder_id: UUID, count: int, lease_seconds: float) -> list[UUID]:
-        """Claim up to so many free batches.
-
-        Not sent again after a lost connection: batches claimed by it are free again after the lease.
-        """
+        """Claim without a retry: batches of a lost connection are free again after the lease."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(_CLAIM, feeder_id, count, lease_seconds)
         return [row["id"] for row in rows]
@@ -247,7 +244,6 @@ class BatchWork:
         await self._database.fetch(_MARK_DONE, batch_id, *_DONE.arguments(outcomes))
 
     async def over(self, ids: Sequence[UUID]) -> set[UUID]:
-        """Those of these results that are terminal, or gone."""
         return {row["id"] for row in await self._database.fetch(_OVER, list(ids))}
 
     async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:

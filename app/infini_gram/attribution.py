@@ -94,10 +94,7 @@ class AttributionRequest(AttributionParameters):
 
 
 def attribute(
-    engine: Engine,
-    parameters: AttributionParameters,
-    response: str,
-    check: Check = lambda: None,
+    engine: Engine, parameters: AttributionParameters, response: str, check: Check = lambda: None
 ) -> dict[str, Any]:
     """Return the response of infini-gram API's attribution, ready for JSON.
 
@@ -238,10 +235,7 @@ def _check_frequency(
     parameters: AttributionParameters,
     check: Check,
 ) -> None:
-    """Refuse a text whose attribution could materialize too many occurrences.
-
-    Only a large `maximumFrequency` requires counting.
-    """
+    """Refuse a text with too many occurrences; only a large `maximumFrequency` needs it."""
     if len(ids) * min(parameters.maximum_frequency, engine.total_tokens) <= MAX_PLACES:
         return
     enough = MAX_PLACES // len(ids)

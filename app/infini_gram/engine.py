@@ -168,10 +168,7 @@ class Engine:
     def document_by_rank(
         self, shard: int, rank: int, needle_length: int, max_context: int
     ) -> Document:
-        """The document around a rank of a shard's suffix array, as `find` returns it.
-
-        The part has `max_context` tokens on each side of a needle of `needle_length` tokens.
-        """
+        """The document around a rank that `find` returns: `max_context` tokens on each side."""
         _bounded("shard", shard, 0, self.shard_count - 1)
         _bounded("rank", rank, 0, self._shards[shard].tokens - 1)
         pointer = self._shards[shard].pointer(rank)

@@ -34,10 +34,7 @@ class _StoppedError(Exception):
 
 
 class Indexes:
-    """Open indexes; use as `async with`, or `open` and `close`.
-
-    At most `threads` queries run at the same time, and `queue` more wait.
-    """
+    """Open indexes: at most `threads` queries run at the same time, and `queue` more wait."""
 
     def __init__(
         self, declarations: Sequence[Declaration], *, threads: int = 4, queue: int = 64
@@ -176,9 +173,8 @@ class Indexes:
 
     def _fail(self, declaration: Declaration, error: Exception) -> None:
         self._failures[declaration.name] = _without_paths(str(error), declaration).rstrip(".")
-        logger.error(
-            "index %s is not open: %s", declaration.name, error, extra={"action": "index_failed"}
-        )
+        extra = {"action": "index_failed"}
+        logger.error("index %s is not open: %s", declaration.name, error, extra=extra)
 
 
 def _without_paths(reason: str, declaration: Declaration) -> str:

@@ -138,10 +138,7 @@ def read(directory: Path) -> Manifest:
 
 
 def verify(directory: Path, *, checksums: bool = True, report: Report | None = None) -> Manifest:
-    """Read the manifest of an index, and check its files against it. Raises ManifestError.
-
-    Sizes are always checked. `checksums` reads all files: seconds for each gigabyte.
-    """
+    """Check sizes, and checksums: seconds for each gigabyte. Raises ManifestError."""
     manifest = read(directory)
     check_sizes(directory, manifest)
     if checksums:

@@ -51,10 +51,7 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, declarations: Path, name: str) -> "EngineProcess":
-        """Open an index that the file declares in a new process.
-
-        Raises AttributionFailedError with the reason, EngineDiedError, TimeoutError.
-        """
+        """Open an index. Raises AttributionFailedError, EngineDiedError, TimeoutError."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "app.infini_gram.engine_main",
             str(declarations), name, str(os.getpid()),

@@ -70,10 +70,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admitted(self, results: Sequence[NewResult]) -> AsyncIterator[None]:
-        """Let results in, and have them counted while they are stored.
-
-        Raises QueueFullError, LimitError, and lets none of them in.
-        """
+        """Admit all, and count them while they are stored. Raises QueueFullError, LimitError."""
         groups: dict[_Key, list[NewResult]] = {}
         for result in results:
             groups.setdefault((result.team_id, result.model_name), []).append(result)

@@ -164,15 +164,9 @@ async def claim_within_limits(
 ) -> list[Claim]:
     async with connection.transaction():
         await connection.execute(LOCK_QUEUE, model)
-        rows = await connection.fetch(
-            _CLAIM_WITHIN_LIMITS,
-            worker_id,
-            model,
-            free,
-            limits.default,
-            list(limits.of_teams),
-            list(limits.of_teams.values()),
-        )
+        of_teams = list(limits.of_teams), list(limits.of_teams.values())
+        arguments = worker_id, model, free, limits.default, *of_teams
+        rows = await connection.fetch(_CLAIM_WITHIN_LIMITS, *arguments)
     return await _to_claims(connection, rows, continues=continues)
 
 
@@ -191,10 +185,7 @@ async def claim_suspect(
 
 
 async def owned_results(connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
-    """Return the pending results of a worker: id -> (attempt, whether a cancellation is requested).
-
-    The heartbeat passes its own connection: no retry may delay the next renewal.
-    """
+    """Return pending results of a worker: id -> (attempt, whether a cancellation is requested)."""
     rows = await connection.fetch(_OWNED, worker_id)
     return {row["id"]: (row["attempt"], row["is_cancelled"]) for row in rows}
 

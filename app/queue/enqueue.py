@@ -68,10 +68,7 @@ class NewResult:
 
 
 class EagerDispatcher(Protocol):
-    """The worker of this process, which runs new results without waiting for a claim.
-
-    Its slots are reserved before a statement, then confirmed or given up.
-    """
+    """The worker of this process, which runs new results without waiting for a claim."""
 
     @property
     def worker_id(self) -> UUID: ...

@@ -175,10 +175,7 @@ async def end_attempts(
     *,
     resent: bool,
 ) -> list[bool]:
-    """Commit the ends of attempts; whether each was the worker's.
-
-    Awaited results are delivered from the statement that ends them.
-    """
+    """Commit ends, and deliver awaited results; for each end, True if it was the worker's."""
     awaited = [end.result_id for end in ends if waiters and waiters.awaits(end.result_id)]
     rows = await connection.fetch(
         _END_ATTEMPTS[bool(awaited), any(end.has_attribution for end in ends)],

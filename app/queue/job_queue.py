@@ -105,7 +105,6 @@ class JobQueue:
             yield claims
 
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
-        """Claim, for each model on which nothing runs, one result that must run alone."""
         waiting = await self._database.run(lambda connection: suspect_models(connection, models))
         claims: list[Claim] = []
         for model in waiting:
@@ -120,17 +119,11 @@ class JobQueue:
     async def append(
         self, worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID] = ()
     ) -> None:
-        """Store text of running attempts, and notify readers of the `watched` results elsewhere.
-
-        Chunks of attempts no longer ours are dropped.
-        """
+        """Store text of attempts that are ours; notify readers elsewhere of `watched` results."""
         await self._database.run(lambda one: append_chunks(one, worker_id, chunks, watched))
 
     def chunk_batcher(self, worker_id: UUID, retry_seconds: float) -> Batcher[Chunk, None]:
-        """Return the batcher of a worker for the last text of attempts that are to be continued.
-
-        Chunks of attempts no longer ours are dropped.
-        """
+        """The batcher of a worker for the last text of its attempts that are to be continued."""
 
         async def keep_texts(
             connection: Connection, chunks: Sequence[Chunk], _resent: bool
@@ -143,10 +136,7 @@ class JobQueue:
     def end_batcher(
         self, worker_id: UUID, retry_seconds: float, waiters: ResultWaiters | None = None
     ) -> Batcher[AttemptEnd, bool]:
-        """Return the batcher of a worker for the ends of its attempts; False: it was not ours.
-
-        Results that the `waiters` await are delivered by the statement that ends them.
-        """
+        """The batcher of a worker for the ends of its attempts; False: it was not ours."""
 
         async def end_attempts(
             connection: Connection, ends: Sequence[AttemptEnd], resent: bool
@@ -169,11 +159,9 @@ class JobQueue:
         return await self._repeat(lambda one: cancel.cancel_some(one, team_id, filters))
 
     async def cancel_ids(self, team_id: str, ids: Sequence[UUID]) -> None:
-        """Cancel those of a team's results of these ids that are pending."""
         await self._database.run(lambda connection: cancel.cancel_ids(connection, team_id, ids))
 
     async def notify_stopped(self, ids: Sequence[UUID]) -> None:
-        """Notify workers and waiters that results of these ids are gone."""
         await self._database.run(lambda connection: cancel.notify_stopped(connection, ids))
 
     # --- maintenance ----------------------------------------------------------------------------
@@ -182,10 +170,7 @@ class JobQueue:
         return await self._repeat(rescue.expire_some)
 
     async def rescue(self, lease_seconds: float) -> int:
-        """Mark workers dead whose lease ran out, and release their results; how many results.
-
-        The caller must itself have been connected for a lease (see `maintenance`).
-        """
+        """Release results of workers whose lease ran out; how many. `maintenance` has the rules."""
         await self._database.run(lambda one: rescue.mark_lost_workers(one, lease_seconds))
         return await self.release(await self._database.run(rescue.dead_owners))
 

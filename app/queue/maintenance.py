@@ -52,17 +52,13 @@ class Maintenance:
             rescued = await self._queue.rescue(self._lease)
             if rescued:
                 metrics.RESCUES.inc(rescued)
-                logger.warning(
-                    "%d results of lost workers were freed", rescued, extra={"action": "rescued"}
-                )
+                extra = {"action": "rescued"}
+                logger.warning("%d results of lost workers were freed", rescued, extra=extra)
         self._connected_since = since
 
 
 async def remove_expired(removals: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Run each of the removals every minute, until cancelled.
-
-    Not part of `Maintenance`: a long removal must not delay a rescue.
-    """
+    """Run each of the removals every minute; a long one must not delay a rescue."""
 
     async def remove_all() -> None:
         for remove in removals:

@@ -108,22 +108,14 @@ async def dead_owners(connection: Connection) -> list[UUID]:
 async def release_some(
     connection: Connection, worker_ids: Sequence[UUID], settings: Settings, *, counted: bool
 ) -> int:
-    count: int = await connection.fetchval(
-        _RELEASE,
-        worker_ids,
-        counted,
-        settings.max_attempts,
-        settings.continue_lost_attempts,
-        settings.continue_by_text,
-    )
+    continues = settings.continue_lost_attempts, settings.continue_by_text
+    arguments = worker_ids, counted, settings.max_attempts, *continues
+    count: int = await connection.fetchval(_RELEASE, *arguments)
     return count
 
 
 async def retire(connection: Connection, worker_id: UUID, settings: Settings) -> int:
-    """End a worker's id and release its results, whose attempts do not count; how many.
-
-    In one transaction: a rescuer counts the results of a dead worker as lost.
-    """
+    """Release a worker's results in one transaction, so that no attempt counts; how many."""
     async with connection.transaction():
         await connection.execute(_RETIRE, worker_id)
         released = 0

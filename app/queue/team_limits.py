@@ -97,10 +97,7 @@ class TeamLimits:
         )
 
     async def load(self) -> None:
-        """Read the table unless it was read: no request is admitted by unknown limits.
-
-        Raises DatabaseUnavailableError.
-        """
+        """Read the table unless it was read. Raises DatabaseUnavailableError."""
         if not self._is_loaded:
             await self.refresh()
 

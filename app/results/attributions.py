@@ -22,10 +22,7 @@ _CACHED = "\x01attribution "
 
 
 def following(index: str, parameters: Mapping[str, Any], deadline_seconds: float) -> str:
-    """The attribution that is to follow a result, as JSON text of the result's row.
-
-    It has its id already, so that a repeated statement creates no second one.
-    """
+    """JSON text of the attribution that is to follow a result; its id is given already."""
     return orjson.dumps(
         {
             "id": str(new_id()),

@@ -35,6 +35,13 @@ ORDER BY id DESC LIMIT $3
 """
 
 
+_LOCK = "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE"
+_LOCK_PENDING = """
+SELECT id FROM results WHERE context_id = $1 AND state = 'pending' ORDER BY id FOR UPDATE
+"""
+_DELETE_CHUNKS = "DELETE FROM result_chunks WHERE result_id = ANY($1::uuid[])"
+
+
 @dataclass(slots=True, frozen=True)
 class Context:
     id: UUID
@@ -72,36 +79,22 @@ class ContextStore:
         return [_to_context(row) for row in rows]
 
     async def delete(self, team_id: str, context_id: UUID, *, force: bool) -> None:
-        """Delete a context with its results.
-
-        Raises ConflictError while one of them is pending; `force` cancels those instead.
-        """
+        """Delete a context with its results. Raises ConflictError if one is pending."""
 
         async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
                 # The lock keeps new results of this context out until the transaction ends.
-                found = await connection.fetchval(
-                    "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE",
-                    context_id,
-                    team_id,
-                )
-                if not found:
+                if not await connection.fetchval(_LOCK, context_id, team_id):
                     raise context_not_found(context_id)
                 # These locks keep their worker from storing more text.
-                pending = await connection.fetch(
-                    "SELECT id FROM results WHERE context_id = $1 AND state = 'pending'"
-                    " ORDER BY id FOR UPDATE",
-                    context_id,
-                )
+                pending = await connection.fetch(_LOCK_PENDING, context_id)
                 if pending and not force:
                     raise ConflictError(
                         f"{len(pending)} results of this context are pending. Wait, cancel them, "
                         "or add ?force=true."
                     )
                 ids = [row["id"] for row in pending]
-                await connection.execute(
-                    "DELETE FROM result_chunks WHERE result_id = ANY($1::uuid[])", ids
-                )
+                await connection.execute(_DELETE_CHUNKS, ids)
                 await connection.execute("DELETE FROM contexts WHERE id = $1", context_id)
             return ids
 
@@ -149,10 +142,6 @@ async def _read(
 
 
 def _to_context(row: asyncpg.Record) -> Context:
-    return Context(
-        id=row["id"],
-        content=row["content"],
-        messages=None if row["messages"] is None else orjson.loads(row["messages"]),
-        metadata=orjson.loads(row["metadata"]),
-        erased_at=row["erased_at"],
-    )
+    messages = None if row["messages"] is None else orjson.loads(row["messages"])
+    metadata = orjson.loads(row["metadata"])
+    return Context(row["id"], row["content"], messages, metadata, row["erased_at"])

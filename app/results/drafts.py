@@ -26,10 +26,7 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True)
 class GroupRequest:
-    """One request for several results: `n` choices of each prompt, in this order.
-
-    A seed is that of the first choice; each further choice has the next one.
-    """
+    """`n` choices of each prompt, in this order; a seed counts up from the first choice."""
 
     model: str
     prompts: Sequence[Prompt]

@@ -85,7 +85,6 @@ class ResultExport:
 
 
 def _pieces(sizes: Iterable[tuple[UUID, int]]) -> Iterator[list[UUID]]:
-    """The ids in their order, grouped so that the texts of a group fit into one piece."""
     piece: list[UUID] = []
     together = 0
     for identifier, size in sizes:

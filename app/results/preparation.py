@@ -21,14 +21,7 @@ from app.queue.enqueue import NewContext, NewResult
 from app.queue.team_limits import Limits
 from app.results.attributions import AttributionDraft, following, renewed
 from app.results.contexts import ContextStore, erased_context, plain_messages
-from app.results.drafts import (
-    GroupRequest,
-    Prompt,
-    SubmissionDraft,
-    no_chat,
-    to_json,
-    validate,
-)
+from app.results.drafts import GroupRequest, Prompt, SubmissionDraft, no_chat, to_json, validate
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
 from app.results.rows import erased

@@ -71,10 +71,7 @@ class Replays:
         return erased(row) if row.erased_at is not None else Replayed(row)
 
     async def find_group(self, team_id: str, key: NewKey, size: int) -> Sequence[Replayed] | None:
-        """The results of the same request under its key; None while the key is free.
-
-        Raises IdempotencyConflictError, also where some of them were deleted, and ErasedError.
-        """
+        """The known results, or None. Raises IdempotencyConflictError and ErasedError."""
         first = await self.find(team_id, key)
         if isinstance(first, ServiceError):
             raise first

@@ -94,6 +94,7 @@ _LOCK_CONTEXT = """
 SELECT id FROM contexts
 WHERE id = (SELECT context_id FROM results WHERE id = $1 AND team_id = $2) FOR NO KEY UPDATE
 """
+_LOCK_RESULT = "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPDATE"
 # `retention` judges it again.
 _MARK_UNUSED = "UPDATE contexts SET unused_since = now() WHERE id = $1"
 
@@ -282,19 +283,13 @@ class ResultStore:
         return SubmittedRequest(**row)
 
     async def delete(self, team_id: str, result_id: UUID, *, force: bool) -> None:
-        """Delete a result and its attributions. Raises ConflictError while it is pending, unless
-        `force`.
-        """
+        """Delete it with its attributions. Raises ConflictError while pending, unless `force`."""
 
         async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
                 # First the context, as everywhere: it may lose its last result.
                 context_id = await connection.fetchval(_LOCK_CONTEXT, result_id, team_id)
-                state = await connection.fetchval(
-                    "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPDATE",
-                    result_id,
-                    team_id,
-                )
+                state = await connection.fetchval(_LOCK_RESULT, result_id, team_id)
                 if state is None:
                     raise result_not_found(result_id)
                 if state == "pending" and not force:

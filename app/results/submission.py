@@ -88,7 +88,6 @@ class Submissions:
     async def submit(
         self, principal: Principal, create: ResultCreate, result_id: UUID
     ) -> SubmissionOutcome:
-        """Save a prompt, unless it is saved already, and send it, in one commit."""
         return await self._submit_one(
             principal.team_id,
             lambda: self.preparation.prompt(principal, create, result_id),
@@ -137,10 +136,7 @@ class Submissions:
     async def submit_group(
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
     ) -> Sequence[SubmissionOutcome]:
-        """Send the results of one request, as `ids`, in one commit: all or none.
-
-        The first result has the key. Raises ModelNotReadyError too.
-        """
+        """Send all or none, in one commit. Raises ModelNotReadyError too."""
         key = self.replays.group_key(request)
         if key is not None:
             known = await self.replays.find_group(principal.team_id, key, request.size)
@@ -164,10 +160,7 @@ class Submissions:
     async def submit_group_once(
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
     ) -> None:
-        """Send a group that may have been sent before under the same ids; those stay as they are.
-
-        Raises ModelNotReadyError too.
-        """
+        """Send a group, perhaps again under the same ids. Raises ModelNotReadyError too."""
         prepared = await self.preparation.group(principal, request, ids)
         context_ids = {item.result.context_id: item.result.id for item in reversed(prepared)}
         await self._store(
@@ -208,7 +201,6 @@ class Submissions:
     async def _replay_all(
         self, team_id: str, requests: Sequence[PendingSubmission | ServiceError]
     ) -> dict[int, SubmissionOutcome | ServiceError]:
-        """The outcomes of those requests whose keys are taken, by their places."""
         keys = {
             place: request.key
             for place, request in enumerate(requests)
@@ -256,9 +248,7 @@ class Submissions:
         return outcome
 
     async def _check_sources(self, item: Prepared) -> None:
-        """Raise NotFoundError, ErasedError or InvalidRequestError where the context or the source
-        is at fault.
-        """
+        """Raise NotFoundError, ErasedError, InvalidRequestError for the context or the source."""
         result = item.result
         context = await self.contexts.get(result.team_id, result.context_id)
         if context.erased_at is not None:
@@ -270,7 +260,6 @@ class Submissions:
 
 
 def _in_context(result: NewResult, context_id: UUID) -> NewResult:
-    """The result in its new context under an id that every sending gives it."""
     assert result.new_context is not None
     context = replace(result.new_context, id=context_id)
     return replace(result, context_id=context_id, new_context=context)

@@ -68,11 +68,11 @@ class Lease:
         self._hurry.set()
 
     async def keep(
-        self, load: Callable[[], Load], on_beat: Callable[[Connection], Awaitable[None]]
+        self, load: Callable[[float], Load], on_beat: Callable[[Connection], Awaitable[None]]
     ) -> None:
         """Renew on a connection of its own until cancelled, and call `on_beat` with it each time.
 
-        Raises FencedError when the id was declared dead.
+        `load` takes the seconds between two renewals. Raises FencedError when the id was declared dead.
         """
         connection: asyncpg.Connection | None = None
         try:
@@ -81,7 +81,7 @@ class Lease:
                 try:
                     if connection is None or connection.is_closed():
                         connection = await self._database.connect()
-                    await self._renew(connection, asked_at, load())
+                    await self._renew(connection, asked_at, load(self.period))
                     await on_beat(connection)
                 except Exception as error:
                     if not is_transient(error):
@@ -92,12 +92,11 @@ class Lease:
                         self._renewed_at = asked_at
                     _drop(connection)
                     connection = None
-                    logger.info(
-                        "no renewal: %s",
-                        error,
-                        extra={"action": "no_renewal", "worker_id": str(self.id)},
-                    )
-                await self._pause(self.period if connection else min(self.period, 0.5))
+                    extra = {"action": "no_renewal", "worker_id": str(self.id)}
+                    logger.info("no renewal: %s", error, extra=extra)
+                self._hurry.clear()
+                pause = self.period if connection else min(self.period, 0.5)
+                await is_set_within(self._hurry, pause)
         finally:
             _drop(connection)
 
@@ -115,10 +114,6 @@ class Lease:
         if not alive:
             raise FencedError("declared dead by another process")
         self._renewed_at = asked_at
-
-    async def _pause(self, seconds: float) -> None:
-        self._hurry.clear()
-        await is_set_within(self._hurry, seconds)
 
 
 def _drop(connection: asyncpg.Connection | None) -> None:

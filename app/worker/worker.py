@@ -23,7 +23,7 @@ from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
 from app.worker.attempt_executor import AttemptExecutor, cancel_all
-from app.worker.lease import FencedError, Lease, Load
+from app.worker.lease import FencedError, Lease
 from app.worker.throughput import Throughput
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Worker:
         side_tasks = [
             asyncio.create_task(task, name=f"worker {name}")
             for name, task in (
-                ("heartbeat", self._lease.keep(self._load, self._attempts.check_owned)),
+                ("heartbeat", self._lease.keep(self._attempts.load, self._attempts.check_owned)),
                 ("fence", self._lease.watch_fence()),
                 ("flush", self._attempts.writer.run()),
                 ("silence", self._attempts.watch_silence()),
@@ -100,12 +100,9 @@ class Worker:
             )
         except FencedError as error:
             metrics.FENCES.inc()
-            logger.warning(
-                "fenced: %s; %d streams stopped",
-                error,
-                len(self._attempts.running),
-                extra=self._extra("fence"),
-            )
+            count = len(self._attempts.running)
+            extra = self._extra("fence")
+            logger.warning("fenced: %s; %d streams stopped", error, count, extra=extra)
         finally:
             await cancel_all([claiming, *side_tasks])
             await self._abandon()
@@ -237,9 +234,6 @@ class Worker:
         if self._queue.dispatcher is self:
             self._lease.hurry()
 
-    def _load(self) -> Load:
-        return self._attempts.load(self._lease.period)
-
     def _on_watched(self, ids: Iterable[UUID]) -> None:
         if self._queue.dispatcher is self:
             self._attempts.writer.write_soon(ids)
@@ -255,7 +249,6 @@ class Worker:
     # --- stop -----------------------------------------------------------------------------------
 
     async def _abandon(self) -> None:
-        """End this id: stop its attempts, and return their results to the queue."""
         self._queue.dispatcher = None
         await self._attempts.abandon()
         try:

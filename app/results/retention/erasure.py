@@ -69,10 +69,7 @@ class Erasure:
                 return
 
     async def _erase(self, rows: Sequence[asyncpg.Record]) -> None:
-        """Erase these results: first those whose contexts are free, then one context at a time.
-
-        A transaction that waits for a context holds no other one.
-        """
+        """Erase results of free contexts, then of one context at a time, which waits alone."""
         if not rows:
             return
         ids = [row["id"] for row in rows]

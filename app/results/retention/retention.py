@@ -178,8 +178,6 @@ class Retention:
         results: datetime | None,
         prompts: datetime | None,
     ) -> int:
-        """Delete those of these results that may be deleted, in one transaction; their number."""
-
         async def work(connection: Connection) -> int:
             rows = await connection.fetch(sql.DELETABLE, ids, results, now, team_id)
             if not rows:
@@ -290,7 +288,6 @@ async def _delete_batches(
 
 
 async def _delete_inputs(connection: Connection, team_id: str, prompts: datetime) -> bool:
-    """Delete input files all of whose batches are old; True if there may be more."""
     rows = await connection.fetch(
         sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MAX_BATCHES
     )

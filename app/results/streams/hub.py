@@ -210,7 +210,6 @@ class StreamHub:
     # --- the worker of this process -------------------------------------------------------------
 
     def attach(self, attempt: RunningAttempt) -> None:
-        """Serve the readers of an attempt from the memory of this process."""
         self._running[attempt.claim.id] = attempt
         self._readers.wake(attempt.claim.id)
 
@@ -241,7 +240,7 @@ class StreamHub:
             return
         for result_id in split_ids(payload):
             attempt = self._running.get(result_id)
-            # Otherwise the statement that ends it is about to return its row, for `hand`.
+            # Otherwise the statement that ends it is about to return its row, for `deliver`.
             if attempt is None or not attempt.is_over:
                 self._waiters.notify_end(result_id)
                 self._readers.notify_end(result_id)

@@ -63,7 +63,6 @@ class StreamInterest:
 
 
 async def announce(database: Database, reader: UUID, ids: Sequence[UUID]) -> None:
-    """Announce to all workers the results that a process, `reader`, streams."""
     payloads = [f"{reader.hex} {part}" for part in join_ids(ids)]
     await database.fetch("SELECT pg_notify($1, p) FROM unnest($2::text[]) p", WATCHED, payloads)
 

@@ -37,10 +37,7 @@ class OutputBuffer:
 
 
 class TokenLog:
-    """The log probabilities of an attempt's tokens, readable from any token on.
-
-    Kept as the JSON lists that came: parsed they take ten times the memory.
-    """
+    """The log probabilities of tokens, as the JSON lists that came: a tenth of the memory."""
 
     def __init__(self) -> None:
         self._lists: list[str] = []
@@ -50,7 +47,6 @@ class TokenLog:
         return self._ends[-1] if self._ends else 0
 
     def append(self, logprobs: str) -> None:
-        """Add a JSON list with one item per token."""
         items = orjson.loads(logprobs)
         self._ends.append(len(self) + len(items))
         self._lists.append(_with_marks(logprobs, items))

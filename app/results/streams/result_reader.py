@@ -24,10 +24,7 @@ _POSITION = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
 
 @dataclass(slots=True, frozen=True)
 class Position:
-    """A position in a result: the attempt, and how many code points of its text are known.
-
-    The end has a position of its own, one behind the last character.
-    """
+    """An attempt, and the number of known code points of its text; the end is one further."""
 
     attempt: int = 0
     offset: int = 0
@@ -51,10 +48,7 @@ class Position:
 
 @dataclass(slots=True, frozen=True)
 class AttemptStarted:
-    """Another attempt begins: its text replaces what was read of earlier ones.
-
-    `continued_from`: except for so many code points at the beginning, which it continues.
-    """
+    """Start of another text, which has the first `continued_from` code points of the last."""
 
     position: Position
     continued_from: int | None = None
@@ -126,10 +120,7 @@ class ResultReader:
     _tokens: int = field(default=0, init=False)  # how many of the position's attempt are known
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield events until the result is terminal or deleted, or the process stops.
-
-        Waits while the database is unavailable.
-        """
+        """Yield until the result is terminal or deleted, or the process stops; wait in outages."""
         with self.hub.reading(self.result_id) as signal:
             while not self.hub.is_closing:
                 signal.clear()
@@ -192,7 +183,9 @@ class ResultReader:
         )
         if not stored.is_pending:
             return None
-        self._announce()
+        if not self._is_announced:
+            self._is_announced = True  # and the hub announces it from time to time
+            self.hub.announce(self.result_id)
         lists = stored.logprobs if self.with_tokens else ()
         return _Part(
             stored.attempt,
@@ -218,11 +211,6 @@ class ResultReader:
             tokens=tokens[self._tokens_in(row.attempt) :],
             completion_tokens=row.completion_tokens,
         )
-
-    def _announce(self) -> None:
-        if not self._is_announced:
-            self._is_announced = True  # and the hub announces it from time to time
-            self.hub.announce(self.result_id)
 
     def _offset_in(self, attempt: int) -> int:
         return self.position.offset if attempt == self.position.attempt else 0

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 from app.core.errors import INTERNAL_ERROR, Failure, FailureCode
 from app.core.queue_names import queue_of
-from app.inference.server_pool import DeadEngine
 from app.infini_gram.process import (
     Attributed,
     AttributionFailedError,
@@ -18,7 +17,7 @@ from app.infini_gram.process import (
 )
 from app.queue.claim import Claim
 from app.queue.finish import AttemptEnd, AttemptOutcome
-from app.worker.attempt import Attempt, OnText, Target
+from app.worker.attempt import Attempt, Backend, OnText, Target
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ _ANSWERS = (FailureCode.INVALID_REQUEST, FailureCode.MODEL_ERROR)
 _MAX_PAUSE_SECONDS = 30.0  # seconds between two starts of an engine that cannot be started
 
 
-class AttributionBackend:
+class AttributionBackend(Backend):
     """Runs attributions on one index, as many at a time as it has engines; `run` keeps them up."""
 
     def __init__(self, declarations: Path, index: str, engines: int) -> None:
@@ -102,19 +101,6 @@ class AttributionBackend:
             self._failed_at = asyncio.get_running_loop().time()
         elif end.failure is None or end.failure.code in _ANSWERS:
             self._failed_at = None
-
-    def servers(self, _attempts: Collection[Attempt]) -> Mapping[str, int]:
-        return {}
-
-    def silent_targets(self, _attempts: Collection[Attempt]) -> list[Target]:
-        """Return none: an engine is silent until it is done, and its death is seen at once."""
-        return []
-
-    async def is_dead(self, _target: Target) -> bool:
-        return False
-
-    def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
-        return {}
 
     async def close(self) -> None:
         """Do nothing: `run` ends the engines."""

@@ -76,10 +76,7 @@ class CircuitBreaker:
         return circuit.dead if circuit else None
 
     def suspect(self, target: Target, *, is_only: bool = True) -> None:
-        """Ask before more work goes there: a stream was lost, or not taken.
-
-        `is_only`: the model is ready nowhere else.
-        """
+        """Probe before more work goes there: a stream was lost. `is_only`: ready nowhere else."""
         now = asyncio.get_running_loop().time()
         circuit = self._circuits.get(target)
         if circuit is not None and now < circuit.closes_at:

@@ -43,7 +43,10 @@ class EngineHealth:
         self._breaker = CircuitBreaker(self._probe, self._on_circuit)
         self._on_change: list[Callable[[], None]] = []
         self._refreshes: set[asyncio.Task[None]] = set()
-        pool.on_report = self._on_report
+        # Another worker found an engine dead: ask before more work goes there.
+        pool.on_report = lambda server, model, dead: self._breaker.on_report(
+            target_of(server, model), dead.since
+        )
         self.allows = self._breaker.allows
         self.succeeded = self._breaker.succeeded
 
@@ -142,9 +145,6 @@ class EngineHealth:
         refresh = asyncio.create_task(self._registry.refresh(), name="refresh models")
         self._refreshes.add(refresh)
         refresh.add_done_callback(self._refreshes.discard)
-
-    def _on_report(self, server: Server, model: str, dead: DeadEngine) -> None:
-        self._breaker.on_report(target_of(server, model), dead.since)
 
 
 def target_of(server: Server, model: str) -> Target:
