@@ -96,10 +96,7 @@ class AttributionRequest(AttributionParameters):
 def attribute(
     engine: Engine, parameters: AttributionParameters, response: str, check: Check = lambda: None
 ) -> dict[str, Any]:
-    """Return the response of infini-gram API's attribution, ready for JSON.
-
-    Raises InvalidRequestError for values beyond a bound, EngineError, and any exception of `check`.
-    """
+    """The response of infini-gram API, for JSON. Raises InvalidRequestError, EngineError."""
     _check_length(len(response), MAX_CHARACTERS, "characters")
     ids = engine.tokenizer.encode(response)
     _check_length(len(ids), MAX_TOKENS, "tokens")

@@ -77,11 +77,7 @@ class EngineProcess:
         return self._process.returncode is None and not self._is_killed
 
     async def attribute(self, text: str, parameters: Mapping[str, Any]) -> Attributed:
-        """The attribution of a text.
-
-        Raises AttributionRefusedError, AttributionFailedError, EngineDiedError. A caller that is
-        cancelled must end the process, which continues otherwise.
-        """
+        """Attribute a text; a cancelled caller must end the process. Raises the errors above."""
         assert self._process.stdin is not None
         request = orjson.dumps({"text": text, "parameters": parameters})
         try:

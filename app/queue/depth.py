@@ -95,11 +95,7 @@ class QueueDepth:
         return self._oldest
 
     async def admit(self, count: int) -> None:
-        """Let `count` more results into the queue. Raises QueueFullError beyond its bound.
-
-        Other processes' submissions since the last count are not seen: the bound may be exceeded
-        by what they accept in about a second.
-        """
+        """Raise QueueFullError beyond the bound; other processes' last second is not counted."""
         await self._refresh()
         if self._snapshot.queued + self._accepted + count > self._max_queued:
             raise QueueFullError(

@@ -26,10 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class JobQueue:
-    """Enqueue, claim, append, end, cancel, rescue, expire.
-
-    `dispatcher`: the worker of this process, if it may run new results at once.
-    """
+    """Transitions of results; `dispatcher` is the worker of this process, if it has one."""
 
     def __init__(
         self, database: Database, settings: Settings, limits: TeamLimits | None = None

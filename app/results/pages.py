@@ -77,11 +77,7 @@ def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | 
 def _split(
     team_id: str, narrowed: ResultFilter, state: State | None
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """The columns before `id` of the index that serves a page, and what is left to test per row.
-
-    Where filters compete for the index, the one whose worst case reads the fewest rows wins:
-    pending and failed results are few.
-    """
+    """Columns before `id` in the serving index, and the rest: the filter of fewest rows wins."""
     filters: dict[str, object] = {
         name: value
         for name, value in (

@@ -122,11 +122,7 @@ class Submissions:
     async def submit_attribution(
         self, principal: Principal, draft: AttributionDraft, key: NewKey, version: int | None
     ) -> SubmissionOutcome:
-        """Send a text's attribution, or find the one under its key.
-
-        With a `version` the key is of a cache: a failed attribution, or one by another version of
-        the index, is sent again.
-        """
+        """Send it, or find it by its key; failed or of another `version`, it is sent again."""
         if version is not None:
             await self.keys.forget_unless_good(principal.team_id, key.key, version)
         return await self._submit_one(

@@ -70,10 +70,7 @@ class Lease:
     async def keep(
         self, load: Callable[[float], Load], on_beat: Callable[[Connection], Awaitable[None]]
     ) -> None:
-        """Renew on a connection of its own until cancelled, and call `on_beat` with it each time.
-
-        `load` takes the seconds between two renewals. Raises FencedError when the id was declared dead.
-        """
+        """Renew until cancelled, each time with `on_beat`. Raises FencedError if declared dead."""
         connection: asyncpg.Connection | None = None
         try:
             while True:

@@ -178,10 +178,7 @@ class Worker:
         self._attempts.begin(claims)
 
     def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Run the results that were stored as claimed; stop others that began.
-
-        Those of a former id of this worker have been stopped and released.
-        """
+        """Run results as claimed and stop others, unless they are of a former id."""
         if worker_id == self._lease.id and self._queue.dispatcher is self:
             self._attempts.confirm(claims)
 
