@@ -9,7 +9,6 @@ from pathlib import Path
 from app.core.errors import INTERNAL_ERROR, Failure, FailureCode
 from app.core.queue_names import queue_of
 from app.infini_gram.process import (
-    Attributed,
     AttributionFailedError,
     AttributionRefusedError,
     EngineDiedError,
@@ -113,6 +112,9 @@ class AttributionBackend(Backend):
             engine = await self._idle.get()
         try:
             yield engine
+        except (AttributionRefusedError, AttributionFailedError):
+            self._idle.put_nowait(engine)  # as good as before
+            raise
         except BaseException:
             engine.kill()
             raise
@@ -128,7 +130,8 @@ class Attribution(Attempt):
 
     async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
         try:
-            found = await self._attribute()
+            async with self._backend.engine() as engine:
+                found = await engine.attribute(self.claim.prompt, self.claim.parameters)
         except EngineDiedError as error:
             return AttemptOutcome.LOST, _engine_lost(error)
         except AttributionRefusedError as error:
@@ -142,15 +145,6 @@ class Attribution(Attempt):
         self.is_over = True  # the end writes it: no chunk of it is kept
         self._emit(found.answer)
         return AttemptOutcome.COMPLETED, None
-
-    async def _attribute(self) -> Attributed:
-        refusal: AttributionRefusedError | AttributionFailedError
-        async with self._backend.engine() as engine:
-            try:
-                return await engine.attribute(self.claim.prompt, self.claim.parameters)
-            except (AttributionRefusedError, AttributionFailedError) as error:
-                refusal = error  # the engine is as good as before
-        raise refusal
 
     def _lost(self) -> Failure:
         return _engine_lost("its process was ended")
