@@ -96,7 +96,10 @@ class AttributionRequest(AttributionParameters):
 def attribute(
     engine: Engine, parameters: AttributionParameters, response: str, check: Check = lambda: None
 ) -> dict[str, Any]:
-    """The response of infini-gram API, for JSON. Raises InvalidRequestError, EngineError."""
+    """The response of infini-gram API's attribution, ready for JSON.
+
+    Raises InvalidRequestError for values beyond a bound, EngineError, and any exception of `check`.
+    """
     _check_length(len(response), MAX_CHARACTERS, "characters")
     ids = engine.tokenizer.encode(response)
     _check_length(len(ids), MAX_TOKENS, "tokens")

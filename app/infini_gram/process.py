@@ -77,7 +77,10 @@ class EngineProcess:
         return self._process.returncode is None and not self._is_killed
 
     async def attribute(self, text: str, parameters: Mapping[str, Any]) -> Attributed:
-        """Attribute a text; a cancelled caller must end the process. Raises the errors above."""
+        """Raises AttributionRefusedError, AttributionFailedError, EngineDiedError.
+
+        A caller that is cancelled must end the process, which continues otherwise.
+        """
         assert self._process.stdin is not None
         request = orjson.dumps({"text": text, "parameters": parameters})
         try:

@@ -186,6 +186,7 @@ async def claim_suspect(
 
 async def owned_results(connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
     """Return pending results of a worker: id -> (attempt, whether a cancellation is requested)."""
+    # The heartbeat passes its own connection: no retry may delay the next renewal.
     rows = await connection.fetch(_OWNED, worker_id)
     return {row["id"]: (row["attempt"], row["is_cancelled"]) for row in rows}
 

@@ -156,7 +156,7 @@ class Submissions:
     async def submit_group_once(
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
     ) -> None:
-        """Send a group, perhaps again under the same ids. Raises ModelNotReadyError too."""
+        """Send a group; results stored under its ids stay. Raises ModelNotReadyError too."""
         prepared = await self.preparation.group(principal, request, ids)
         context_ids = {item.result.context_id: item.result.id for item in reversed(prepared)}
         await self._store(

@@ -70,7 +70,10 @@ class Lease:
     async def keep(
         self, load: Callable[[float], Load], on_beat: Callable[[Connection], Awaitable[None]]
     ) -> None:
-        """Renew until cancelled, each time with `on_beat`. Raises FencedError if declared dead."""
+        """Renew on a connection of its own until cancelled, and call `on_beat` with it each time.
+
+        `load` takes the seconds between two renewals. Raises FencedError if declared dead.
+        """
         connection: asyncpg.Connection | None = None
         try:
             while True:
