@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 from app.batches.dialect import BatchServices, Render, to_service_error
 from app.batches.in_flight import InFlightLine, InFlightLines
-from app.batches.lease import BatchLease
-from app.batches.outcomes import LineOutcomes
-from app.batches.rows import Batch, End, LineOutcome
+from app.batches.lines import LineOutcomes
+from app.batches.rows import Batch, LineOutcome
+from app.batches.work import BatchLease
 from app.core.errors import DatabaseUnavailableError, NotFoundError, ServiceError
-from app.results.row_errors import erased, failure_of
-from app.results.rows import ResultRow
+from app.results.rows import ResultRow, erased, failure_of
 
 _PAGE = 100  # lines whose outcomes are stored at once
 _CHECK_SECONDS = 5.0  # between checks of all results, for lost notifications
@@ -19,8 +18,6 @@ _CHECK_SECONDS = 5.0  # between checks of all results, for lost notifications
 
 @dataclass(slots=True)
 class Collector:
-    """Turns ended results of one batch into outcomes."""
-
     services: BatchServices
     outcomes: LineOutcomes
     in_flight: InFlightLines
@@ -28,7 +25,6 @@ class Collector:
     check_all_at: float = 0.0  # monotonic; 0: at the next collection
 
     async def collect(self, batch: Batch) -> None:
-        """Store the outcomes of the lines all of whose results have ended."""
         now = asyncio.get_running_loop().time()
         candidates = list(self.in_flight.take_ended())
         if now >= self.check_all_at:
@@ -57,9 +53,9 @@ class Collector:
             ]
             one.is_stored = all(row.store for row in rows)
             failed = next((row for row in rows if row.state == "failed"), None)
-            if failed is not None and _is_stopped_by(failed, end):
-                return self.outcomes.stopped(line, end)
             if failed is not None:
+                if end != "completed" and failed.error_code in ("cancelled", "deadline_exceeded"):
+                    return self.outcomes.stopped(line, end)
                 return self.outcomes.refused(line, failure_of(failed))
             if gone := next((row for row in rows if row.erased_at is not None), None):
                 return self.outcomes.refused(line, erased(gone))
@@ -87,7 +83,3 @@ class Collector:
         if isinstance(request, DatabaseUnavailableError):
             raise request  # the line's result is valid: retry later
         return request if isinstance(request, ServiceError) else request.render
-
-
-def _is_stopped_by(row: ResultRow, end: End) -> bool:
-    return end != "completed" and row.error_code in ("cancelled", "deadline_exceeded")

@@ -81,7 +81,6 @@ class BatchServices:
     async def submit(
         self, batch: Batch, request: LineRequest, ids: Sequence[UUID]
     ) -> ServiceError | None:
-        """Send a line as the results `ids`; the error of a refused one."""
         try:
             await self.submissions.submit_group_once(_principal_of(batch), request.group, ids)
         except Exception as error:  # noqa: BLE001 # reported in the line's outcome

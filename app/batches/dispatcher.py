@@ -7,9 +7,9 @@ from uuid import UUID
 
 from app.batches.dialect import BatchServices, LineRequest
 from app.batches.in_flight import InFlightLines
-from app.batches.lease import BatchLease
-from app.batches.outcomes import LineOutcomes
+from app.batches.lines import LineOutcomes
 from app.batches.rows import Batch, Line
+from app.batches.work import BatchLease
 from app.core.errors import ServiceError
 from app.core.ids import new_id
 
@@ -17,7 +17,7 @@ _PAGE = 100  # lines that one step reads and sends
 _RETRY_SECONDS = 1.0  # until a queue without room is tried again
 _TRANSIENT_STATUSES = (429, 503)
 
-_Requests = Mapping[int, LineRequest | ServiceError]
+_Requests = Mapping[int, LineRequest]
 
 
 @dataclass(slots=True)
@@ -33,7 +33,6 @@ class Dispatcher:
     _refused_until: float = 0.0  # monotonic
 
     def reset(self) -> None:
-        """Look for waiting lines from the first on."""
         self._after, self.is_all_sent = 0, False
 
     def seconds_until_ready(self) -> float | None:
@@ -47,24 +46,26 @@ class Dispatcher:
         return self.services.settings.batch_in_flight - self.in_flight.result_count
 
     async def send(self, batch: Batch) -> None:
-        """Send the next lines."""
         if self.seconds_until_ready() != 0.0:
             return
         lines = await self.services.work.waiting(batch.id, self._after, min(self._room, _PAGE))
         self.is_all_sent = not lines
         read = await asyncio.gather(*(self.services.read_line(batch, line) for line in lines))
-        requests = {line.line: request for line, request in zip(lines, read, strict=True)}
+        numbered = {line.line: one for line, one in zip(lines, read, strict=True)}
+        requests = {place: one for place, one in numbered.items() if isinstance(one, LineRequest)}
+        refused = {place: one for place, one in numbered.items() if isinstance(one, ServiceError)}
         ids = await self._assign_ids(batch, lines, requests)
-        errors = await asyncio.gather(
-            *(self._submit(batch, requests[line.line], ids.get(line.line)) for line in lines)
-        )
         sent = [
             replace(line, result_ids=ids[line.line])
-            for line, error in zip(lines, errors, strict=True)
-            if error is None and line.line in ids
+            for line in lines
+            if line.line in requests and line.line in ids
         ]
-        await self._record_sent(batch, sent, requests)
-        await self._record_refused(batch, lines, requests, errors)
+        errors = await asyncio.gather(
+            *(self.services.submit(batch, requests[one.line], one.result_ids) for one in sent)
+        )
+        refused |= {line.line: error for line, error in zip(sent, errors, strict=True) if error}
+        await self._record_sent(batch, [one for one in sent if one.line not in refused], requests)
+        await self._record_refused(batch, lines, requests, refused)
 
     async def discard(self, batch: Batch) -> None:
         """Store the outcomes of all waiting lines: their batch is stopped."""
@@ -83,24 +84,15 @@ class Dispatcher:
         new = {
             number: [new_id() for _ in range(request.group.size)]
             for number, request in requests.items()
-            if isinstance(request, LineRequest) and number not in ids
+            if number not in ids
         }
         return ids | await self.services.work.assign(batch.id, new) if new else ids
-
-    async def _submit(
-        self, batch: Batch, request: LineRequest | ServiceError, ids: Sequence[UUID] | None
-    ) -> ServiceError | None:
-        if isinstance(request, ServiceError):
-            return request
-        return None if ids is None else await self.services.submit(batch, request, ids)
 
     async def _record_sent(self, batch: Batch, sent: Sequence[Line], requests: _Requests) -> None:
         if sent:
             await self.services.work.mark_sent(batch.id, [line.line for line in sent])
         for line in sent:
-            request = requests[line.line]
-            assert isinstance(request, LineRequest)
-            self.in_flight.add(line, request.render)
+            self.in_flight.add(line, requests[line.line].render)
             self.in_flight.mark_ended(line.result_ids)  # one may have ended before it was added
 
     async def _record_refused(
@@ -108,30 +100,31 @@ class Dispatcher:
         batch: Batch,
         lines: Sequence[Line],
         requests: _Requests,
-        errors: Sequence[ServiceError | None],
+        refused: Mapping[int, ServiceError],
     ) -> None:
-        refused = [(one, error) for one, error in zip(lines, errors, strict=True) if error]
-        waiting = [one.line for one, error in refused if _is_transient(error, requests[one.line])]
+        waiting = [
+            number
+            for number, error in refused.items()
+            if _is_transient(error, requests.get(number))
+        ]
         outcomes = [
-            self.outcomes.refused(line, error)
-            for line, error in refused
-            if line.line not in waiting
+            self.outcomes.refused(line, refused[line.line])
+            for line in lines
+            if line.line in refused and line.line not in waiting
         ]
         if outcomes:
             await self.services.work.mark_done(batch.id, outcomes)
         if waiting:
             self._refused_until = _now() + _RETRY_SECONDS
-            self._after = waiting[0] - 1
+            self._after = min(waiting) - 1
         elif lines:
             self._after = lines[-1].line
 
 
-def _is_transient(error: ServiceError, request: LineRequest | ServiceError) -> bool:
+def _is_transient(error: ServiceError, request: LineRequest | None) -> bool:
     """True if a refused line may be accepted later, and does not exceed the bound by itself."""
     allowed = error.extra.get("allowed") if error.extra.get("limit") == "max_queued" else None
-    is_too_large = (
-        allowed is not None and isinstance(request, LineRequest) and request.group.size > allowed
-    )
+    is_too_large = allowed is not None and request is not None and request.group.size > allowed
     return error.status in _TRANSIENT_STATUSES and not is_too_large
 
 

@@ -8,12 +8,11 @@ from uuid import UUID
 from app.batches.collector import Collector
 from app.batches.dialect import BatchServices
 from app.batches.dispatcher import Dispatcher
-from app.batches.finalizer import finalize
 from app.batches.in_flight import InFlightLines
-from app.batches.lease import BatchLease
-from app.batches.outcomes import LineOutcomes
+from app.batches.lines import LineOutcomes
 from app.batches.rows import Batch
 from app.batches.validator import validate
+from app.batches.work import BatchLease
 from app.core.database import is_transient
 from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_within
@@ -23,11 +22,10 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 5.0  # for changes without a notification
 _GATHER_SECONDS = 0.05  # results that end within this time are collected together
 _RETRY_SECONDS = 1.0  # while the database is unavailable
+_PAGE = 100  # outcomes that are written at once
 
 
 class BatchFeed:
-    """Brings one batch to its end, step by step."""
-
     def __init__(self, services: BatchServices, feeder_id: UUID, batch_id: UUID) -> None:
         self.batch_id = batch_id
         self._services = services
@@ -43,7 +41,6 @@ class BatchFeed:
         self._collector = Collector(*parts)
 
     def notify(self) -> None:
-        """The batch has changed."""
         self._signal.set()
 
     def on_ended(self, ids: Sequence[UUID] | None) -> None:
@@ -52,7 +49,6 @@ class BatchFeed:
             self._signal.set()
 
     async def run(self) -> None:
-        """Process the batch until it ends or another process holds it."""
         while True:
             try:
                 await self._load()
@@ -83,7 +79,7 @@ class BatchFeed:
         if batch is None:
             return False
         if batch.finalizing_at is not None:
-            await finalize(self._services, self._feeder_id, batch, self._lease)
+            await self._finalize(batch)
             return False
         if batch.seconds_left <= 0 and batch.expiring_at is None:
             await self._services.work.mark_expiring(self.batch_id)
@@ -94,7 +90,6 @@ class BatchFeed:
         return True
 
     async def _advance(self, batch: Batch) -> None:
-        """Send or stop lines, collect outcomes, and begin the end once all lines are done."""
         if batch.expected_end == "completed":
             await self._dispatcher.send(batch)
         else:
@@ -109,7 +104,6 @@ class BatchFeed:
             await self._pause(batch)
 
     async def _stop(self, batch: Batch) -> None:
-        """Cancel the results in flight, and discard the waiting lines."""
         if not self._is_stopped:
             await self._services.work.mark_assigned_sent(self.batch_id)
             await self._load()
@@ -121,7 +115,6 @@ class BatchFeed:
             await self._dispatcher.discard(batch)
 
     async def _pause(self, batch: Batch) -> None:
-        """Wait until results have ended, or there may be room."""
         seconds = self._dispatcher.seconds_until_ready()
         if seconds == 0.0:
             return
@@ -131,6 +124,26 @@ class BatchFeed:
             seconds = min(seconds, max(batch.seconds_left, 0.0))
         if await is_set_within(self._signal, seconds) and is_open:
             await asyncio.sleep(_GATHER_SECONDS)
+
+    async def _finalize(self, batch: Batch) -> None:
+        files, work = self._services.files, self._services.work
+        output, errors = files.writer(batch.team_id), files.writer(batch.team_id)
+        try:
+            after = 0
+            while outcomes := await work.outcomes(batch.id, after, _PAGE):
+                for one in outcomes:
+                    writer = output if one.is_completed else errors
+                    await writer.write(one.outcome.encode() + b"\n")
+                after = outcomes[-1].line
+                if not await self._lease.renew():
+                    return
+            written = [writer if writer.size else None for writer in (output, errors)]
+            for file in filter(None, written):
+                await file.store_rest()
+            await work.end(self._feeder_id, batch, batch.expected_end, *written)
+        finally:
+            await output.discard()
+            await errors.discard()
 
     def _extra(self, action: str) -> dict[str, str]:
         return {"action": action, "batch_id": str(self.batch_id)}

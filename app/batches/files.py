@@ -4,12 +4,10 @@ A file is visible once its last part is stored. Parts of an aborted upload are r
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
-
-import asyncpg
 
 from app.core.database import Connection, Database, lock_team
 from app.core.errors import NotFoundError, StorageFullError
@@ -20,6 +18,20 @@ Order = Literal["asc", "desc"]
 PART_BYTES = 1_000_000
 _MAX_BATCH = 20  # files that one statement removes, with their parts
 _UNFINISHED_TIME = timedelta(days=1)  # longer than any upload takes
+
+
+@dataclass(slots=True, frozen=True)
+class File:
+    """A whole file; times and sizes in seconds and bytes."""
+
+    id: UUID
+    purpose: str
+    filename: str
+    size: int
+    expires_at: datetime | None
+
+
+_COLUMNS = ", ".join(field.name for field in fields(File))
 
 _BEGIN = """
 INSERT INTO files (id, team_id, purpose, filename) VALUES ($1, $2, '', '') ON CONFLICT DO NOTHING
@@ -37,7 +49,6 @@ _STORED_BYTES = """
 SELECT coalesce(sum(size), 0)::bigint FROM files
 WHERE team_id = $1 AND id <> $2 AND size IS NOT NULL
 """
-_COLUMNS = "id, purpose, filename, size, expires_at"
 _VISIBLE = "size IS NOT NULL AND (expires_at IS NULL OR expires_at > now())"
 _GET = f"SELECT {_COLUMNS} FROM files WHERE id = $1 AND team_id = $2 AND {_VISIBLE}"
 # Rows, not equalities: only an index that begins with the team has this order.
@@ -47,10 +58,7 @@ WHERE (team_id, id) > ($1, $2) AND (team_id, id) < ($1, $3)
   AND ($4::text IS NULL OR purpose = $4) AND {_VISIBLE}
 ORDER BY team_id {{order}}, id {{order}} LIMIT $5
 """
-_LISTS: dict[Order, str] = {
-    "asc": _LIST.format(order="ASC"),
-    "desc": _LIST.format(order="DESC"),
-}
+_LISTS: dict[Order, str] = {"asc": _LIST.format(order="ASC"), "desc": _LIST.format(order="DESC")}
 _DELETE = "DELETE FROM files WHERE id = $1 AND team_id = $2 AND size IS NOT NULL RETURNING id"
 _DISCARD = "DELETE FROM files WHERE id = $1 AND size IS NULL"
 _REMOVE_EXPIRED = """
@@ -66,20 +74,7 @@ RETURNING id
 
 
 @dataclass(slots=True, frozen=True)
-class File:
-    """A whole file; times and sizes in seconds and bytes."""
-
-    id: UUID
-    purpose: str
-    filename: str
-    size: int
-    expires_at: datetime | None
-
-
-@dataclass(slots=True, frozen=True)
 class FileDetails:
-    """The description of a finished file."""
-
     purpose: str
     filename: str
     expires_seconds: int | None = None  # from now; None: it does not expire
@@ -98,7 +93,6 @@ class FileWriter:
         self._is_begun = False
 
     async def write(self, content: bytes) -> None:
-        """Add to the end."""
         self._buffer += content
         self.size += len(content)
         while len(self._buffer) >= PART_BYTES:
@@ -106,7 +100,6 @@ class FileWriter:
             del self._buffer[:PART_BYTES]
 
     async def store_rest(self) -> None:
-        """Store the last part, before `finish_file`."""
         await self._begin()
         if self._buffer:
             await self._store(bytes(self._buffer))
@@ -129,19 +122,12 @@ class FileWriter:
 
 
 async def finish_file(connection: Connection, writer: FileWriter, details: FileDetails) -> None:
-    """Make a file visible whose last part is stored, in the caller's transaction."""
-    await connection.execute(
-        _FINISH,
-        writer.id,
-        writer.size,
-        details.purpose,
-        details.filename,
-        details.expires_seconds,
-    )
+    described = details.purpose, details.filename, details.expires_seconds
+    await connection.execute(_FINISH, writer.id, writer.size, *described)
 
 
 class FileStore:
-    """Write, read, list and delete files of one team at a time."""
+    """Files of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, max_bytes: int = 0) -> None:
         """`max_bytes`: of all files of a team; 0 is no bound."""
@@ -149,21 +135,17 @@ class FileStore:
         self._max_bytes = max_bytes
 
     async def check_room(self, team_id: str) -> None:
-        """Refuse an upload before it begins. Raises StorageFullError."""
+        """Raises StorageFullError."""
         if self._max_bytes:
             await self._database.run(
                 lambda connection: self._check(connection, team_id, UUID(int=0), 1)
             )
 
     def writer(self, team_id: str) -> FileWriter:
-        """A new file of a team."""
         return FileWriter(self._database, team_id)
 
     async def finish(self, team_id: str, writer: FileWriter, details: FileDetails) -> File:
-        """Commit the file. Raises StorageFullError.
-
-        Files of one team are committed one after another; uncommitted ones do not count.
-        """
+        """Commit files of one team one after another. Raises StorageFullError."""
         await writer.store_rest()
 
         async def work(connection: Connection) -> None:
@@ -186,23 +168,20 @@ class FileStore:
             )
 
     async def get(self, team_id: str, file_id: UUID) -> File:
-        """Raises NotFoundError, for another team's as well."""
         row = await self._database.fetchrow(_GET, file_id, team_id)
         if row is None:
             raise file_not_found(file_id)
-        return _to_file(row)
+        return File(**row)
 
     async def list(
         self, team_id: str, *, purpose: str | None, after: UUID | None, limit: int, order: Order
     ) -> Sequence[File]:
-        """A page of files, behind the id `after`."""
         low = after if after and order == "asc" else LOWEST_ID
         high = after if after and order == "desc" else HIGHEST_ID
         rows = await self._database.fetch(_LISTS[order], team_id, low, high, purpose, limit)
-        return [_to_file(row) for row in rows]
+        return [File(**row) for row in rows]
 
     async def delete(self, team_id: str, file_id: UUID) -> None:
-        """Raises NotFoundError."""
         if await self._database.fetchrow(_DELETE, file_id, team_id) is None:
             raise file_not_found(file_id)
 
@@ -221,7 +200,6 @@ class FileStore:
             place, read = place + 1, read + len(content)
 
     async def remove_expired(self) -> None:
-        """Remove expired files, and parts of aborted uploads."""
         await self._remove(_REMOVE_EXPIRED)
         # By the database's clock: one host whose clock is ahead must not end the uploads of all.
         row = await self._database.fetchrow("SELECT now() AS now")
@@ -235,7 +213,3 @@ class FileStore:
 
 def file_not_found(file_id: object) -> NotFoundError:
     return NotFoundError(f"There is no file {file_id}.")
-
-
-def _to_file(row: asyncpg.Record) -> File:
-    return File(**row)

@@ -19,8 +19,6 @@ class InFlightLine:
 
 
 class InFlightLines:
-    """The lines in flight of one batch, by their results."""
-
     def __init__(self) -> None:
         self._lines: dict[int, InFlightLine] = {}
         self._line_of: dict[UUID, int] = {}  # of each result that has not ended
@@ -32,7 +30,6 @@ class InFlightLines:
 
     @property
     def result_ids(self) -> list[UUID]:
-        """The results that have not ended."""
         return list(self._line_of)
 
     @property
@@ -40,7 +37,6 @@ class InFlightLines:
         return len(self._line_of)
 
     def load(self, lines: Iterable[Line]) -> None:
-        """Start over with these lines."""
         self._lines.clear()
         self._line_of.clear()
         for line in lines:
@@ -59,7 +55,6 @@ class InFlightLines:
         return bool(ended)
 
     def take_ended(self) -> set[UUID]:
-        """The results noted as ended since the last call."""
         ended, self._ended = self._ended, set()
         return ended
 
@@ -71,6 +66,5 @@ class InFlightLines:
         return [one for one in self._lines.values() if not one.open_ids]
 
     def remove(self, lines: Sequence[InFlightLine]) -> None:
-        """Remove lines whose outcomes are stored."""
         for one in lines:
             del self._lines[one.line.line]

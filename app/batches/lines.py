@@ -4,19 +4,26 @@ https://platform.openai.com/docs/guides/batch
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from app.batches.rows import NewLine
-from app.core.errors import FieldError
+from app.batches.dialect import BatchDialect
+from app.batches.rows import End, Line, LineOutcome, NewLine
+from app.core.errors import ServiceError
 
 _MAX_ERRORS = 100  # that are reported of a file
 _MAX_CUSTOM_ID = 512
 _LINES_PER_TURN = 2_000  # that are split before other tasks run
+
+_STOPPED = {
+    "cancelled": "This request was not finished when the batch was cancelled.",
+    "expired": "This request could not be executed before the completion window expired.",
+}
 
 
 class _LineRequest(BaseModel):
@@ -47,7 +54,6 @@ class LineReader:
         return len(self.errors) >= _MAX_ERRORS
 
     def read(self, number: int, content: bytes) -> NewLine | None:
-        """One line; None for an empty or a wrong one."""
         if not content.strip():
             return None
         self.total += 1
@@ -65,15 +71,15 @@ class LineReader:
         try:
             request = _LINE.validate_python(value)
         except ValidationError as error:
-            for wrong in _wrong(error):
-                self.refuse("invalid_request", wrong.message, number, wrong.field)
+            for one in error.errors()[:_MAX_ERRORS]:
+                field = ".".join(str(part) for part in one["loc"]) or "line"
+                self.refuse("invalid_request", one["msg"], number, field)
             return None
         return self._check(number, request)
 
     def refuse(
         self, code: str, message: str, line: int | None = None, param: str | None = None
     ) -> None:
-        """Note an error."""
         if not self.is_full:
             self.errors.append({"code": code, "message": message, "line": line, "param": param})
 
@@ -104,15 +110,9 @@ class LineReader:
         return NewLine(number, request.custom_id, body)
 
 
-def _wrong(error: ValidationError) -> Iterable[FieldError]:
-    for one in error.errors()[:_MAX_ERRORS]:
-        yield FieldError(".".join(str(part) for part in one["loc"]) or "line", str(one["msg"]))
-
-
 def line_to_wire(
     batch_id: UUID, line: int, custom_id: str, *, response: object = None, error: object = None
 ) -> str:
-    """A line of an output or error file."""
     return orjson.dumps(
         {
             "id": f"batch_req_{batch_id}_{line}",
@@ -121,6 +121,36 @@ def line_to_wire(
             "error": error,
         }
     ).decode()
+
+
+@dataclass(slots=True, frozen=True)
+class LineOutcomes:
+    batch_id: UUID
+    dialect: BatchDialect
+
+    def completed(self, line: Line, body: object) -> LineOutcome:
+        return self._with_response(line, 200, body, is_completed=True)
+
+    def refused(self, line: Line, error: ServiceError) -> LineOutcome:
+        """The outcome of a line that its endpoint refuses, or whose result failed."""
+        return self._with_response(line, *self.dialect.refuse(error), is_completed=False)
+
+    def stopped(self, line: Line, end: End) -> LineOutcome:
+        """The outcome of a line without a response when its batch was stopped."""
+        error = {"code": f"batch_{end}", "message": _STOPPED[end]}
+        wire = line_to_wire(self.batch_id, line.line, line.custom_id, error=error)
+        return LineOutcome(line.line, False, wire)
+
+    def _with_response(
+        self, line: Line, status: int, body: object, *, is_completed: bool
+    ) -> LineOutcome:
+        response = {
+            "status_code": status,
+            "request_id": str(line.result_ids[0]) if line.result_ids else None,
+            "body": body,
+        }
+        wire = line_to_wire(self.batch_id, line.line, line.custom_id, response=response)
+        return LineOutcome(line.line, is_completed, wire)
 
 
 async def split_lines(parts: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes | None]:

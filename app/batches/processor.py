@@ -35,7 +35,6 @@ class BatchProcessor:
         services.listener.subscribe(ENDED, self._on_ended)
 
     async def run(self) -> None:
-        """Claim batches and process them."""
         try:
             while True:
                 self._signal.clear()

@@ -1,10 +1,12 @@
 """Rows of batches and of their lines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
+
+from app.queue.idempotency import NewKey
 
 State = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
@@ -12,9 +14,22 @@ State = Literal[
 ]  # fmt: skip
 End = Literal["completed", "expired", "cancelled"]
 
-COLUMNS = """id, team_id, endpoint, input_file_id, output_file_id, error_file_id,
-  completion_window, metadata, state, errors, total, completed, failed, output_seconds, expires_at,
-  in_progress_at, cancelling_at, expiring_at, finalizing_at, ended_at"""
+ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
+
+
+@dataclass(slots=True, frozen=True)
+class NewBatch:
+    """A requested batch, whose input file exists."""
+
+    id: UUID
+    team_id: str
+    endpoint: str
+    input_file_id: UUID
+    completion_window: str
+    metadata: str  # JSON text
+    window_seconds: float
+    output_seconds: int | None  # lifetime of its output files; None: no limit
+    key: NewKey | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,6 +64,9 @@ class Batch:
         if self.cancelling_at is not None:
             return "cancelled"
         return "completed" if self.expiring_at is None else "expired"
+
+
+COLUMNS = ", ".join(field.name for field in fields(Batch) if field.name != "seconds_left")
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from app.batches.dialect import BatchServices, to_service_error
-from app.batches.lease import BatchLease
 from app.batches.lines import LineReader, split_lines
 from app.batches.rows import Batch, NewLine
+from app.batches.work import BatchLease
 from app.core.errors import NotFoundError
 
 _PAGE = 100  # lines that are stored at once
@@ -13,7 +13,6 @@ _PAGE_BYTES = 4_000_000  # or bytes of their bodies
 
 
 async def validate(services: BatchServices, batch: Batch, lease: BatchLease) -> None:
-    """Store the lines of the input file and begin the batch, or store its errors."""
     reader = LineReader(batch.endpoint, services.settings.max_batch_lines)
     try:
         await _read_file(services, batch, reader, lease)

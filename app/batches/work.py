@@ -5,18 +5,21 @@ twice; the id of its result does, which is stored before the line is sent. Each 
 state it expects, so a delayed process cannot overwrite the work of its successor.
 """
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import orjson
 
-from app.batches.creation import ACTIVE
 from app.batches.files import FileDetails, FileWriter, finish_file
-from app.batches.rows import COLUMNS, Batch, End, Line, LineOutcome, NewLine
+from app.batches.rows import ACTIVE, COLUMNS, Batch, End, Line, LineOutcome, NewLine
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
+from app.core.record_set import RecordSet
 
 _PAGE_BYTES = 8_000_000  # of bodies that are read at once
+_RENEWALS = 3  # within one lease
 
 _CLAIM = f"""
 WITH free AS (
@@ -45,10 +48,10 @@ WHERE id = $1 AND state IN ('validating', 'in_progress') AND expires_at <= now()
   AND expiring_at IS NULL
 """
 
-_ADD_LINES = """
+_LINES, _DONE = RecordSet(NewLine), RecordSet(LineOutcome)
+_ADD_LINES = f"""
 INSERT INTO batch_lines (batch_id, line, custom_id, body)
-SELECT $1, line, custom_id, body FROM unnest($2::int[], $3::text[], $4::text[])
-  AS i(line, custom_id, body)
+SELECT $1, i.* FROM ({_LINES.select(2)}) i
 ON CONFLICT (batch_id, line) DO NOTHING
 """
 _BEGIN = """
@@ -100,11 +103,11 @@ _MARK_ASSIGNED_SENT = """
 UPDATE batch_lines SET state = 'sent'
 WHERE batch_id = $1 AND state = 'waiting' AND result_ids IS NOT NULL
 """
-_MARK_DONE = """
+_MARK_DONE = f"""
 WITH done AS (
   UPDATE batch_lines l
   SET state = 'done', body = NULL, is_completed = i.is_completed, outcome = i.outcome
-  FROM unnest($2::int[], $3::bool[], $4::text[]) AS i(line, is_completed, outcome)
+  FROM ({_DONE.select(2)}) i
   WHERE l.batch_id = $1 AND l.line = i.line AND l.state <> 'done'
   RETURNING l.is_completed
 ), counted AS (
@@ -138,16 +141,11 @@ WHERE id = $1 AND feeder_id = $2 AND state IN ('finalizing', 'cancelling') RETUR
 
 
 class BatchWork:
-    """Claims batches, moves their lines and ends them."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def claim(self, feeder_id: UUID, count: int, lease_seconds: float) -> list[UUID]:
-        """Claim up to so many free batches.
-
-        Not sent again after a lost connection: batches claimed by it are free again after the lease.
-        """
+        """Claim without a retry: batches of a lost connection are free again after the lease."""
         async with self._database.connection() as connection:
             rows = await connection.fetch(_CLAIM, feeder_id, count, lease_seconds)
         return [row["id"] for row in rows]
@@ -158,24 +156,19 @@ class BatchWork:
         return row is not None
 
     async def release(self, feeder_id: UUID, ids: Sequence[UUID]) -> None:
-        """Hand batches back."""
         await self._database.fetch(_RELEASE, list(ids), feeder_id)
 
     async def look(self, feeder_id: UUID, batch_id: UUID) -> Batch | None:
-        """The batch while it is this feeder's, and not ended."""
         row = await self._database.fetchrow(_LOOK, batch_id, feeder_id)
         return None if row is None else Batch(**row)
 
     async def mark_expiring(self, batch_id: UUID) -> None:
-        """Note that the batch's time is over."""
         await self._database.fetch(_MARK_EXPIRING, batch_id)
 
     async def refuse(self, batch_id: UUID, errors: Sequence[dict[str, object]]) -> None:
-        """End a batch whose file is no batch."""
         await self._database.fetch(_REFUSE, batch_id, orjson.dumps(errors).decode())
 
     async def begin(self, batch_id: UUID, total: int) -> None:
-        """All lines are stored: they may be sent."""
         await self._database.fetch(_BEGIN, batch_id, total)
 
     async def begin_end(self, batch_id: UUID) -> None:
@@ -194,22 +187,13 @@ class BatchWork:
 
         async def work(connection: Connection) -> bool:
             async with connection.transaction():
-                ended = await connection.fetchval(
-                    _END,
-                    batch.id,
-                    feeder_id,
-                    end,
-                    output and output.id,
-                    errors and errors.id,
-                )
-                if ended is None:
+                files = output and output.id, errors and errors.id
+                if await connection.fetchval(_END, batch.id, feeder_id, end, *files) is None:
                     return False
-                for writer, name in ((output, "output"), (errors, "error")):
+                for writer, kind in ((output, "output"), (errors, "error")):
                     if writer is not None:
-                        details = FileDetails(
-                            "batch_output", f"batch_{batch.id}_{name}.jsonl",
-                            batch.output_seconds,
-                        )  # fmt: skip
+                        name = f"batch_{batch.id}_{kind}.jsonl"
+                        details = FileDetails("batch_output", name, batch.output_seconds)
                         await finish_file(connection, writer, details)
                 await connection.execute("DELETE FROM batch_lines WHERE batch_id = $1", batch.id)
             return True
@@ -219,14 +203,7 @@ class BatchWork:
     # --- lines ----------------------------------------------------------------------------------
 
     async def add_lines(self, batch_id: UUID, lines: Sequence[NewLine]) -> None:
-        """Store lines of a batch that is being validated."""
-        await self._database.fetch(
-            _ADD_LINES,
-            batch_id,
-            [line.line for line in lines],
-            [line.custom_id for line in lines],
-            [line.body for line in lines],
-        )
+        await self._database.fetch(_ADD_LINES, batch_id, *_LINES.arguments(lines))
 
     async def waiting(
         self, batch_id: UUID, after: int, limit: int, max_bytes: int = _PAGE_BYTES
@@ -239,7 +216,6 @@ class BatchWork:
         ]
 
     async def sent(self, batch_id: UUID) -> list[Line]:
-        """Lines that are under way, without their bodies."""
         rows = await self._database.fetch(_SENT, batch_id)
         return [Line(row["line"], row["custom_id"], "", row["result_ids"] or ()) for row in rows]
 
@@ -258,7 +234,6 @@ class BatchWork:
         return {row["line"]: row["result_ids"] for row in rows}
 
     async def mark_sent(self, batch_id: UUID, lines: Sequence[int]) -> None:
-        """Note that the results of these lines are committed."""
         await self._database.fetch(_MARK_SENT, batch_id, list(lines))
 
     async def mark_assigned_sent(self, batch_id: UUID) -> None:
@@ -266,20 +241,34 @@ class BatchWork:
         await self._database.fetch(_MARK_ASSIGNED_SENT, batch_id)
 
     async def mark_done(self, batch_id: UUID, outcomes: Sequence[LineOutcome]) -> None:
-        """Store the outcomes of lines, and count them, once."""
-        await self._database.fetch(
-            _MARK_DONE,
-            batch_id,
-            [one.line for one in outcomes],
-            [one.is_completed for one in outcomes],
-            [one.outcome for one in outcomes],
-        )
+        await self._database.fetch(_MARK_DONE, batch_id, *_DONE.arguments(outcomes))
 
     async def over(self, ids: Sequence[UUID]) -> set[UUID]:
-        """Those of these results that are terminal, or gone."""
         return {row["id"] for row in await self._database.fetch(_OVER, list(ids))}
 
     async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:
-        """The outcomes of the next lines, behind a line."""
         rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit)
         return [LineOutcome(**row) for row in rows]
+
+
+@dataclass(slots=True)
+class BatchLease:
+    """Renews the lease of a batch as often as needed."""
+
+    work: BatchWork
+    feeder_id: UUID
+    batch_id: UUID
+    seconds: float
+    _renew_at: float = 0.0
+
+    @property
+    def renewal_seconds(self) -> float:
+        return self.seconds / _RENEWALS
+
+    async def renew(self) -> bool:
+        """Hold the batch for longer; False once it has ended or another process holds it."""
+        now = asyncio.get_running_loop().time()
+        if now < self._renew_at:
+            return True
+        self._renew_at = now + self.renewal_seconds
+        return await self.work.renew(self.feeder_id, self.batch_id, self.seconds)

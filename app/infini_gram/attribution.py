@@ -94,12 +94,9 @@ class AttributionRequest(AttributionParameters):
 
 
 def attribute(
-    engine: Engine,
-    parameters: AttributionParameters,
-    response: str,
-    check: Check = lambda: None,
+    engine: Engine, parameters: AttributionParameters, response: str, check: Check = lambda: None
 ) -> dict[str, Any]:
-    """Return the response of infini-gram API's attribution, ready for JSON.
+    """The response of infini-gram API's attribution, ready for JSON.
 
     Raises InvalidRequestError for values beyond a bound, EngineError, and any exception of `check`.
     """
@@ -140,7 +137,6 @@ def delimiter_ids(engine: Engine, delimiters: Sequence[str]) -> list[int]:
 def rank_and_cap(
     spans: Sequence[Span], parameters: AttributionParameters, tokens: int
 ) -> list[Span]:
-    """The best spans, as many as the density allows, in text order."""
     density = parameters.maximum_span_density
     most = tokens if density >= 1 else ceil(tokens * density)
     if parameters.span_ranking_method == "length":
@@ -239,10 +235,7 @@ def _check_frequency(
     parameters: AttributionParameters,
     check: Check,
 ) -> None:
-    """Refuse a text whose attribution could materialize too many occurrences.
-
-    Only a large `maximumFrequency` requires counting.
-    """
+    """Refuse a text with too many occurrences; only a large `maximumFrequency` needs it."""
     if len(ids) * min(parameters.maximum_frequency, engine.total_tokens) <= MAX_PLACES:
         return
     enough = MAX_PLACES // len(ids)

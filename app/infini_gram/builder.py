@@ -20,15 +20,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from app.core.errors import EngineError
+from app.core.memory import available_memory
 from app.infini_gram.build_options import BuildError, BuildOptions, Report
-from app.infini_gram.build_space import check_estimate, check_space
 from app.infini_gram.corpus import Corpus
 from app.infini_gram.declarations import BYTES, Declaration
 from app.infini_gram.engine import MISSING_PACKAGE, Engine
-from app.infini_gram.manifest import FORMAT, KINDS, Manifest, entry_of
-from app.infini_gram.suffix_array import make_suffix_array
+from app.infini_gram.manifest import FORMAT, KINDS, WIDTH, Manifest, entry_of
+from app.infini_gram.suffix_array import make_suffix_array, pointer_width
 from app.infini_gram.token_files import WrittenTokens, write_tokens
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
+
+# Bytes of memory for each byte of tokens: the indexer's own figures, by which it divides the work.
+_MEMORY_FACTOR = {"u8": 12, "u16": 8}
+_BASE_MEMORY = 300_000_000  # Python, numpy, a batch of texts
+_BASE_DISK = 20_000_000
+_MIN_BYTES_PER_TOKEN = 3  # of text: a lower bound for common tokenizers
 
 
 def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
@@ -44,9 +50,9 @@ def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
     with _hidden_directory(options.directory) as hidden:
         new = hidden / "new"
         new.mkdir()
-        check_estimate(options, corpus, tokenizer)
+        _check_estimate(options, corpus, tokenizer)
         written = write_tokens(new, corpus, tokenizer, report)
-        check_space(options, new, tokenizer, written.tokens)
+        _check_space(options, new, tokenizer, written.tokens)
         make_suffix_array(options, new, tokenizer, written.tokens, report)
         manifest = _write_manifest(options, new, tokenizer, written, report)
         _verify(new, written)
@@ -55,10 +61,7 @@ def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
 
 
 def _replace(new: Path, directory: Path, aside: Path) -> None:
-    """Rename the new index; an existing one moves aside, and back if the rename fails.
-
-    Processes that have the old index open keep it.
-    """
+    """Move an existing index aside; processes that have it open keep it."""
     if not directory.exists():
         new.rename(directory)
         return
@@ -72,10 +75,7 @@ def _replace(new: Path, directory: Path, aside: Path) -> None:
 
 @contextlib.contextmanager
 def _hidden_directory(directory: Path) -> Iterator[Path]:
-    """A directory beside the index's, removed at the end if it still exists.
-
-    Also removes the directories of builds of the same index that were killed.
-    """
+    """A temporary directory beside the index; those of killed builds are removed."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     for left in directory.parent.glob(f".{directory.name}.building-*"):
         number = left.name.rpartition("-")[2]
@@ -140,3 +140,41 @@ def _verify(directory: Path, written: WrittenTokens) -> None:
     for tokens in (written.first, written.last):
         if not engine.count(list(array(code, tokens))).count:
             raise EngineError("The new index does not find what was put into it.")
+
+
+def _check_estimate(options: BuildOptions, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    """Check an estimate first: a refusal now is better than after an hour."""
+    text = corpus.likely_text_bytes
+    tokens = text if tokenizer.dtype == "u8" else text // _MIN_BYTES_PER_TOKEN
+    _check_space(options, options.directory.parent, tokenizer, tokens, is_estimate=True)
+
+
+def _check_space(
+    options: BuildOptions,
+    directory: Path,
+    tokenizer: Tokenizer,
+    tokens: int,
+    *,
+    is_estimate: bool = False,
+) -> None:
+    size = tokens * WIDTH[tokenizer.dtype]
+    # At its peak the array exists twice: in parts and merged, or merged and whole.
+    disk = 2 * tokens * pointer_width(size) + (size if is_estimate else 0) + _BASE_DISK
+    memory = min(options.memory, size * _MEMORY_FACTOR[tokenizer.dtype]) + _BASE_MEMORY
+    about = "about " if is_estimate else ""
+    free = shutil.disk_usage(directory).free
+    if free < disk:
+        raise BuildError(
+            f"Too little space in {directory}: {about}{_megabytes(disk)} needed for {tokens:,} "
+            f"tokens, {_megabytes(free)} free"
+        )
+    available = available_memory()
+    if available < memory:
+        raise BuildError(
+            f"Too little memory: {about}{_megabytes(memory)} needed, {_megabytes(available)} "
+            "available: close something, or give the indexer less (--memory)"
+        )
+
+
+def _megabytes(size: int) -> str:
+    return f"{max(1, round(size / 1e6)):,} MB"

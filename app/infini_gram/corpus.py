@@ -72,7 +72,6 @@ class Corpus:
 
     @property
     def likely_text_bytes(self) -> int:
-        """Estimated size of the text: the size of compressed text is a guess."""
         return sum(
             file.stat().st_size * _OPENERS[compression][1]
             for file, (_, compression) in zip(self._files, self._kinds, strict=True)
@@ -170,7 +169,6 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """The text files of a directory tree, without hidden ones and other types."""
     for file in directory.rglob("*"):
         hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)
         if hidden or not file.is_file():
@@ -181,7 +179,6 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _kind(file: Path) -> tuple[str, str]:
-    """The format of a file and its compression. Raises CorpusError for other files."""
     if not file.exists():
         raise CorpusError(f"{file} does not exist")
     if not file.is_file():

@@ -24,46 +24,13 @@ TokenDtype = Literal["u8", "u16"]
 
 # First segments of the service's own paths, and of some that a proxy or a browser requests: no index
 # may hide behind them. A test compares the set with the actual routes.
-RESERVED_NAMES = frozenset(
-    {
-        *(
-            "admin",
-            "api",
-            "assets",
-            "chat_tokenize",
-            "contexts",
-            "dashboard",
-            "docs",
-            "favicon.ico",
-        ),
-        *("generate", "generate_stream", "health", "history", "indexes", "inference", "info"),
-        *(
-            "invocations",
-            "launches",
-            "me",
-            "metrics",
-            "models",
-            "openapi.json",
-            "ping",
-            "redoc",
-            "results",
-            "robots.txt",
-        ),
-        *(
-            "servers",
-            "static",
-            "static-offline-docs",
-            "system",
-            "teams",
-            "tokenize",
-            "tokens",
-            "ui",
-            "v1",
-            "v2",
-        ),
-        *("vertex", "webhooks", "workers"),
-    }
-)
+_RESERVED = """
+admin api assets chat_tokenize contexts dashboard docs favicon.ico generate generate_stream health
+history indexes inference info invocations launches me metrics models openapi.json ping redoc
+results robots.txt servers static static-offline-docs system teams tokenize tokens ui v1 v2 vertex
+webhooks workers
+"""
+RESERVED_NAMES = frozenset(_RESERVED.split())
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KEYS = {"path", "tokenizer", "description", "delimiters"}
@@ -93,7 +60,6 @@ class Declaration:
 
 
 def check_name(name: str) -> str:
-    """Return the name, if an index may have it. Raises DeclarationError."""
     if not _NAME.fullmatch(name):
         raise DeclarationError(
             f"{name!r} is not a plain name: letters, digits, '.', '_' and '-', at most 128, and a "
@@ -140,10 +106,7 @@ def parse_declarations(text: str, file: Path) -> list[Declaration]:
 
 
 def add_declaration(file: Path, declaration: Declaration) -> None:
-    """Append the declaration to the file, whose content stays unchanged.
-
-    Raises DeclarationError if that is impossible, and OSError.
-    """
+    """Append to the file, whose content stays unchanged. Raises DeclarationError, OSError."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     if text and not text.endswith("\n"):
         text += "\n"

@@ -168,10 +168,7 @@ class Engine:
     def document_by_rank(
         self, shard: int, rank: int, needle_length: int, max_context: int
     ) -> Document:
-        """The document around a rank of a shard's suffix array, as `find` returns it.
-
-        The part has `max_context` tokens on each side of a needle of `needle_length` tokens.
-        """
+        """The document around a rank that `find` returns: `max_context` tokens on each side."""
         _bounded("shard", shard, 0, self.shard_count - 1)
         _bounded("rank", rank, 0, self._shards[shard].tokens - 1)
         pointer = self._shards[shard].pointer(rank)
@@ -180,7 +177,6 @@ class Engine:
     def document_by_pointer(
         self, shard: int, pointer: int, needle_length: int, max_context: int
     ) -> Document:
-        """The document around a pointer, as `find_cnf` and `attribute` return it."""
         _bounded("shard", shard, 0, self.shard_count - 1)
         _bounded("pointer", pointer, 0, self._shards[shard].size - 1)
         if pointer % self._width:
@@ -212,7 +208,6 @@ class Engine:
         maximum_frequency: int,
         allow_partial_words: bool,
     ) -> list[Span]:
-        """The longest parts of a text that occur, in text order."""
         # Not the package's Python method: it makes an object of each place of each span.
         answer = self._package.engine.attribute(
             input_ids=self._ids(ids),
@@ -256,8 +251,6 @@ class Engine:
 
 
 class _Shard:
-    """Size and entries of one shard, read from its files."""
-
     def __init__(self, manifest: Manifest, number: int) -> None:
         self.size = manifest.files[f"tokenized.{number}"].size
         self.tokens = self.size // WIDTH[manifest.token_dtype]
@@ -281,7 +274,6 @@ class _Shard:
 
 
 def _checked(answer: Any) -> Any:
-    """Raise EngineError if the package returned an error."""
     if isinstance(answer, dict) and "error" in answer:
         raise EngineError(f"infini-gram: {answer['error']}")
     return answer

@@ -32,7 +32,6 @@ _NICENESS = 19
 
 
 def main(file: Path, name: str, parent: int) -> None:
-    """Serve the index of this name that the file declares, until stdin ends."""
     _end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the group: the worker finishes its work
@@ -50,7 +49,6 @@ def main(file: Path, name: str, parent: int) -> None:
 
 
 def _open(file: Path, name: str) -> Indexes:
-    """Open the index, if its files are unchanged. Raises DeclarationError, IndexUnavailableError."""
     declared = read_declarations(file)
     if name not in (one.name for one in declared):
         known = ", ".join(one.name for one in declared) or "none"

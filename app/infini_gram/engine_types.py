@@ -37,10 +37,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Prob:
-    """Counts of the prompt, and of the prompt with its continuation.
-
-    `prob` is -1 if the prompt does not occur: then there is no probability.
-    """
+    """Counts and probability; `prob` is -1 if the prompt does not occur."""
 
     prompt_count: int
     continuation_count: int

@@ -4,11 +4,11 @@ import os
 import random
 import re
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from app.infini_gram.build_options import Report
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
 from app.infini_gram.manifest import (
@@ -29,8 +29,6 @@ _SAMPLED_BYTES = 64_000_000
 _COMPARED_BYTES = 64
 
 _FILE = re.compile(rf"({'|'.join(KINDS)})\.\d+")
-
-Report = Callable[[str, float, str], None]
 
 
 def adopt(declaration: Declaration, end_id: int | None, report: Report) -> Manifest:
@@ -79,7 +77,6 @@ def adopt(declaration: Declaration, end_id: int | None, report: Report) -> Manif
 
 
 def _files(directory: Path) -> list[str]:
-    """The names of the index's files. Raises ManifestError if there are none."""
     if not directory.is_dir():
         raise ManifestError(f"{directory} is not a directory")
     found = sorted(one.name for one in directory.iterdir() if _FILE.fullmatch(one.name))
@@ -108,15 +105,11 @@ def _check_shard(directory: Path, manifest: Manifest, shard: int, tokenizer: Tok
 
 
 def _is_sorted(tokenized: Path, table: Path, manifest: Manifest, shard: int) -> bool:
-    """Sampled neighbours in the suffix array are in order."""
     width, pointer_width = WIDTH[manifest.token_dtype], manifest.pointer_width(shard)
     size = manifest.files[tokenized.name].size
-    last = size // width - 2
-    ranks = range(last + 1)
-    if last >= _SAMPLED_RANKS:
-        ranks_to_see = random.Random(0).sample(ranks, _SAMPLED_RANKS)  # noqa: S311 # no secret
-    else:
-        ranks_to_see = list(ranks)
+    ranks = range(size // width - 1)
+    count = min(len(ranks), _SAMPLED_RANKS)
+    ranks_to_see = random.Random(0).sample(ranks, count)  # noqa: S311 # no secret
     with tokenized.open("rb") as texts, table.open("rb") as pointers:
         for rank in ranks_to_see:
             pair = os.pread(pointers.fileno(), 2 * pointer_width, rank * pointer_width)
@@ -132,7 +125,6 @@ def _is_sorted(tokenized: Path, table: Path, manifest: Manifest, shard: int) -> 
 
 
 def _check_unigrams(file: Path, manifest: Manifest, shard: int) -> None:
-    """Check that the counts are of this shard, in the form that the engine reads for its tokens."""
     if file.name not in manifest.files:
         return
     rows = [line.split() for line in file.read_text().splitlines()]

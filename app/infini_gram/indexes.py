@@ -34,10 +34,7 @@ class _StoppedError(Exception):
 
 
 class Indexes:
-    """Open indexes; use as `async with`, or `open` and `close`.
-
-    At most `threads` queries run at the same time, and `queue` more wait.
-    """
+    """Open indexes: at most `threads` queries run at the same time, and `queue` more wait."""
 
     def __init__(
         self, declarations: Sequence[Declaration], *, threads: int = 4, queue: int = 64
@@ -58,7 +55,6 @@ class Indexes:
         await asyncio.to_thread(self.open_blocking)
 
     def open_blocking(self) -> None:
-        """`open` for a process without an event loop."""
         later = [one for one in self._declarations.values() if self._open(one)]
         if later:
             self._checker = threading.Thread(
@@ -74,7 +70,6 @@ class Indexes:
         self.close()
 
     def close(self) -> None:
-        """Accept no more queries; running ones finish."""
         self._stopping.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._checker:
@@ -92,7 +87,7 @@ class Indexes:
         return dict(self._failures)
 
     def engine(self, name: str) -> Engine:
-        """Return an open index's engine. Raises UnknownIndexError or IndexUnavailableError."""
+        """Raises UnknownIndexError, IndexUnavailableError."""
         engine = self._engines.get(name)
         if engine is not None:
             return engine
@@ -178,12 +173,10 @@ class Indexes:
 
     def _fail(self, declaration: Declaration, error: Exception) -> None:
         self._failures[declaration.name] = _without_paths(str(error), declaration).rstrip(".")
-        logger.error(
-            "index %s is not open: %s", declaration.name, error, extra={"action": "index_failed"}
-        )
+        extra = {"action": "index_failed"}
+        logger.error("index %s is not open: %s", declaration.name, error, extra=extra)
 
 
 def _without_paths(reason: str, declaration: Declaration) -> str:
-    """The reason for clients: with names of files, but without their directories."""
     reason = reason.replace(f"{declaration.path}/", "").replace(str(declaration.path), "its folder")
     return reason.replace(declaration.tokenizer, Path(declaration.tokenizer).name)

@@ -109,7 +109,6 @@ class Manifest(BaseModel):
         return sum(entry.size for entry in self.files.values())
 
     def pointer_width(self, shard: int) -> int:
-        """Bytes of one entry of a shard's suffix array."""
         tokens = self.files[f"tokenized.{shard}"].size // WIDTH[self.token_dtype]
         return self.files[f"table.{shard}"].size // tokens
 
@@ -139,10 +138,7 @@ def read(directory: Path) -> Manifest:
 
 
 def verify(directory: Path, *, checksums: bool = True, report: Report | None = None) -> Manifest:
-    """Read the manifest of an index, and check its files against it. Raises ManifestError.
-
-    Sizes are always checked. `checksums` reads all files: seconds for each gigabyte.
-    """
+    """Check sizes, and checksums: seconds for each gigabyte. Raises ManifestError."""
     manifest = read(directory)
     check_sizes(directory, manifest)
     if checksums:
@@ -172,7 +168,6 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
 def check_contents(
     directory: Path, manifest: Manifest, names: list[str], report: Report | None = None
 ) -> None:
-    """Compare the checksums of these files with those of the build."""
     total = sum(manifest.files[name].size for name in names)
     done = 0
     for name in names:
@@ -191,7 +186,6 @@ def check_contents(
 
 
 def check_declaration(declaration: Declaration, manifest: Manifest, sha256: str | None) -> None:
-    """Check that the index was built with the declared tokenizer, whose checksum is `sha256`."""
     if manifest.tokenizer_sha256 == sha256 and manifest.token_dtype == declaration.token_dtype:
         return
     if declaration.tokenizer == BYTES:
@@ -238,7 +232,6 @@ def remember_verified(directory: Path, manifest: Manifest) -> None:
 
 
 def _stamp(file: Path, entry: FileEntry) -> list[Any]:
-    """Values that change when the file is written or replaced."""
     status = file.stat()
     return [entry.sha256, status.st_size, status.st_mtime_ns, status.st_ino]
 

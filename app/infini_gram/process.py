@@ -51,10 +51,7 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, declarations: Path, name: str) -> "EngineProcess":
-        """Open an index that the file declares in a new process.
-
-        Raises AttributionFailedError with the reason, EngineDiedError, TimeoutError.
-        """
+        """Open an index. Raises AttributionFailedError, EngineDiedError, TimeoutError."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "app.infini_gram.engine_main",
             str(declarations), name, str(os.getpid()),
@@ -80,10 +77,9 @@ class EngineProcess:
         return self._process.returncode is None and not self._is_killed
 
     async def attribute(self, text: str, parameters: Mapping[str, Any]) -> Attributed:
-        """The attribution of a text.
+        """Raises AttributionRefusedError, AttributionFailedError, EngineDiedError.
 
-        Raises AttributionRefusedError, AttributionFailedError, EngineDiedError. A caller that is
-        cancelled must end the process, which continues otherwise.
+        A caller that is cancelled must end the process, which continues otherwise.
         """
         assert self._process.stdin is not None
         request = orjson.dumps({"text": text, "parameters": parameters})

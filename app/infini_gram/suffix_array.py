@@ -73,7 +73,6 @@ def _report_step(directory: Path, log_file: Path, expected: int, report: Report)
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of the files of a directory; either may disappear meanwhile."""
     with contextlib.suppress(OSError):
         if path.is_dir():
             return sum(file.stat().st_size for file in path.iterdir())
@@ -86,7 +85,6 @@ def _log_text(log_file: Path) -> str:
 
 
 def _plain_directory() -> str:
-    """A temporary directory whose path has no characters that a shell interprets."""
     chosen = tempfile.gettempdir()
     return chosen if re.fullmatch(r"[A-Za-z0-9/._-]+", chosen) else "/tmp"  # noqa: S108
 

@@ -52,7 +52,6 @@ class _Files:
         return (self._directory / f"{kind}.0").open("wb")
 
     def add(self, documents: list[CorpusDocument], encoded: list[bytes]) -> None:
-        """Write documents with their tokens; documents without tokens are left out."""
         offsets, metaoffs = array("Q"), array("Q")
         for document, tokens in zip(documents, encoded, strict=True):
             if not tokens:

@@ -47,28 +47,22 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids, and the position of each in the text, in code points: [start, end).
-
-        Raises InvalidRequestError for invalid text: lone surrogates.
-        """
+        """Ids, and positions [start, end) in code points. Raises InvalidRequestError."""
 
     @abstractmethod
     def encode_for_disk(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of many texts, in an index's format. Raises UnicodeEncodeError."""
 
     @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, with special tokens."""
+    def decode(self, ids: Sequence[int]) -> str: ...
 
     @abstractmethod
-    def token(self, token_id: int) -> str:
-        """The token in the vocabulary's spelling; empty for an unknown id."""
+    def token(self, token_id: int) -> str: ...
 
     @abstractmethod
     def word_start_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. Raises InvalidRequestError for invalid text."""
         return self.encode_with_offsets(text)[0]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -178,10 +172,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def open_tokenizer(source: str | Path, end_id: int | None = None) -> Tokenizer:
-    """Open the tokenizer of a declaration: "bytes", or the path of a tokenizer.json.
-
-    Raises TokenizerError. `end_id` is for files that do not name their end-of-text token.
-    """
+    """Open "bytes", or a tokenizer.json and the id of its end of text. Raises TokenizerError."""
     return ByteTokenizer() if source == BYTES else FileTokenizer(Path(source), end_id)
 
 

@@ -16,7 +16,7 @@ from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.queue.enqueue import NewResult
-from app.queue.rate_buckets import Cost, RateBuckets
+from app.queue.rate_buckets import MAX_REQUESTS, Cost, Shortage, take
 from app.queue.team_limits import Limits, TeamLimits
 
 _Key = tuple[str, str]  # team, model
@@ -50,30 +50,27 @@ class _Queued:
 
 
 class Admission:
-    """Admits requests, or raises."""
-
     def __init__(
         self, database: Database, depth: QueueDepth, limits: TeamLimits, settings: Settings
     ) -> None:
         self._depth = depth
         self._limits = limits
-        self._buckets = RateBuckets(database, settings)
         self._queued: dict[_Key, _Queued] = {}  # of limited teams: bounded by those and models
+        seconds = settings.database_timeout_seconds
         self._counts: Batcher[tuple[str, str, int], int] = Batcher(
-            database, _count, max_items=_MAX_BATCH, retry_seconds=settings.database_timeout_seconds
+            database, _count, max_items=_MAX_BATCH, retry_seconds=seconds
+        )
+        self._takes: Batcher[Sequence[Cost], Shortage | None] = Batcher(
+            database, take, max_items=MAX_REQUESTS, retry_seconds=seconds
         )
 
     async def limits_of(self, team_id: str, model: str) -> Limits:
-        """Return a team's limits for a model. Raises DatabaseUnavailableError."""
         await self._limits.load()
         return self._limits.of(team_id, model)
 
     @contextlib.asynccontextmanager
     async def admitted(self, results: Sequence[NewResult]) -> AsyncIterator[None]:
-        """Let results in, and have them counted while they are stored.
-
-        Raises QueueFullError, LimitError, and lets none of them in.
-        """
+        """Admit all, and count them while they are stored. Raises QueueFullError, LimitError."""
         groups: dict[_Key, list[NewResult]] = {}
         for result in results:
             groups.setdefault((result.team_id, result.model_name), []).append(result)
@@ -120,7 +117,7 @@ class Admission:
             if limits.tokens_per_minute is not None:
                 tokens = sum(result.tokens for result in group)
                 costs.append(Cost((*key, _TOKENS), limits.tokens_per_minute, tokens))
-        shortage = await self._buckets.take(costs) if costs else None
+        shortage = await self._takes.submit(costs) if costs else None
         if shortage is None:
             return
         team, model, name = shortage.cost.bucket

@@ -5,8 +5,8 @@ from uuid import UUID
 
 from app.core.database import Connection
 from app.core.listener import CANCELLED, ENDED
-from app.queue.conclude import JUDGE_UNCLAIMED, MAX_BATCH, end_sql, sweep_sql
 from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
+from app.queue.terminal_state import JUDGE_UNCLAIMED, MAX_BATCH, end_sql, sweep_sql
 
 
 def _cancel_sql(condition: str) -> str:
@@ -46,12 +46,10 @@ async def cancel_some(connection: Connection, team_id: str, filters: dict[str, o
 
 
 async def cancel_ids(connection: Connection, team_id: str, ids: Sequence[UUID]) -> None:
-    """Cancel those of a team's results of these ids that are pending."""
     for start in range(0, len(ids), MAX_BATCH):
         await connection.fetch(_CANCEL_IDS, team_id, ids[start : start + MAX_BATCH])
 
 
 async def notify_stopped(connection: Connection, ids: Sequence[UUID]) -> None:
-    """Notify workers and waiters that results of these ids are gone."""
     for start in range(0, len(ids), MAX_BATCH):
         await connection.fetch(_NOTIFY_STOPPED, ids[start : start + MAX_BATCH])

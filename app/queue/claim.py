@@ -162,23 +162,15 @@ async def claim_within_limits(
     *,
     continues: bool,
 ) -> list[Claim]:
-    """Claim results of a model of which teams may run only so many."""
     async with connection.transaction():
         await connection.execute(LOCK_QUEUE, model)
-        rows = await connection.fetch(
-            _CLAIM_WITHIN_LIMITS,
-            worker_id,
-            model,
-            free,
-            limits.default,
-            list(limits.of_teams),
-            list(limits.of_teams.values()),
-        )
+        of_teams = list(limits.of_teams), list(limits.of_teams.values())
+        arguments = worker_id, model, free, limits.default, *of_teams
+        rows = await connection.fetch(_CLAIM_WITHIN_LIMITS, *arguments)
     return await _to_claims(connection, rows, continues=continues)
 
 
 async def suspect_models(connection: Connection, models: Sequence[str]) -> list[str]:
-    """Return those of the models for which a suspect waits."""
     rows = await connection.fetch(_SUSPECT_MODELS, list(models))
     return [row["model_name"] for row in rows]
 
@@ -186,7 +178,6 @@ async def suspect_models(connection: Connection, models: Sequence[str]) -> list[
 async def claim_suspect(
     connection: Connection, worker_id: UUID, model: str, *, continues: bool
 ) -> list[Claim]:
-    """Claim one result that must run alone, if nothing runs on its model."""
     async with connection.transaction():
         await connection.execute(LOCK_QUEUE, model)
         rows = await connection.fetch(_CLAIM_SUSPECT, worker_id, model)
@@ -194,10 +185,8 @@ async def claim_suspect(
 
 
 async def owned_results(connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:
-    """Return the pending results of a worker: id -> (attempt, whether a cancellation is requested).
-
-    The heartbeat passes its own connection: no retry may delay the next renewal.
-    """
+    """Return pending results of a worker: id -> (attempt, whether a cancellation is requested)."""
+    # The heartbeat passes its own connection: no retry may delay the next renewal.
     rows = await connection.fetch(_OWNED, worker_id)
     return {row["id"]: (row["attempt"], row["is_cancelled"]) for row in rows}
 

@@ -97,7 +97,6 @@ GROUP BY k.id
 async def load_resumes(
     connection: Connection, interrupted: Sequence[Interrupted]
 ) -> dict[UUID, Resume]:
-    """Load the stored text of these results, in one statement."""
     if not interrupted:
         return {}
     rows = await connection.fetch(_LOAD, *_INTERRUPTED.arguments(interrupted))

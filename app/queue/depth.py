@@ -52,8 +52,6 @@ FROM (SELECT * FROM heads LIMIT 10000) h GROUP BY model_name
 
 @dataclass(slots=True)
 class ModelLoad:
-    """Load of one model over all teams and workers."""
-
     queued: int = 0
     running: int = 0
     tokens_per_second: float = 0.0
@@ -79,12 +77,10 @@ class QueueDepth:
         self._oldest_expires = 0.0
 
     async def by_model(self) -> dict[str, ModelLoad]:
-        """Return the load of each model that has any."""
         await self._refresh()
         return self._snapshot.by_model
 
     async def workers(self) -> dict[str, int]:
-        """Return the number of live workers by kind."""
         await self._refresh()
         return self._snapshot.workers
 
@@ -99,11 +95,7 @@ class QueueDepth:
         return self._oldest
 
     async def admit(self, count: int) -> None:
-        """Let `count` more results into the queue. Raises QueueFullError beyond its bound.
-
-        Other processes' submissions since the last count are not seen: the bound may be exceeded
-        by what they accept in about a second.
-        """
+        """Raise QueueFullError beyond the bound; other processes' last second is not counted."""
         await self._refresh()
         if self._snapshot.queued + self._accepted + count > self._max_queued:
             raise QueueFullError(

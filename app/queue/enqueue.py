@@ -68,14 +68,10 @@ class NewResult:
 
 
 class EagerDispatcher(Protocol):
-    """The worker of this process, which runs new results without waiting for a claim.
-
-    Its slots are reserved before a statement, then confirmed or given up.
-    """
+    """The worker of this process, which runs new results without waiting for a claim."""
 
     @property
-    def worker_id(self) -> UUID:
-        """The id that it claims under now."""
+    def worker_id(self) -> UUID: ...
 
     def reserve(self, models: Sequence[str]) -> list[bool]:
         """Return for each result of these models whether it has a free slot."""
@@ -90,7 +86,7 @@ class EagerDispatcher(Protocol):
         """Stop all that began: nothing is known to be committed."""
 
 
-_CONTEXTS = RecordSet(NewContext)
+CONTEXTS = RecordSet(NewContext)
 # The members that stay in this process.
 _UNSTORED = ("new_context", "key", "goes_with_key", "tokens", "limits")
 _COLUMNS = tuple(RecordSet(NewResult, _UNSTORED).types)
@@ -128,10 +124,10 @@ def _enqueue_sql(
 ) -> str:
     """Insert contexts and results for the worker $1; `keys` are CTEs that take their keys before."""
     return f"""
-WITH input AS MATERIALIZED ({results.select(2 + len(_CONTEXTS.types))}),
+WITH input AS MATERIALIZED ({results.select(2 + len(CONTEXTS.types))}),
 {keys} new_contexts AS (
-  INSERT INTO contexts ({", ".join(_CONTEXTS.types)})
-  SELECT * FROM ({_CONTEXTS.select(2)}) c WHERE {is_context_kept}
+  INSERT INTO contexts ({", ".join(CONTEXTS.types)})
+  SELECT * FROM ({CONTEXTS.select(2)}) c WHERE {is_context_kept}
   ON CONFLICT (id) DO NOTHING
 ), flows AS MATERIALIZED (
   SELECT f.*, {next_key_sql("f")} AS first_key
@@ -257,12 +253,11 @@ def to_arguments(
     worker_id: UUID | None,
     columns: RecordSet[NewResult] = _RESULTS,
 ) -> list[object]:
-    """Return the arguments of ENQUEUE."""
     # Results of one group share their context.
     contexts = {one.new_context.id: one.new_context for one in results if one.new_context}
     return [
         worker_id,
-        *_CONTEXTS.arguments(contexts.values()),
+        *CONTEXTS.arguments(contexts.values()),
         *columns.arguments(results, may_start=slots),
     ]
 
@@ -274,7 +269,6 @@ def _is_new(result: NewResult) -> bool:
 
 
 def _to_claim(result: NewResult, stored_prompt: str | None = None) -> Claim:
-    """Return the claim of a result that is claimed as it is stored."""
     prompt = result.prompt
     if prompt is None:
         prompt = result.new_context.content if result.new_context else stored_prompt

@@ -12,9 +12,9 @@ from app.core.database import Connection, await_standby
 from app.core.errors import Failure
 from app.core.record_set import RecordSet
 from app.queue.claim import SUSPECT_DEATHS
-from app.queue.conclude import NOTIFY_CONCLUDED, conclude_sql
 from app.queue.notifications import notify_enqueued
 from app.queue.progress import IS_OURS, lock_results_sql
+from app.queue.terminal_state import NOTIFY_CONCLUDED, conclude_sql
 from app.queue.virtual_time import next_key_sql, step_behind_sql
 
 # The columns of a result for its readers: its end gives the same to those who wait in its process.
@@ -63,8 +63,7 @@ class AttemptEnd:
 class ResultWaiters(Protocol):
     """The readers in this process that wait for results to end."""
 
-    def awaits(self, result_id: UUID) -> bool:
-        """Return whether a reader waits for this one."""
+    def awaits(self, result_id: UUID) -> bool: ...
 
     def deliver(self, row: Record) -> None:
         """Deliver a result that has just ended, with its READ_COLUMNS."""
@@ -176,10 +175,7 @@ async def end_attempts(
     *,
     resent: bool,
 ) -> list[bool]:
-    """Commit the ends of attempts; whether each was the worker's.
-
-    Awaited results are delivered from the statement that ends them.
-    """
+    """Commit ends, and deliver awaited results; for each end, True if it was the worker's."""
     awaited = [end.result_id for end in ends if waiters and waiters.awaits(end.result_id)]
     rows = await connection.fetch(
         _END_ATTEMPTS[bool(awaited), any(end.has_attribution for end in ends)],

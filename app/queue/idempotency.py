@@ -1,7 +1,7 @@
 """Idempotency keys: a request that is sent again finds the result of the first sending.
 
 A key belongs to a team and names one result until it expires or the result is deleted. It is
-taken in the statement that stores the result (`job_queue`), so there is never the one without the
+taken in the statement that stores the result (`enqueue`), so there is never the one without the
 other; whose it is, is looked up before and after.
 """
 
@@ -95,11 +95,9 @@ class IdempotencyKeys:
         )
 
     def new(self, key: str, request_hash: bytes) -> NewKey:
-        """A key for a result that is about to be enqueued."""
         return NewKey(key, request_hash, self._seconds)
 
     async def find(self, team_id: str, key: str) -> TakenKey | None:
-        """Return the owner of a key, if it has one."""
         return await self._finds.submit((team_id, key))
 
     async def keep(self, team_id: str, key: str, seconds: float) -> None:
@@ -115,9 +113,7 @@ class IdempotencyKeys:
         )
 
     async def forget_unless_good(self, team_id: str, key: str, version: int) -> None:
-        """Free a key whose result is no answer: it failed, is erased, or is of another version of its
-        model.
-        """
+        """Free a key whose result failed, is erased, or is of another version of its model."""
         await self._database.fetch(
             """DELETE FROM idempotency_keys k USING results r
                WHERE k.team_id = $1 AND k.key = $2 AND r.id = k.result_id
@@ -129,7 +125,6 @@ class IdempotencyKeys:
         )
 
     async def remove_expired(self) -> int:
-        """Remove expired keys, which are without effect already; how many."""
         total: int = 0
         while True:
             row = await self._database.fetchrow(_REMOVE_EXPIRED, _MAX_BATCH)

@@ -2,7 +2,7 @@
 
 The result row is the job. Every write names the state, the worker and the attempt that it expects, so
 a race becomes a row count of zero: another process decided. All times are the database's clock.
-`docs/state_machine.md` draws the transitions; `conclude` writes their states.
+`docs/state_machine.md` draws the transitions; `terminal_state` writes their states.
 """
 
 import logging
@@ -15,27 +15,18 @@ from app.core.database import Connection, Database
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue import cancel, finish, rescue
-from app.queue.claim import (
-    Claim,
-    claim,
-    claim_suspect,
-    claim_within_limits,
-    suspect_models,
-)
-from app.queue.conclude import MAX_BATCH
+from app.queue.claim import Claim, claim, claim_suspect, claim_within_limits, suspect_models
 from app.queue.enqueue import MAX_ENQUEUE, EagerDispatcher, NewResult, enqueue
 from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.progress import Chunk, append_chunks
 from app.queue.team_limits import TeamLimits
+from app.queue.terminal_state import MAX_BATCH
 
 logger = logging.getLogger(__name__)
 
 
 class JobQueue:
-    """Enqueue, claim, append, end, cancel, rescue, expire.
-
-    `dispatcher`: the worker of this process, if it may run new results at once.
-    """
+    """Transitions of results; `dispatcher` is the worker of this process, if it has one."""
 
     def __init__(
         self, database: Database, settings: Settings, limits: TeamLimits | None = None
@@ -45,11 +36,9 @@ class JobQueue:
         self._database = database
         self._settings = settings
         self._continues = settings.continue_lost_attempts
+        seconds = settings.database_timeout_seconds
         self._enqueues: Batcher[NewResult, bool] = Batcher(
-            database,
-            self._enqueue,
-            max_items=MAX_ENQUEUE,
-            retry_seconds=settings.database_timeout_seconds,
+            database, self._enqueue, max_items=MAX_ENQUEUE, retry_seconds=seconds
         )
 
     # --- new results ----------------------------------------------------------------------------
@@ -108,13 +97,11 @@ class JobQueue:
         for model, limits in limited.items():
             async with self._database.connection() as connection:
                 claims = await claim_within_limits(
-                    *(connection, worker_id, model, free[model], limits),
-                    continues=self._continues,
+                    connection, worker_id, model, free[model], limits, continues=self._continues
                 )
             yield claims
 
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
-        """Claim, for each model on which nothing runs, one result that must run alone."""
         waiting = await self._database.run(lambda connection: suspect_models(connection, models))
         claims: list[Claim] = []
         for model in waiting:
@@ -129,19 +116,11 @@ class JobQueue:
     async def append(
         self, worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID] = ()
     ) -> None:
-        """Store text of running attempts, and notify readers of the `watched` results elsewhere.
-
-        Chunks of attempts no longer ours are dropped.
-        """
-        await self._database.run(
-            lambda connection: append_chunks(connection, worker_id, chunks, watched)
-        )
+        """Store text of attempts that are ours; notify readers elsewhere of `watched` results."""
+        await self._database.run(lambda one: append_chunks(one, worker_id, chunks, watched))
 
     def chunk_batcher(self, worker_id: UUID, retry_seconds: float) -> Batcher[Chunk, None]:
-        """Return the batcher of a worker for the last text of attempts that are to be continued.
-
-        Chunks of attempts no longer ours are dropped.
-        """
+        """The batcher of a worker for the last text of its attempts that are to be continued."""
 
         async def keep_texts(
             connection: Connection, chunks: Sequence[Chunk], _resent: bool
@@ -154,10 +133,7 @@ class JobQueue:
     def end_batcher(
         self, worker_id: UUID, retry_seconds: float, waiters: ResultWaiters | None = None
     ) -> Batcher[AttemptEnd, bool]:
-        """Return the batcher of a worker for the ends of its attempts; False: it was not ours.
-
-        Results that the `waiters` await are delivered by the statement that ends them.
-        """
+        """The batcher of a worker for the ends of its attempts; False: it was not ours."""
 
         async def end_attempts(
             connection: Connection, ends: Sequence[AttemptEnd], resent: bool
@@ -177,59 +153,42 @@ class JobQueue:
 
         Queued ones are terminal on return; running ones are marked and their worker is notified.
         """
-        return await self._repeat(
-            lambda connection: cancel.cancel_some(connection, team_id, filters)
-        )
+        return await self._repeat(lambda one: cancel.cancel_some(one, team_id, filters))
 
     async def cancel_ids(self, team_id: str, ids: Sequence[UUID]) -> None:
-        """Cancel those of a team's results of these ids that are pending."""
         await self._database.run(lambda connection: cancel.cancel_ids(connection, team_id, ids))
 
     async def notify_stopped(self, ids: Sequence[UUID]) -> None:
-        """Notify workers and waiters that results of these ids are gone."""
         await self._database.run(lambda connection: cancel.notify_stopped(connection, ids))
 
     # --- maintenance ----------------------------------------------------------------------------
 
     async def expire(self) -> int:
-        """Fail queued results past their deadline; how many."""
         return await self._repeat(rescue.expire_some)
 
     async def rescue(self, lease_seconds: float) -> int:
-        """Mark workers dead whose lease ran out, and release their results; how many results.
-
-        The caller must itself have been connected for a lease (see `maintenance`).
-        """
-        await self._database.run(
-            lambda connection: rescue.mark_lost_workers(connection, lease_seconds)
-        )
+        """Release results of workers whose lease ran out; how many. `maintenance` has the rules."""
+        await self._database.run(lambda one: rescue.mark_lost_workers(one, lease_seconds))
         return await self.release(await self._database.run(rescue.dead_owners))
 
     async def release(self, worker_ids: Sequence[UUID]) -> int:
         """Release the results of lost workers, or end those that have no attempt or time left."""
+
+        def release(connection: Connection) -> Awaitable[int]:
+            return rescue.release_some(connection, worker_ids, self._settings, counted=True)
+
         released = 0
-        while worker_ids and (
-            count := await self._database.run(
-                lambda connection: rescue.release_some(
-                    connection, worker_ids, self._settings, counted=True
-                )
-            )
-        ):
+        while worker_ids and (count := await self._database.run(release)):
             released += count
         return released
 
     async def retire(self, worker_id: UUID) -> int:
-        """End a worker's own id and hand its results back; they do not count as attempts."""
-        return await self._database.run(
-            lambda connection: rescue.retire(connection, worker_id, self._settings)
-        )
+        return await self._database.run(lambda one: rescue.retire(one, worker_id, self._settings))
 
     async def clock(self) -> float:
-        """Return the database's clock, in seconds since 1970."""
         return await self._database.run(rescue.clock)
 
     async def _repeat(self, change_some: Callable[[Connection], Awaitable[int]]) -> int:
-        """Repeat a change until it finds less than a full batch; how many rows."""
         total = 0
         while True:
             count = await self._database.run(change_some)

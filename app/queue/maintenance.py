@@ -16,9 +16,8 @@ logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 1.0
 _EXPIRED_PERIOD_SECONDS = 60.0  # an expired key or ticket only takes room
-_UNBROKEN_SECONDS = (
-    3.0  # between two looks; more means an outage of the database or of this process
-)
+# Between two looks; more means an outage of the database or of this process.
+_UNBROKEN_SECONDS = 3.0
 
 
 class Maintenance:
@@ -37,7 +36,6 @@ class Maintenance:
         self._clock_ahead = 0.0  # the database's, of our monotonic one
 
     async def run(self) -> None:
-        """Maintain the queue until cancelled."""
         await PollingLoop("maintenance", self._look, seconds=_PERIOD_SECONDS).run()
 
     async def _look(self) -> None:
@@ -54,17 +52,13 @@ class Maintenance:
             rescued = await self._queue.rescue(self._lease)
             if rescued:
                 metrics.RESCUES.inc(rescued)
-                logger.warning(
-                    "%d results of lost workers were freed", rescued, extra={"action": "rescued"}
-                )
+                extra = {"action": "rescued"}
+                logger.warning("%d results of lost workers were freed", rescued, extra=extra)
         self._connected_since = since
 
 
 async def remove_expired(removals: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Run each of the removals every minute, until cancelled.
-
-    Not part of `Maintenance`: a long removal must not delay a rescue.
-    """
+    """Run each of the removals every minute; a long one must not delay a rescue."""
 
     async def remove_all() -> None:
         for remove in removals:

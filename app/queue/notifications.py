@@ -12,7 +12,6 @@ def notify_ids(channel: str, condition: str = "true") -> str:
 
 
 def notify_enqueued(condition: str = "true") -> str:
-    """Notify workers of the models of the rows that meet a condition, if there are any."""
     return f"""CASE WHEN count(*) FILTER (WHERE {condition}) > 0 THEN pg_notify('{ENQUEUED}',
     left(string_agg(DISTINCT model_name, ',') FILTER (WHERE {condition}), {_MAX_PAYLOAD})) END"""
 

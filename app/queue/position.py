@@ -21,7 +21,7 @@ _CACHE_TTL_SECONDS = 1.0
 _RETRY_SECONDS = 1.0  # an estimate is not worth a longer wait
 _MAX_POLL_SECONDS = 30
 
-# The head in the order of claims (job_queue), and what the living workers finish per second. The
+# The head in the order of claims (`claim`), and what the living workers finish per second. The
 # limit is an argument, as in a claim: planned for a thousand rows, the statement sorts the queues of
 # all models instead of walking down the index.
 _READ = """

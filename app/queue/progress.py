@@ -55,7 +55,6 @@ SELECT pg_notify('{APPENDED}', ids) FROM unnest(${2 + len(_CHUNKS.types)}::text[
 async def append_chunks(
     connection: Connection, worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID] = ()
 ) -> None:
-    """Store text of attempts that are still the worker's; notify readers of the `watched` results."""
     await connection.execute(
         _APPEND, worker_id, *_CHUNKS.arguments(chunks), list(join_ids(watched))
     )

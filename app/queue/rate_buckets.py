@@ -7,11 +7,9 @@ all of its buckets, or is refused and takes nothing. https://en.wikipedia.org/wi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.core.database import Connection, Database
-from app.core.group_commit import Batcher
-from app.core.settings import Settings
+from app.core.database import Connection
 
-_MAX_BATCH = 1000
+MAX_REQUESTS = 1000  # that share a transaction
 _MINUTE = 60.0
 
 _FILL = """
@@ -55,26 +53,14 @@ class Shortage:
     seconds: float
 
 
-class RateBuckets:
-    """Takes from buckets; concurrent requests share a transaction."""
-
-    def __init__(self, database: Database, settings: Settings) -> None:
-        self._takes: Batcher[Sequence[Cost], Shortage | None] = Batcher(
-            database, _take, max_items=_MAX_BATCH, retry_seconds=settings.database_timeout_seconds
-        )
-
-    async def take(self, costs: Sequence[Cost]) -> Shortage | None:
-        """Take all of it, or return the first shortage and take nothing.
-
-        A request that costs more than a full bucket passes when it is full, and leaves it empty
-        for as long as that takes; otherwise it would never pass.
-        """
-        return await self._takes.submit(costs)
-
-
-async def _take(
+async def take(
     connection: Connection, requests: Sequence[Sequence[Cost]], _resent: bool
 ) -> Sequence[Shortage | None]:
+    """Take all that a request costs, or return its first shortage and take nothing.
+
+    A request that costs more than a full bucket passes when it is full, and leaves it empty
+    for as long as that takes; otherwise it would never pass.
+    """
     # Sent again after a connection was lost at COMMIT, it may take twice. To know, each taking would
     # have to be kept; a bucket that fills up has forgotten this one.
     capacities = {cost.bucket: cost.capacity for costs in requests for cost in costs}

@@ -7,7 +7,8 @@ from app.core.database import Connection
 from app.core.errors import WORKER_LOST
 from app.core.listener import ENDED, ENQUEUED
 from app.core.settings import Settings
-from app.queue.conclude import (
+from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
+from app.queue.terminal_state import (
     JUDGE_UNCLAIMED,
     MAX_BATCH,
     NO_ANSWER,
@@ -17,7 +18,6 @@ from app.queue.conclude import (
     end_sql,
     sweep_sql,
 )
-from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
 
 # A lease that is over, or longer than any (LLM_LEASE_SECONDS is ten minutes at most): it was not
 # renewed since the clock was set back.
@@ -108,23 +108,14 @@ async def dead_owners(connection: Connection) -> list[UUID]:
 async def release_some(
     connection: Connection, worker_ids: Sequence[UUID], settings: Settings, *, counted: bool
 ) -> int:
-    """Release at most MAX_BATCH results of dead workers; how many."""
-    count: int = await connection.fetchval(
-        _RELEASE,
-        worker_ids,
-        counted,
-        settings.max_attempts,
-        settings.continue_lost_attempts,
-        settings.continue_by_text,
-    )
+    continues = settings.continue_lost_attempts, settings.continue_by_text
+    arguments = worker_ids, counted, settings.max_attempts, *continues
+    count: int = await connection.fetchval(_RELEASE, *arguments)
     return count
 
 
 async def retire(connection: Connection, worker_id: UUID, settings: Settings) -> int:
-    """End a worker's id and release its results, whose attempts do not count; how many.
-
-    In one transaction: a rescuer counts the results of a dead worker as lost.
-    """
+    """Release a worker's results in one transaction, so that no attempt counts; how many."""
     async with connection.transaction():
         await connection.execute(_RETIRE, worker_id)
         released = 0
@@ -134,7 +125,6 @@ async def retire(connection: Connection, worker_id: UUID, settings: Settings) ->
 
 
 async def expire_some(connection: Connection) -> int:
-    """Fail at most MAX_BATCH queued results past their deadline; how many."""
     count: int = await connection.fetchval(_EXPIRE)
     return count
 

@@ -70,19 +70,16 @@ class TeamLimits:
             "tokens_per_minute": settings.team_tokens_per_minute,
         }
         self._rows: dict[tuple[str, str], Stored] = {}
-        self._limits: dict[
-            tuple[str, str], Limits
-        ] = {}  # as asked for; bounded by teams and models
+        # As asked for; bounded by teams and models.
+        self._limits: dict[tuple[str, str], Limits] = {}
         self._is_loaded = False
         self.has_running = settings.team_max_running is not None
         self._loop = PollingLoop("limits", self.refresh, seconds=_PERIOD_SECONDS)
 
     def subscribe(self, listener: Listener) -> None:
-        """Subscribe to changes; before the listener runs."""
         listener.subscribe(LIMITS, lambda _: self._loop.wake())
 
     async def run(self) -> None:
-        """Read the table whenever it changed, until cancelled."""
         await self._loop.run()
 
     async def refresh(self) -> None:
@@ -100,10 +97,7 @@ class TeamLimits:
         )
 
     async def load(self) -> None:
-        """Read the table unless it was read: no request is admitted by unknown limits.
-
-        Raises DatabaseUnavailableError.
-        """
+        """Read the table unless it was read. Raises DatabaseUnavailableError."""
         if not self._is_loaded:
             await self.refresh()
 
@@ -111,16 +105,12 @@ class TeamLimits:
         """Return a team's limits for a model: by its row for the model, its row for any, the default."""
         limits = self._limits.get((team_id, model))
         if limits is None:
-            members = (
-                dict(self._default)
-                | dict(self._rows.get((team_id, ANY_MODEL), {}))
-                | dict(self._rows.get((team_id, model), {}))
-            )
+            of_any = self._rows.get((team_id, ANY_MODEL), {})
+            members = {**self._default, **of_any, **self._rows.get((team_id, model), {})}
             limits = self._limits[team_id, model] = Limits(**members)  # type: ignore[arg-type]
         return limits
 
     def running(self, model: str) -> RunningLimits | None:
-        """Return the running limits of a model, if any team has one."""
         of_teams = {}
         for team_id, name in self._rows:
             if name in (ANY_MODEL, model):
@@ -133,7 +123,6 @@ class TeamLimits:
         return RunningLimits(None if default is None else int(default), of_teams)
 
     async def stored(self) -> Sequence[tuple[str, str, Stored]]:
-        """All rows of the table, read now: team, model, and what is set."""
         await self.refresh()
         return [(*key, self._rows[key]) for key in sorted(self._rows)]
 
@@ -142,5 +131,4 @@ class TeamLimits:
         await self._database.fetch(_SET, team_id, model, *(values.get(name) for name in _NAMES))
 
     async def remove(self, team_id: str, model: str) -> bool:
-        """Go back to the default; whether anything was set."""
         return bool(await self._database.fetch(_REMOVE, team_id, model))

@@ -22,10 +22,7 @@ _CACHED = "\x01attribution "
 
 
 def following(index: str, parameters: Mapping[str, Any], deadline_seconds: float) -> str:
-    """The attribution that is to follow a result, as JSON text of the result's row.
-
-    It has its id already, so that a repeated statement creates no second one.
-    """
+    """JSON text of the attribution that is to follow a result; its id is given already."""
     return orjson.dumps(
         {
             "id": str(new_id()),
@@ -37,12 +34,10 @@ def following(index: str, parameters: Mapping[str, Any], deadline_seconds: float
 
 
 def renewed(stored: str) -> str:
-    """The same attribution, to follow another result."""
     return orjson.dumps(orjson.loads(stored) | {"id": str(new_id())}).decode()
 
 
 def cache_key(content: Mapping[str, Any], seconds: float) -> NewKey:
-    """The key of the cache of attributions."""
     request_hash = hash_request(content)
     return NewKey(_CACHED + request_hash.hex(), request_hash, seconds)
 
@@ -59,7 +54,6 @@ class AttributionDraft:
     source: SubmittedRequest | None = None
 
     def to_result(self, team_id: str, default_deadline: float, limits: Limits) -> NewResult:
-        """The result to store, in its source's context or a new one."""
         result = NewResult(
             id=self.id,
             team_id=team_id,

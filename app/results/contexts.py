@@ -14,18 +14,14 @@ from app.core.errors import ConflictError, ErasedError, NotFoundError
 from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.queue.enqueue import NewContext
+from app.queue.enqueue import CONTEXTS, NewContext
 from app.queue.job_queue import JobQueue
 from app.results.requests import ContextCreate, Message
 
 _MAX_BATCH = 1000
 
-_INSERT = """
-INSERT INTO contexts (id, team_id, content, messages, metadata)
-SELECT id, team_id, content, messages::jsonb, metadata::jsonb
-FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[])
-  AS i(id, team_id, content, messages, metadata)
-ON CONFLICT (id) DO NOTHING
+_INSERT = f"""
+INSERT INTO contexts ({", ".join(CONTEXTS.types)}) {CONTEXTS.select(1)} ON CONFLICT (id) DO NOTHING
 """
 
 _BY_IDS = """
@@ -39,10 +35,15 @@ ORDER BY id DESC LIMIT $3
 """
 
 
+_LOCK = "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE"
+_LOCK_PENDING = """
+SELECT id FROM results WHERE context_id = $1 AND state = 'pending' ORDER BY id FOR UPDATE
+"""
+_DELETE_CHUNKS = "DELETE FROM result_chunks WHERE result_id = ANY($1::uuid[])"
+
+
 @dataclass(slots=True, frozen=True)
 class Context:
-    """A saved prompt as read from the database."""
-
     id: UUID
     content: str | None
     messages: list[dict[str, Any]] | None
@@ -51,72 +52,49 @@ class Context:
 
 
 class ContextStore:
-    """Create, read, list and delete contexts of one team at a time."""
+    """Contexts of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
         self._queue = queue
+        seconds = settings.database_timeout_seconds
         self._inserts: Batcher[NewContext, None] = Batcher(
-            database,
-            _insert,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _insert, max_items=_MAX_BATCH, retry_seconds=seconds
         )
-
         self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
-            database,
-            _read,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _read, max_items=_MAX_BATCH, retry_seconds=seconds
         )
 
     async def create(self, context: NewContext) -> None:
-        """Commit a new context together with concurrent ones."""
         await self._inserts.submit(context)
 
     async def get(self, team_id: str, context_id: UUID) -> Context:
-        """Read one context. Raises NotFoundError, also for another team's."""
         row = await self._reads.submit(context_id)
         if row is None or row["team_id"] != team_id:
             raise context_not_found(context_id)
         return _to_context(row)
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Context]:
-        """A page of contexts, newest first, beginning below the id `after`."""
         rows = await self._database.fetch(_LIST, team_id, after, limit)
         return [_to_context(row) for row in rows]
 
     async def delete(self, team_id: str, context_id: UUID, *, force: bool) -> None:
-        """Delete a context with its results.
-
-        Raises ConflictError while one of them is pending; `force` cancels those instead.
-        """
+        """Delete a context with its results. Raises ConflictError if one is pending."""
 
         async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
                 # The lock keeps new results of this context out until the transaction ends.
-                found = await connection.fetchval(
-                    "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE",
-                    context_id,
-                    team_id,
-                )
-                if not found:
+                if not await connection.fetchval(_LOCK, context_id, team_id):
                     raise context_not_found(context_id)
                 # These locks keep their worker from storing more text.
-                pending = await connection.fetch(
-                    "SELECT id FROM results WHERE context_id = $1 AND state = 'pending'"
-                    " ORDER BY id FOR UPDATE",
-                    context_id,
-                )
+                pending = await connection.fetch(_LOCK_PENDING, context_id)
                 if pending and not force:
                     raise ConflictError(
                         f"{len(pending)} results of this context are pending. Wait, cancel them, "
                         "or add ?force=true."
                     )
                 ids = [row["id"] for row in pending]
-                await connection.execute(
-                    "DELETE FROM result_chunks WHERE result_id = ANY($1::uuid[])", ids
-                )
+                await connection.execute(_DELETE_CHUNKS, ids)
                 await connection.execute("DELETE FROM contexts WHERE id = $1", context_id)
             return ids
 
@@ -124,7 +102,6 @@ class ContextStore:
 
 
 def to_new_context(team_id: str, create: ContextCreate) -> NewContext:
-    """The row of a context that a client saves."""
     messages = None
     if create.messages is not None:
         messages = orjson.dumps(plain_messages(create.messages)).decode()
@@ -137,7 +114,6 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def erased_context(context: Context) -> ErasedError:
-    """The error of a request that needs the text of an erased context."""
     assert context.erased_at is not None
     return ErasedError(
         f"The text of context {context.id} was erased at {context.erased_at:%Y-%m-%dT%H:%M:%SZ}: it "
@@ -152,14 +128,7 @@ def context_not_found(context_id: UUID) -> NotFoundError:
 async def _insert(
     connection: Connection, contexts: Sequence[NewContext], resent: bool
 ) -> Sequence[None]:
-    await connection.execute(
-        _INSERT,
-        [context.id for context in contexts],
-        [context.team_id for context in contexts],
-        [context.content for context in contexts],
-        [context.messages for context in contexts],
-        [context.metadata for context in contexts],
-    )
+    await connection.execute(_INSERT, *CONTEXTS.arguments(contexts))
     if resent:
         await await_standby(connection)
     return [None] * len(contexts)
@@ -173,10 +142,6 @@ async def _read(
 
 
 def _to_context(row: asyncpg.Record) -> Context:
-    return Context(
-        id=row["id"],
-        content=row["content"],
-        messages=None if row["messages"] is None else orjson.loads(row["messages"]),
-        metadata=orjson.loads(row["metadata"]),
-        erased_at=row["erased_at"],
-    )
+    messages = None if row["messages"] is None else orjson.loads(row["messages"])
+    metadata = orjson.loads(row["metadata"])
+    return Context(row["id"], row["content"], messages, metadata, row["erased_at"])

@@ -8,6 +8,7 @@ from uuid import UUID
 import orjson
 
 from app.core.errors import FieldError, InvalidRequestError
+from app.core.settings import Settings
 from app.core.url_guard import url_fault
 from app.inference.model_registry import Model
 from app.queue.enqueue import NewContext, OnDisconnect
@@ -25,10 +26,7 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True)
 class GroupRequest:
-    """One request for several results: `n` choices of each prompt, in this order.
-
-    A seed is that of the first choice; each further choice has the next one.
-    """
+    """`n` choices of each prompt, in this order; a seed counts up from the first choice."""
 
     model: str
     prompts: Sequence[Prompt]
@@ -41,14 +39,11 @@ class GroupRequest:
 
     @property
     def size(self) -> int:
-        """The number of results."""
         return len(self.prompts) * self.n
 
 
 @dataclass(slots=True, frozen=True)
 class SubmissionDraft:
-    """A request for one result, before its checks."""
-
     id: UUID
     model: Model
     context_id: UUID
@@ -63,35 +58,23 @@ class SubmissionDraft:
         return self.prompt if self.prompt is not None else self.content or ""
 
 
-@dataclass(slots=True, frozen=True)
-class SubmissionPolicy:
-    """Bounds of the service, the team and the token for one submission."""
-
-    default_deadline_seconds: float
-    max_deadline_seconds: float
-    max_priority: int
-    max_retain_seconds: float | None  # None: no bound
-    allow_private_webhooks: bool
-
-
-def validate(draft: SubmissionDraft, policy: SubmissionPolicy) -> None:
-    """Raise InvalidRequestError for the first option outside the policy."""
-    options = draft.options
-    deadline = options.deadline_seconds or policy.default_deadline_seconds
-    if deadline > policy.max_deadline_seconds:
+def validate(
+    options: SendOptions, settings: Settings, *, max_priority: int, max_retain_seconds: float | None
+) -> None:
+    """Raise InvalidRequestError for the first option beyond a bound of the service, token or team."""
+    deadline = options.deadline_seconds or settings.default_deadline_seconds
+    if deadline > settings.max_deadline_seconds:
         raise invalid(
             "deadline_seconds",
-            f"must be at most {policy.max_deadline_seconds:.0f} (LLM_MAX_DEADLINE_SECONDS)",
+            f"must be at most {settings.max_deadline_seconds:.0f} (LLM_MAX_DEADLINE_SECONDS)",
         )
-    if options.priority > policy.max_priority:
-        raise invalid(
-            "priority", f"must be at most {policy.max_priority}, the token's max_priority"
-        )
+    if options.priority > max_priority:
+        raise invalid("priority", f"must be at most {max_priority}, the token's max_priority")
     if options.webhook_url is not None:
-        fault = url_fault(options.webhook_url, allow_private=policy.allow_private_webhooks)
+        fault = url_fault(options.webhook_url, allow_private=settings.webhook_allow_private)
         if fault:
             raise invalid("webhook_url", fault)
-    most = policy.max_retain_seconds
+    most = max_retain_seconds
     if options.retain_seconds is not None and most is not None and options.retain_seconds > most:
         raise invalid("retain_seconds", f"must be at most {most:.0f}, as your team's results")
 

@@ -44,8 +44,6 @@ WHERE r.id = ANY($1::uuid[]) AND r.team_id = $2 ORDER BY r.id DESC
 
 
 class ResultExport:
-    """Reads any number of results of one team."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._search = ResultSearch(database)
@@ -87,7 +85,6 @@ class ResultExport:
 
 
 def _pieces(sizes: Iterable[tuple[UUID, int]]) -> Iterator[list[UUID]]:
-    """The ids in their order, grouped so that the texts of a group fit into one piece."""
     piece: list[UUID] = []
     together = 0
     for identifier, size in sizes:

@@ -21,8 +21,7 @@ from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.results.rows import EndedResult
 from app.results.search import TEAM_MARK
-from app.results.stats.observations import observe
-from app.results.stats.totals import add_to_minutes
+from app.results.stats.totals import add_to_minutes, observe
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +138,6 @@ class ResultIndexer:
         self._looked_at = 0.0  # monotonic time of the last look from the first place on
 
     async def run(self) -> None:
-        """Index until cancelled."""
         while True:
             try:
                 pause = await self.step()
@@ -168,8 +166,6 @@ class ResultIndexer:
         return _PERIOD_SECONDS
 
     async def index(self) -> bool:
-        """Index a batch of ended results; True if there may be more."""
-
         ended: list[EndedResult] = []
 
         async def work(connection: Connection) -> tuple[int, bool]:
@@ -191,8 +187,6 @@ class ResultIndexer:
         return is_more
 
     async def index_older(self) -> bool:
-        """Index some hundred older results; True if the walk may continue at once."""
-
         ended: list[EndedResult] = []
 
         async def work(connection: Connection) -> bool:
@@ -224,10 +218,7 @@ class ResultIndexer:
         wait: str,
         ended: list[EndedResult],
     ) -> int:
-        """Index the due ones of the first rows, as many as fit together; the number of rows.
-
-        Adds the newly indexed results to `ended`.
-        """
+        """Index those due of as many first rows as fit together; the number of rows."""
         count, characters = _count_together(rows), _CHARACTERS
         while count:
             due = [row for row in rows[:count] if row["is_due"]]
@@ -250,13 +241,9 @@ class ResultIndexer:
     ) -> Sequence[EndedResult]:
         if not due:
             return []
-        rows = await connection.fetch(
-            _INDEX.format(wait=wait),
-            [row["id"] for row in due],
-            characters,
-            self._days,
-            [row["place"] for row in due],
-        )
+        ids, places = [row["id"] for row in due], [row["place"] for row in due]
+        statement = _INDEX.format(wait=wait)
+        rows = await connection.fetch(statement, ids, characters, self._days, places)
         results = [EndedResult(**row) for row in rows]
         await add_to_minutes(connection, (one for one in results if one.is_counted))
         return results
@@ -267,13 +254,10 @@ class ResultIndexer:
         if not rows:
             return
         loads = await self._depth.by_model()
-        await self._database.fetch(
-            _SAMPLE,
-            rows[0]["sampled_minute"],
-            list(loads),
-            [load.queued for load in loads.values()],
-            [load.running for load in loads.values()],
-        )
+        queued = [load.queued for load in loads.values()]
+        running = [load.running for load in loads.values()]
+        minute = rows[0]["sampled_minute"]
+        await self._database.fetch(_SAMPLE, minute, list(loads), queued, running)
         for table in ("minute_stats", "queue_samples"):
             await self._forget(_FORGET.format(table=table))
 
@@ -286,7 +270,6 @@ class ResultIndexer:
 
 
 def _count_together(rows: Sequence[asyncpg.Record]) -> int:
-    """The number of first rows whose texts fit into one piece; at least one."""
     together = 0
     for place, row in enumerate(rows):
         together += row["size"] if row["is_due"] else 0

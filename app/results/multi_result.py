@@ -10,16 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from app.core.errors import (
-    AttemptLostError,
-    DatabaseUnavailableError,
-    NotFoundError,
-    StoppingError,
-)
+from app.core.errors import AttemptLostError, DatabaseUnavailableError, NotFoundError, StoppingError
 from app.core.settings import Settings
 from app.queue.job_queue import JobQueue
-from app.results.row_errors import erased, failure_of
-from app.results.rows import ResultRow
+from app.results.rows import ResultRow, erased, failure_of
 from app.results.store import ResultStore
 from app.results.streams.hub import ResultSignal, StreamHub
 from app.results.streams.result_reader import (
@@ -57,8 +51,7 @@ class ResultGroups:
     ) -> list[ResultRow]:
         """The results once all have completed; those pending when the client has disconnected.
 
-        `signals` are the hub's, of `ids`. Raises ResultFailedError for the first failed result,
-        ErasedError, StoppingError.
+        `signals` are the hub's, of `ids`. Raises ResultFailedError, ErasedError, StoppingError.
         """
         rows = []
         for result_id, signal in zip(ids, signals, strict=True):
@@ -82,10 +75,7 @@ class ResultGroups:
     async def read(
         self, team_id: str, ids: Sequence[UUID], *, with_tokens: bool = False
     ) -> AsyncGenerator[GroupEvent, None]:
-        """The events of the results, each with its result's place, until all have completed.
-
-        Raises ResultFailedError, AttemptLostError, StoppingError at the end of the stream.
-        """
+        """Yield events. Raises ResultFailedError, AttemptLostError, StoppingError."""
         streams = [self._read_one(team_id, one, with_tokens=with_tokens) for one in ids]
         if len(streams) == 1:
             async with contextlib.aclosing(streams[0]) as events:
@@ -97,7 +87,6 @@ class ResultGroups:
                 yield item
 
     async def cancel(self, team_id: str, ids: Sequence[UUID]) -> None:
-        """Cancel the pending ones, unless the database is unavailable."""
         with contextlib.suppress(DatabaseUnavailableError):
             await self.queue.cancel_ids(team_id, ids)
 

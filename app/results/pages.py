@@ -31,8 +31,6 @@ class ResultFilter:
 
 @dataclass(slots=True, frozen=True)
 class Page:
-    """The conditions and the order of a page of `results`."""
-
     conditions: str
     order: str
     arguments: list[object]  # of the conditions, $1 and on
@@ -40,7 +38,6 @@ class Page:
     high: UUID  # all ids are below it
 
     def select(self, columns: str, limit: int) -> str:
-        """The query of the first rows of the page."""
         return (
             f"SELECT {columns} FROM results WHERE {self.conditions} "
             f"ORDER BY {self.order} LIMIT {int(limit)}"
@@ -80,11 +77,7 @@ def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | 
 def _split(
     team_id: str, narrowed: ResultFilter, state: State | None
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """The columns before `id` of the index that serves a page, and what is left to test per row.
-
-    Where filters compete for the index, the one whose worst case reads the fewest rows wins:
-    pending and failed results are few.
-    """
+    """Columns before `id` in the serving index, and the rest: the filter of fewest rows wins."""
     filters: dict[str, object] = {
         name: value
         for name, value in (

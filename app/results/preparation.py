@@ -21,26 +21,16 @@ from app.queue.enqueue import NewContext, NewResult
 from app.queue.team_limits import Limits
 from app.results.attributions import AttributionDraft, following, renewed
 from app.results.contexts import ContextStore, erased_context, plain_messages
-from app.results.drafts import (
-    GroupRequest,
-    Prompt,
-    SubmissionDraft,
-    SubmissionPolicy,
-    no_chat,
-    to_json,
-    validate,
-)
+from app.results.drafts import GroupRequest, Prompt, SubmissionDraft, no_chat, to_json, validate
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
-from app.results.row_errors import erased
+from app.results.rows import erased
 from app.results.store import ResultStore
 from app.results.token_budget import count_tokens, generated_tokens
 
 
 @dataclass(slots=True, frozen=True)
 class Prepared:
-    """A result to store, and its model."""
-
     model: Model
     result: NewResult
 
@@ -62,7 +52,6 @@ class Preparation:
     admission: Admission
 
     async def prompt(self, principal: Principal, create: ResultCreate, result_id: UUID) -> Prepared:
-        """A prompt, new or saved."""
         if create.context_id is not None:
             return await self.saved(principal, create.model, create.context_id, create, result_id)
         model = await self.registry.find(create.model)
@@ -78,7 +67,6 @@ class Preparation:
         options: SendOptions,
         result_id: UUID,
     ) -> Prepared:
-        """A saved prompt."""
         model = await self.registry.find(model_name)
         content = prompt = None
         limits = await self.admission.limits_of(principal.team_id, model.name)
@@ -167,7 +155,6 @@ class Preparation:
         return Prepared(model, result)
 
     async def attribution(self, principal: Principal, draft: AttributionDraft) -> Prepared:
-        """An attribution of a text."""
         self.indexes.engine(draft.index)
         queue = queue_of(draft.index)
         limits = await self.admission.limits_of(principal.team_id, queue)
@@ -195,8 +182,15 @@ class Preparation:
         )
 
     async def _finish(self, principal: Principal, draft: SubmissionDraft) -> Prepared:
-        """The result of a draft that passes all checks."""
-        validate(draft, await self._policy(principal, draft.options))
+        max_retain = None
+        if draft.options.retain_seconds is not None:
+            max_retain = (await self.retention.of(principal.team_id)).results_seconds
+        validate(
+            draft.options,
+            self.settings,
+            max_priority=principal.max_priority,
+            max_retain_seconds=max_retain,
+        )
         max_tokens = await generated_tokens(draft, self.settings.default_max_tokens)
         limits = await self.admission.limits_of(principal.team_id, draft.model.name)
         tokens = max_tokens
@@ -204,18 +198,6 @@ class Preparation:
             tokens += await count_tokens(draft.model, draft.text)
         result = self._to_result(principal.team_id, draft, max_tokens, tokens, limits)
         return Prepared(draft.model, result)
-
-    async def _policy(self, principal: Principal, options: SendOptions) -> SubmissionPolicy:
-        max_retain = None
-        if options.retain_seconds is not None:
-            max_retain = (await self.retention.of(principal.team_id)).results_seconds
-        return SubmissionPolicy(
-            self.settings.default_deadline_seconds,
-            self.settings.max_deadline_seconds,
-            principal.max_priority,
-            max_retain,
-            self.settings.webhook_allow_private,
-        )
 
     def _to_result(
         self, team_id: str, draft: SubmissionDraft, max_tokens: int, tokens: int, limits: Limits
@@ -251,7 +233,6 @@ class Preparation:
 
 
 def _of_choice(parameters: str, place: int) -> str:
-    """The parameters of a further choice: the next seed."""
     members = orjson.loads(parameters) if place else {}
     if members.get("seed") is None:
         return parameters

@@ -9,8 +9,7 @@ from app.core.errors import IdempotencyConflictError, NotFoundError, ServiceErro
 from app.queue.idempotency import IdempotencyKeys, NewKey, hash_request
 from app.results.drafts import GroupRequest
 from app.results.requests import SendOptions
-from app.results.row_errors import erased
-from app.results.rows import ResultRow
+from app.results.rows import ResultRow, erased
 from app.results.store import ResultStore
 
 
@@ -33,13 +32,11 @@ class Replays:
     results: ResultStore
 
     def key(self, options: SendOptions, **request: str) -> NewKey | None:
-        """The key of a request with these options and members; None if it has none."""
         if options.idempotency_key is None:
             return None
         return self.keys.new(options.idempotency_key, hash_request(request | _members(options)))
 
     def group_key(self, request: GroupRequest) -> NewKey | None:
-        """The key of a request for several results; None if it has none."""
         key = request.options.idempotency_key
         if key is None:
             return None
@@ -74,10 +71,7 @@ class Replays:
         return erased(row) if row.erased_at is not None else Replayed(row)
 
     async def find_group(self, team_id: str, key: NewKey, size: int) -> Sequence[Replayed] | None:
-        """The results of the same request under its key; None while the key is free.
-
-        Raises IdempotencyConflictError, also where some of them were deleted, and ErasedError.
-        """
+        """The known results, or None. Raises IdempotencyConflictError and ErasedError."""
         first = await self.find(team_id, key)
         if isinstance(first, ServiceError):
             raise first

@@ -1,4 +1,4 @@
-"""Rows of `results` as their readers get them."""
+"""Rows of `results` as their readers get them, and the errors of failed and erased ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
+from app.core.errors import ErasedError, FailureCode, ResultFailedError
 from app.core.ids import unix_seconds
 from app.queue.enqueue import Kind
 
@@ -60,7 +61,6 @@ class ResultRow(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The output, empty where there is none."""
         return self.output or ""
 
     def token_logprobs(self) -> list[Any]:
@@ -161,3 +161,19 @@ class EndedResult:
     @property
     def ended(self) -> float:
         return self.finished_at.timestamp()
+
+
+def erased(row: ResultRow | SubmittedRequest) -> ErasedError:
+    return ErasedError(
+        f"Result {row.id} was sent with `store` false: its texts were erased at "
+        f"{row.erased_at:%Y-%m-%dT%H:%M:%SZ}."
+    )
+
+
+def failure_of(row: ResultRow) -> ResultFailedError:
+    """The error of a failed result, for a dialect that has no results."""
+    assert row.error_code is not None
+    assert row.error_message is not None
+    return ResultFailedError(
+        FailureCode(row.error_code), row.error_message, {"result_id": str(row.id)}
+    )

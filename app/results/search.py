@@ -70,10 +70,7 @@ class ResultSearch:
     async def ids(
         self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int
     ) -> Sequence[UUID]:
-        """The newest results below the id `after` that match, the newest first.
-
-        Raises InvalidRequestError where there is no word to search by, and SearchTooSlowError.
-        """
+        """The newest below `after`. Raises InvalidRequestError, SearchTooSlowError."""
         page = page_of(team_id, narrowed, after)
         words = narrowed.words
         if page is None or words is None:
@@ -96,12 +93,7 @@ class ResultSearch:
 
 
 async def _search(
-    connection: Connection,
-    team_id: str,
-    narrowed: ResultFilter,
-    words: str,
-    page: Page,
-    limit: int,
+    connection: Connection, team_id: str, narrowed: ResultFilter, words: str, page: Page, limit: int
 ) -> Sequence[UUID]:
     found: list[UUID] = []
     for count in _WALKS:

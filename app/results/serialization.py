@@ -1,5 +1,6 @@
 """Contexts and results as JSON members: the native API's form, which webhooks and exports send too."""
 
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -27,74 +28,54 @@ def context_to_wire(context: Context) -> dict[str, Any]:
     return wire
 
 
+def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
+    """A result that was just accepted, without reading it back."""
+    wire = _new_to_wire(result, created_at(result.id), model_ready=model_ready)
+    _add_references(wire, result, is_completed=False)
+    return wire
+
+
 def result_to_wire(row: ResultRow, *, model_ready: bool) -> dict[str, Any]:
-    """A result as JSON members; JSON columns are passed through as they are stored."""
     created = created_at(row.id)
     started, cancelled, finished = row.started_at, row.cancel_requested_at, row.finished_at
-    error = None
+    wire = _new_to_wire(row, created, model_ready=model_ready)
+    wire["state"] = row.state
+    if row.kind == "generation":
+        wire["result"] = row.output
+    elif row.output:
+        wire["result"] = orjson.Fragment(row.output)
     if row.error_code is not None:
-        error = {
+        wire["error"] = {
             "code": row.error_code,
             "message": row.error_message,
             "retryable": row.error_retryable,
         }
-    usage = None
+    wire["finish_reason"] = row.finish_reason
     if row.completion_tokens is not None or row.prompt_tokens is not None:
-        usage = {
+        wire["usage"] = {
             "prompt_tokens": row.prompt_tokens,
             "completion_tokens": row.completion_tokens,
         }
-    result: str | orjson.Fragment | None = row.output
-    if row.kind == "attribution":
-        result = orjson.Fragment(row.output) if row.output else None
-    wire = {
-        "id": str(row.id),
-        "kind": row.kind,
-        "context_id": str(row.context_id),
-        "model_name": row.model_name,
-        "model_version": row.model_version,
-        "model_ready": model_ready,
-        "state": row.state,
-        "result": result,
-        "error": error,
-        "finish_reason": row.finish_reason,
-        "parameters": orjson.Fragment(row.parameters),
-        "usage": usage,
-        "attempt": row.attempt,
-        "continued": row.continuations,
-        "cancel_requested_at": cancelled,
-        "created_at": created,
-        "updated_at": finished or max(filter(None, (created, started, cancelled))),
-        "started_at": started,
-        "first_token_at": row.first_token_at,
-        "finished_at": finished,
-        "metadata": orjson.Fragment(row.metadata),
-        "retry_of": row.retry_of and str(row.retry_of),
-        "queue_position": None,
-        "estimated_wait_seconds": None,
-    }
+    wire["attempt"] = row.attempt
+    wire["continued"] = row.continuations
+    wire["cancel_requested_at"] = cancelled
+    wire["updated_at"] = finished or max(filter(None, (created, started, cancelled)))
+    wire["started_at"] = started
+    wire["first_token_at"] = row.first_token_at
+    wire["finished_at"] = finished
     if row.logprobs is not None:
         wire["logprobs"] = orjson.Fragment(row.logprobs)
     if row.erased_at is not None:
         wire["erased_at"] = row.erased_at
-    if row.source_id is not None:
-        wire["source_id"] = str(row.source_id)
-    if row.attribution is not None:
-        is_there = row.state == "completed"
-        wire["attribution"] = _following_to_wire(row.attribution, is_there=is_there)
+    _add_references(wire, row, is_completed=row.state == "completed")
     return wire
 
 
-def _following_to_wire(stored: str, *, is_there: bool) -> dict[str, Any]:
-    following = orjson.loads(stored)
-    identifier = following["id"] if is_there else None
-    return {"index": index_of(following["queue"]), "id": identifier}
-
-
-def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
-    """A result that was just accepted, without reading it back."""
-    created = created_at(result.id)
-    wire: dict[str, Any] = {
+def _new_to_wire(
+    result: NewResult | ResultRow, created: datetime, *, model_ready: bool
+) -> dict[str, Any]:
+    """A pending result that no worker has claimed; JSON columns are passed through as stored."""
+    return {
         "id": str(result.id),
         "kind": result.kind,
         "context_id": str(result.context_id),
@@ -120,11 +101,18 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
         "queue_position": None,
         "estimated_wait_seconds": None,
     }
+
+
+def _add_references(
+    wire: dict[str, Any], result: NewResult | ResultRow, *, is_completed: bool
+) -> None:
+    """The source of an attribution, and the attribution that follows a completed text."""
     if result.source_id is not None:
         wire["source_id"] = str(result.source_id)
     if result.attribution is not None:
-        wire["attribution"] = _following_to_wire(result.attribution, is_there=False)
-    return wire
+        following = orjson.loads(result.attribution)
+        identifier = following["id"] if is_completed else None
+        wire["attribution"] = {"index": index_of(following["queue"]), "id": identifier}
 
 
 def attempts_to_wire(row: AttemptsRow) -> list[dict[str, Any]]:

@@ -94,6 +94,7 @@ _LOCK_CONTEXT = """
 SELECT id FROM contexts
 WHERE id = (SELECT context_id FROM results WHERE id = $1 AND team_id = $2) FOR NO KEY UPDATE
 """
+_LOCK_RESULT = "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPDATE"
 # `retention` judges it again.
 _MARK_UNUSED = "UPDATE contexts SET unused_since = now() WHERE id = $1"
 
@@ -184,27 +185,21 @@ class StoredText:
 
 
 class ResultStore:
-    """Read and delete results of one team at a time."""
+    """Results of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
         self._queue = queue
         self._search = ResultSearch(database)
+        seconds = settings.database_timeout_seconds
         self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
-            database,
-            _read,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _read, max_items=_MAX_BATCH, retry_seconds=seconds
         )
         self._texts: Batcher[tuple[UUID, int, int, bool], StoredText | None] = Batcher(
-            database,
-            _read_texts,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _read_texts, max_items=_MAX_BATCH, retry_seconds=seconds
         )
 
     async def get(self, team_id: str, result_id: UUID) -> ResultRow:
-        """Read one result. Raises NotFoundError, for another team's as well."""
         row = await self._reads.submit(result_id)
         if row is not None and row["team_id"] == team_id and row["is_long"]:
             row = await self._database.fetchrow(_BY_ID, result_id)
@@ -237,7 +232,6 @@ class ResultStore:
         return 0 if row is None else int(row["place"])
 
     async def partial_output(self, team_id: str, result_id: UUID) -> str:
-        """The text of a running result that its worker has stored so far."""
         row = await self._database.fetchrow(_PARTIAL, result_id, team_id)
         return str(row[0]) if row else ""
 
@@ -273,38 +267,29 @@ class ResultStore:
         ]
 
     async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> ResultRow | None:
-        """The newest attribution of a result by the index of that queue."""
         row = await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)
         return None if row is None else ResultRow.of(row)
 
     async def attempts(self, team_id: str, result_id: UUID) -> AttemptsRow:
-        """The attempt history and the present attempt. Raises NotFoundError."""
         row = await self._database.fetchrow(_ATTEMPTS, result_id, team_id)
         if row is None:
             raise result_not_found(result_id)
         return AttemptsRow(**row)
 
     async def request(self, team_id: str, result_id: UUID) -> SubmittedRequest:
-        """The request of a result, and its state. Raises NotFoundError."""
         row = await self._database.fetchrow(_REQUEST, result_id, team_id)
         if row is None:
             raise result_not_found(result_id)
         return SubmittedRequest(**row)
 
     async def delete(self, team_id: str, result_id: UUID, *, force: bool) -> None:
-        """Delete a result and its attributions. Raises ConflictError while it is pending, unless
-        `force`.
-        """
+        """Delete it with its attributions. Raises ConflictError while pending, unless `force`."""
 
         async def work(connection: Connection) -> list[UUID]:
             async with connection.transaction():
                 # First the context, as everywhere: it may lose its last result.
                 context_id = await connection.fetchval(_LOCK_CONTEXT, result_id, team_id)
-                state = await connection.fetchval(
-                    "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPDATE",
-                    result_id,
-                    team_id,
-                )
+                state = await connection.fetchval(_LOCK_RESULT, result_id, team_id)
                 if state is None:
                     raise result_not_found(result_id)
                 if state == "pending" and not force:

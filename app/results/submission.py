@@ -79,7 +79,6 @@ class Submissions:
         options: SendOptions,
         result_id: UUID,
     ) -> SubmissionOutcome:
-        """Send a saved context to a model, as `result_id`."""
         return await self._submit_one(
             principal.team_id,
             lambda: self.preparation.saved(principal, model_name, context_id, options, result_id),
@@ -89,7 +88,6 @@ class Submissions:
     async def submit(
         self, principal: Principal, create: ResultCreate, result_id: UUID
     ) -> SubmissionOutcome:
-        """Save a prompt, unless it is saved already, and send it, in one commit."""
         return await self._submit_one(
             principal.team_id,
             lambda: self.preparation.prompt(principal, create, result_id),
@@ -115,7 +113,6 @@ class Submissions:
     async def retry(
         self, principal: Principal, retry_of: UUID, key: str | None, result_id: UUID
     ) -> SubmissionOutcome:
-        """Send the request of a terminal result again. Raises ConflictError while it is pending."""
         return await self._submit_one(
             principal.team_id,
             lambda: self.preparation.retry(principal, retry_of, result_id),
@@ -125,11 +122,7 @@ class Submissions:
     async def submit_attribution(
         self, principal: Principal, draft: AttributionDraft, key: NewKey, version: int | None
     ) -> SubmissionOutcome:
-        """Send a text's attribution, or find the one under its key.
-
-        With a `version` the key is of a cache: a failed attribution, or one by another version of
-        the index, is sent again.
-        """
+        """Send it, or find it by its key; failed or of another `version`, it is sent again."""
         if version is not None:
             await self.keys.forget_unless_good(principal.team_id, key.key, version)
         return await self._submit_one(
@@ -139,10 +132,7 @@ class Submissions:
     async def submit_group(
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
     ) -> Sequence[SubmissionOutcome]:
-        """Send the results of one request, as `ids`, in one commit: all or none.
-
-        The first result has the key. Raises ModelNotReadyError too.
-        """
+        """Send all or none, in one commit. Raises ModelNotReadyError too."""
         key = self.replays.group_key(request)
         if key is not None:
             known = await self.replays.find_group(principal.team_id, key, request.size)
@@ -166,10 +156,7 @@ class Submissions:
     async def submit_group_once(
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
     ) -> None:
-        """Send a group that may have been sent before under the same ids; those stay as they are.
-
-        Raises ModelNotReadyError too.
-        """
+        """Send a group; results stored under its ids stay. Raises ModelNotReadyError too."""
         prepared = await self.preparation.group(principal, request, ids)
         context_ids = {item.result.context_id: item.result.id for item in reversed(prepared)}
         await self._store(
@@ -190,7 +177,6 @@ class Submissions:
     async def _submit(
         self, team_id: str, requests: Sequence[PendingSubmission | ServiceError]
     ) -> list[SubmissionOutcome | ServiceError]:
-        """Replay, prepare and commit; the outcome of each request in its place."""
         outcomes = await self._replay_all(team_id, requests)
         prepared: dict[int, Prepared] = {}
         for place, request in enumerate(requests):
@@ -211,7 +197,6 @@ class Submissions:
     async def _replay_all(
         self, team_id: str, requests: Sequence[PendingSubmission | ServiceError]
     ) -> dict[int, SubmissionOutcome | ServiceError]:
-        """The outcomes of those requests whose keys are taken, by their places."""
         keys = {
             place: request.key
             for place, request in enumerate(requests)
@@ -259,9 +244,7 @@ class Submissions:
         return outcome
 
     async def _check_sources(self, item: Prepared) -> None:
-        """Raise NotFoundError, ErasedError or InvalidRequestError where the context or the source
-        is at fault.
-        """
+        """Raise NotFoundError, ErasedError, InvalidRequestError for the context or the source."""
         result = item.result
         context = await self.contexts.get(result.team_id, result.context_id)
         if context.erased_at is not None:
@@ -273,7 +256,6 @@ class Submissions:
 
 
 def _in_context(result: NewResult, context_id: UUID) -> NewResult:
-    """The result in its new context under an id that every sending gives it."""
     assert result.new_context is not None
     context = replace(result.new_context, id=context_id)
     return replace(result, context_id=context_id, new_context=context)

@@ -16,11 +16,7 @@ async def count_tokens(model: Model, text: str) -> int:
 
 
 async def generated_tokens(draft: SubmissionDraft, default: int) -> int:
-    """The number of tokens to generate at most.
-
-    Raises InvalidRequestError where prompt and output exceed the model's length, or the output is
-    shorter than `min_tokens`.
-    """
+    """The most tokens to generate. Raises InvalidRequestError for lengths that do not fit."""
     parameters = draft.options.parameters
     max_tokens = await _within_length(draft, parameters.max_tokens, default)
     if (parameters.min_tokens or 0) > max_tokens:

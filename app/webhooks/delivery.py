@@ -78,7 +78,6 @@ class WebhookDeliverer:
         listener.subscribe(WEBHOOKS, lambda _: self._wake.set())
 
     async def run(self) -> None:
-        """Deliver until cancelled."""
         async with self._sender:
             try:
                 while True:
@@ -163,12 +162,9 @@ class WebhookDeliverer:
         if answer.error is None:
             return Verdict(due, "delivered", 0, entry)
         if answer.is_final or due.attempts > len(self._schedule):
-            logger.warning(
-                "webhook of result %s was given up after %d calls",
-                due.result_id,
-                due.attempts,
-                extra=_extra("webhook_given_up", due),
-            )
+            message = "webhook of result %s was given up after %d calls"
+            extra = _extra("webhook_given_up", due)
+            logger.warning(message, due.result_id, due.attempts, extra=extra)
             return Verdict(due, "failed", 0, entry)
         pause = max(self._schedule[due.attempts - 1], answer.retry_after)
         spread = 1 + _JITTER * random.random()  # noqa: S311 - no secret

@@ -1,6 +1,6 @@
 """The outbox of webhooks and the teams' secrets: every statement on them except the insert.
 
-The statement that ends a result inserts its delivery (`job_queue`). From then on it is pending until a
+The statement that ends a result inserts its delivery (`terminal_state`). From then on it is pending until a
 receiver accepts it (`delivered`) or it is given up (`failed`). A process claims a pending delivery by
 moving its `next_attempt_at` beyond the duration of the call, and names that time in its verdict: the
 delivery of a dead process is due again by itself, and a delayed process cannot overwrite its successor.
@@ -17,6 +17,7 @@ from app.core.errors import NotFoundError
 from app.core.group_commit import Batcher
 from app.core.ids import HIGHEST_ID, LOWEST_ID
 from app.core.listener import WEBHOOKS
+from app.core.record_set import RecordSet
 from app.core.settings import Settings
 from app.webhooks.sender import new_secret
 
@@ -25,7 +26,52 @@ State = Literal["pending", "delivered", "failed"]
 _MAX_BATCH = 200
 _LOG_LIMIT = 20
 
-_COLUMNS = """result_id, url, state, attempts, next_attempt_at, created_at, finished_at, log"""
+
+@dataclass(slots=True, frozen=True)
+class Due:
+    """A delivery claimed by this process until `lease`."""
+
+    result_id: UUID
+    team_id: str
+    url: str
+    receiver: str  # host and port, as the URL has them
+    attempts: int  # this one included
+    lease: datetime
+
+
+@dataclass(slots=True, frozen=True)
+class Delivery:
+    """The delivery of a result to its webhook; `log` is JSON text."""
+
+    result_id: UUID
+    url: str
+    state: State
+    attempts: int
+    next_attempt_at: datetime
+    created_at: datetime
+    finished_at: datetime | None
+    log: str
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """The state of a delivery after a call; `entry` is the call's log entry as JSON text."""
+
+    due: Due
+    state: State
+    pause: float  # seconds until the next call, where it stays pending
+    entry: str
+
+
+_COLUMNS = ", ".join(field.name for field in fields(Delivery))
+_VERDICTS = RecordSet(
+    Verdict,
+    ("due",),
+    {
+        "result_id": ("uuid", lambda verdict: verdict.due.result_id),
+        "lease": ("timestamptz", lambda verdict: verdict.due.lease),
+    },
+)
 
 _CLAIM = """
 WITH due AS (
@@ -52,8 +98,7 @@ UPDATE webhook_deliveries d SET
   next_attempt_at = now() + make_interval(secs => i.pause),
   log = CASE WHEN jsonb_array_length(d.log) >= {_LOG_LIMIT} THEN d.log - 0 ELSE d.log END
     || jsonb_build_array(i.entry::jsonb)
-FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::float8[], $5::text[])
-  AS i(result_id, lease, state, pause, entry)
+FROM ({_VERDICTS.select(1)}) i
 WHERE d.result_id = i.result_id AND d.state = 'pending' AND d.next_attempt_at = i.lease
 """
 
@@ -103,42 +148,6 @@ WHERE s.secret <> $2
 
 
 @dataclass(slots=True, frozen=True)
-class Due:
-    """A delivery claimed by this process until `lease`."""
-
-    result_id: UUID
-    team_id: str
-    url: str
-    receiver: str  # host and port, as the URL has them
-    attempts: int  # this one included
-    lease: datetime
-
-
-@dataclass(slots=True, frozen=True)
-class Delivery:
-    """The delivery of a result to its webhook; `log` is JSON text."""
-
-    result_id: UUID
-    url: str
-    state: State
-    attempts: int
-    next_attempt_at: datetime
-    created_at: datetime
-    finished_at: datetime | None
-    log: str
-
-
-@dataclass(slots=True, frozen=True)
-class Verdict:
-    """The state of a delivery after a call; `entry` is the call's log entry as JSON text."""
-
-    due: Due
-    state: State
-    pause: float  # seconds until the next call, where it stays pending
-    entry: str
-
-
-@dataclass(slots=True, frozen=True)
 class TeamSecret:
     """The secrets that sign a team's messages."""
 
@@ -149,30 +158,23 @@ class TeamSecret:
 
     @property
     def all(self) -> list[str]:
-        """The secrets to sign with now."""
         return [one for one in (self.secret, self.previous_secret) if one is not None]
 
 
 class WebhookOutbox:
-    """Take, conclude, list and repeat deliveries; read and rotate secrets."""
-
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._rotation_seconds = settings.webhook_rotation_seconds
+        seconds = settings.database_timeout_seconds
         self._verdicts: Batcher[Verdict, None] = Batcher(
-            database,
-            _conclude,
-            max_items=_MAX_BATCH,
-            retry_seconds=settings.database_timeout_seconds,
+            database, _conclude, max_items=_MAX_BATCH, retry_seconds=seconds
         )
 
     # --- for the deliverer ----------------------------------------------------------------------
 
     async def claim(self, count: int, lease_seconds: float, busy: Sequence[str] = ()) -> list[Due]:
-        """Take up to so many due deliveries, none to `busy` receivers; due again after the lease.
-
-        Not sent again after a lost connection: deliveries claimed by it are due again by themselves.
-        """
+        """Take due deliveries, none to `busy` receivers; they are due again after the lease."""
+        # No retry: the deliveries of a lost claim are due again by themselves.
         async with self._database.connection() as connection:
             rows = await connection.fetch(_CLAIM, count, lease_seconds, busy)
         return [Due(**row) for row in rows]
@@ -199,7 +201,6 @@ class WebhookOutbox:
         after: UUID | None,
         limit: int,
     ) -> Sequence[Delivery]:
-        """A page of deliveries, the newest results first, beginning below the id `after`."""
         low, high = LOWEST_ID, after or HIGHEST_ID
         if result_id is not None:
             low, high = result_id, min(high, UUID(int=min(result_id.int + 1, HIGHEST_ID.int)))
@@ -217,7 +218,6 @@ class WebhookOutbox:
         return Delivery(*(row[field.name] for field in fields(Delivery)))
 
     async def secret(self, team_id: str) -> TeamSecret:
-        """The team's secret; made if there is none."""
         row = await self._database.fetchrow(_READ_SECRET, team_id)
         if row is None:
             # The first of concurrent requests makes it; the others read that one.
@@ -235,12 +235,5 @@ class WebhookOutbox:
 async def _conclude(
     connection: Connection, verdicts: Sequence[Verdict], _resent: bool
 ) -> Sequence[None]:
-    await connection.execute(
-        _CONCLUDE,
-        [verdict.due.result_id for verdict in verdicts],
-        [verdict.due.lease for verdict in verdicts],
-        [verdict.state for verdict in verdicts],
-        [verdict.pause for verdict in verdicts],
-        [verdict.entry for verdict in verdicts],
-    )
+    await connection.execute(_CONCLUDE, *_VERDICTS.arguments(verdicts))
     return [None] * len(verdicts)

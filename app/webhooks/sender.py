@@ -48,7 +48,6 @@ def new_secret() -> str:
 
 
 def sign(signing_secrets: Sequence[str], message_id: str, body: bytes) -> dict[str, str]:
-    """The headers of a message that is sent now, with a signature by each secret."""
     timestamp = str(int(time.time()))
     content = b".".join((message_id.encode(), timestamp.encode(), body))
     return {
@@ -83,10 +82,7 @@ class Sender:
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             timeout=httpx.Timeout(self.timeout, connect=_CONNECT_SECONDS),
-            headers={
-                "user-agent": f"llm-api-service/{__version__}",
-                "accept-encoding": "identity",
-            },
+            headers={"user-agent": f"llm-api-service/{__version__}", "accept-encoding": "identity"},
         )
 
     async def __aenter__(self) -> "Sender":
@@ -97,7 +93,6 @@ class Sender:
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
     async def send(self, url: str, headers: dict[str, str], body: bytes) -> CallOutcome:
-        """Call a receiver once, within the time allowed."""
         try:
             async with asyncio.timeout(self.timeout):
                 return await self._call(httpx.URL(url), headers, body)

@@ -51,10 +51,7 @@ class Flushes:
 
 
 class Attempt(ABC):
-    """One attempt in progress.
-
-    `on_text` is called with the attempt whenever its text has grown.
-    """
+    """One attempt in progress; `on_text` is called with it whenever its text has grown."""
 
     def __init__(self, claim: Claim, on_text: OnText) -> None:
         self.claim = claim
@@ -137,10 +134,7 @@ class Attempt(ABC):
         return self.completion_tokens - (resume.completion_tokens if resume else 0)
 
     def take_chunk(self, *, is_last: bool = False) -> Chunk | None:
-        """The text since the last call, to be kept in the database.
-
-        None once it has ended, unless `is_last`: the next attempt continues it.
-        """
+        """The text since the last call; once it has ended only if `is_last`."""
         if (self.is_over and not is_last) or self._kept == len(self.text):
             return None
         chunk = Chunk(
@@ -200,37 +194,39 @@ class Attempt(ABC):
 
 
 class Backend(Protocol):
-    """The servers or engines that run the claims of a worker."""
+    """The servers or engines that run the claims of a worker.
+
+    The defaults are those of engines that this process starts: it sees their death at once.
+    """
 
     def ready(self) -> list[str]:
         """Return the queues that may be claimed from now."""
 
     def free(self, attempts: Collection[Attempt], exclude: Collection[str] = ()) -> dict[str, int]:
-        """Return how many results of each queue may be claimed now, in addition to these attempts.
+        """Return how many more results of each queue may be claimed; `exclude` are empty queues."""
 
-        None of the queues `exclude`, which are empty: others have their slots.
-        """
+    def on_change(self, handler: Callable[[], None]) -> None: ...
 
-    def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever that changes."""
-
-    def attempt(self, claim: Claim, on_text: OnText) -> Attempt:
-        """Return the attempt of a claim, still to be run."""
+    def attempt(self, claim: Claim, on_text: OnText) -> Attempt: ...
 
     def record_outcome(self, target: Target, end: AttemptEnd) -> None:
         """Learn from the end of an attempt there whether its engine works."""
 
-    def servers(self, attempts: Collection[Attempt]) -> Mapping[str, int]:
+    def servers(self, _attempts: Collection[Attempt]) -> Mapping[str, int]:
         """Return the number of these attempts on each Triton server."""
+        return {}
 
-    def silent_targets(self, attempts: Collection[Attempt]) -> list[Target]:
+    def silent_targets(self, _attempts: Collection[Attempt]) -> list[Target]:
         """Return the targets of these attempts that answered nothing for long."""
+        return []
 
-    async def is_dead(self, target: Target) -> bool:
+    async def is_dead(self, _target: Target) -> bool:
         """Return whether the engine of a silent target is dead."""
+        return False
 
     def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
         """Return the dead engines by model, then by server."""
+        return {}
 
     async def close(self) -> None:
         """End the background tasks."""

@@ -66,7 +66,6 @@ class AttemptExecutor:
     # --- from claim to end ----------------------------------------------------------------------
 
     def start(self, claim: Claim) -> None:
-        """Run a result that was claimed."""
         attempt = self._backend.attempt(claim, self._on_text)
         self._enter(attempt)
         self._spawn(self._run(attempt), f"result {claim.id}")
@@ -80,7 +79,6 @@ class AttemptExecutor:
             self._spawn(self._run(attempt, is_ours), f"early {claim.id}")
 
     def confirm(self, claims: Iterable[Claim]) -> None:
-        """Run results that were stored as claimed; stop others that began."""
         early, self._early = self._early, {}
         for claim in claims:
             if claim.id in early:
@@ -117,15 +115,12 @@ class AttemptExecutor:
         try:
             return await attempt.run()
         except Exception:
-            logger.exception(
-                "attempt of result %s broke",
-                attempt.claim.id,
-                extra=self._extra("attempt_broke", attempt.claim),
-            )
-            return broken(attempt.claim.id, attempt.claim.attempt)
+            claim = attempt.claim
+            extra = self._extra("attempt_broke", claim)
+            logger.exception("attempt of result %s broke", claim.id, extra=extra)
+            return broken(claim.id, claim.attempt)
 
     async def _conclude(self, attempt: Attempt, end: AttemptEnd | None) -> None:
-        """Commit the end, unless it is not ours to write, and make room for others."""
         claim, ended_at = attempt.claim, time.time()
         self._generated[claim.model_name] += attempt.generated_tokens
         try:
@@ -138,11 +133,8 @@ class AttemptExecutor:
                 if end.keeps_text and (chunk := attempt.take_chunk(is_last=True)):
                     await self._ends.store_last_text(chunk)
                 if not await self._ends.write(end):
-                    logger.info(
-                        "result %s was decided elsewhere",
-                        claim.id,
-                        extra=self._extra("not_ours", claim),
-                    )
+                    extra = self._extra("not_ours", claim)
+                    logger.info("result %s was decided elsewhere", claim.id, extra=extra)
                 elif logger.isEnabledFor(logging.DEBUG) or logs.shows_content():
                     self._log_end(claim, end)
         finally:
@@ -157,12 +149,8 @@ class AttemptExecutor:
         extra = self._extra("ended", claim) | {"outcome": end.outcome, "code": code}
         if logs.shows_content():
             extra |= {"prompt": logs.cut(claim.prompt), "output": logs.cut(end.output)}
-        logger.log(
-            logging.INFO if logs.shows_content() else logging.DEBUG,
-            "attempt of a result ended: %s",
-            code or end.outcome,
-            extra=extra,
-        )
+        level = logging.INFO if logs.shows_content() else logging.DEBUG
+        logger.log(level, "attempt of a result ended: %s", code or end.outcome, extra=extra)
 
     # --- models that die ------------------------------------------------------------------------
 
@@ -179,7 +167,6 @@ class AttemptExecutor:
                 attempt.stop(StopReason.MODEL_DIED)
 
     async def watch_silence(self) -> None:
-        """Stop the attempts of dead models, until cancelled."""
         # Side by side: a server that hangs takes long.
         probes: dict[Target, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
@@ -199,10 +186,7 @@ class AttemptExecutor:
     # --- heartbeat ------------------------------------------------------------------------------
 
     def load(self, seconds: float) -> Load:
-        """Return the load by model, over the `seconds` since the last call, and by server.
-
-        It names the ready models, too: an index is served where a load names it.
-        """
+        """Return the load over the `seconds` since the last call, also of idle ready models."""
         running = Counter(attempt.claim.model_name for attempt in self.running.values())
         generated, self._generated = self._generated, Counter()
         rates = self._throughput.beat(running.keys() | generated.keys())
@@ -236,11 +220,8 @@ class AttemptExecutor:
         # A claim whose answer was lost with its connection; seen twice, so not one under way.
         unknown = {identifier for identifier in owned if identifier not in self.running}
         for identifier in unknown & self._unknown:
-            logger.info(
-                "result %s is ours and does not run: handed back",
-                identifier,
-                extra=self._extra("handed_back") | {"result_id": str(identifier)},
-            )
+            extra = self._extra("handed_back") | {"result_id": str(identifier)}
+            logger.info("result %s is ours and does not run: handed back", identifier, extra=extra)
             self._spawn(self._hand_back(identifier, owned[identifier][0]), f"return {identifier}")
         self._unknown = unknown
 
@@ -252,7 +233,6 @@ class AttemptExecutor:
     # --- stop -----------------------------------------------------------------------------------
 
     def cancel(self, ids: Iterable[UUID]) -> None:
-        """Cancel these results if they run here."""
         for identifier in ids:
             if attempt := self.running.get(identifier):
                 attempt.stop(StopReason.CANCELLED)
@@ -283,18 +263,14 @@ class AttemptExecutor:
     def _extra(self, action: str, claim: Claim | None = None) -> dict[str, object]:
         extra: dict[str, object] = {"action": action, "worker_id": str(self._worker_id)}
         if claim is not None:
-            extra |= {
-                "result_id": str(claim.id),
-                "attempt": claim.attempt,
-                "team_id": claim.team_id,
-            }
+            extra["result_id"] = str(claim.id)
+            extra["attempt"], extra["team_id"] = claim.attempt, claim.team_id
         return extra
 
 
 async def _wait_for_all(
     tasks: Iterable[asyncio.Task[None]], seconds: float, side_tasks: Sequence[asyncio.Task[None]]
 ) -> None:
-    """Wait for all tasks, for a time; a side task that dies meanwhile raises."""
     if not tasks:
         return
     everything = asyncio.ensure_future(asyncio.wait(tasks))
@@ -310,7 +286,6 @@ async def _wait_for_all(
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they have ended."""
     cancelled = list(tasks)
     for task in cancelled:
         task.cancel()

@@ -11,7 +11,6 @@ from app.worker.attempt import Attempt
 
 
 def trace_queue(claim: Claim, worker_id: UUID) -> None:
-    """Record the time from the result's creation to now."""
     if tracing.active is None or claim.trace is None:
         return
     created = created_at(claim.id).timestamp()
@@ -20,7 +19,6 @@ def trace_queue(claim: Claim, worker_id: UUID) -> None:
 
 
 def trace_end(attempt: Attempt, end: AttemptEnd | None, ended_at: float, worker_id: UUID) -> None:
-    """Record the writes of the attempt's text, and the time from its end to the commit of that."""
     claim = attempt.claim
     if tracing.active is None or claim.trace is None:
         return

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from app.core import metrics, tracing
@@ -21,38 +22,29 @@ logger = logging.getLogger(__name__)
 _MAX_PAUSE_SECONDS = 0.05  # seconds
 
 
+@dataclass(slots=True)
 class ChunkWriter:
-    """Keeps the text of a worker's attempts, all of them in one statement.
+    """Writer of attempts' text: at once if read elsewhere, else every `flush_seconds`."""
 
-    Text that is read elsewhere is written as it comes, the rest every `flush_seconds`.
-    """
+    queue: JobQueue
+    worker_id: UUID
+    running: Mapping[UUID, Attempt]
+    watched: StreamInterest
+    flush_seconds: float
+    _news: set[UUID] = field(default_factory=set, init=False)  # watched results with more text
+    _has_news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _is_idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
-    def __init__(
-        self,
-        queue: JobQueue,
-        worker_id: UUID,
-        running: Mapping[UUID, Attempt],
-        watched: StreamInterest,
-        flush_seconds: float,
-    ) -> None:
-        self._queue = queue
-        self._worker_id = worker_id
-        self._running = running
-        self._watched = watched
-        self._flush_seconds = flush_seconds
-        self._news: set[UUID] = set()  # watched results with more text
-        self._has_news = asyncio.Event()
-        self._is_idle = asyncio.Event()
+    def __post_init__(self) -> None:
         self._is_idle.set()
 
     def on_text(self, attempt: Attempt) -> None:
         """Write an attempt's text soon if it is read elsewhere; its end writes the last of it."""
-        if attempt.claim.id in self._watched and not attempt.is_over:
+        if attempt.claim.id in self.watched and not attempt.is_over:
             self.write_soon([attempt.claim.id])
 
     def write_soon(self, ids: Iterable[UUID]) -> None:
-        """Write these results' text soon, and notify its readers in other processes."""
-        running = [identifier for identifier in ids if identifier in self._running]
+        running = [identifier for identifier in ids if identifier in self.running]
         if running:
             self._news.update(running)
             self._has_news.set()
@@ -63,21 +55,21 @@ class ChunkWriter:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        all_at = loop.time() + self._flush_seconds
+        all_at = loop.time() + self.flush_seconds
         while True:
             await is_set_by(self._has_news, all_at)
             watched, self._news = self._news, set()
             self._has_news.clear()
             if loop.time() >= all_at:
-                all_at = loop.time() + self._flush_seconds
-                await self._write(self._running, watched)
+                all_at = loop.time() + self.flush_seconds
+                await self._write(self.running, watched)
             else:
                 began = loop.time()
                 await self._write(watched, watched)
                 await asyncio.sleep(min(loop.time() - began, _MAX_PAUSE_SECONDS))
 
     async def _write(self, ids: Iterable[UUID], watched: set[UUID]) -> None:
-        attempts = [self._running[identifier] for identifier in ids if identifier in self._running]
+        attempts = [self.running[identifier] for identifier in ids if identifier in self.running]
         chunks = [chunk for attempt in attempts if (chunk := attempt.take_chunk())]
         began = time.time()
         if not chunks and not watched:
@@ -91,22 +83,15 @@ class ChunkWriter:
         metrics.FLUSH.observe(max(0.0, ended - began))
         if tracing.active is not None:
             written = {chunk.result_id for chunk in chunks}
-            _note(
-                (one for one in attempts if one.claim.trace and one.claim.id in written),
-                *(began, ended),
-            )
+            for one in attempts:
+                if one.claim.trace and one.claim.id in written:
+                    one.flushes = one.flushes or Flushes(began, ended)
+                    one.flushes.add(began, ended)
 
     async def _append(self, chunks: list[Chunk], watched: list[UUID]) -> None:
         while True:
             try:
-                return await self._queue.append(self._worker_id, chunks, watched)
+                return await self.queue.append(self.worker_id, chunks, watched)
             except DatabaseUnavailableError as error:
-                extra = {"action": "flush_waits", "worker_id": str(self._worker_id)}
+                extra = {"action": "flush_waits", "worker_id": str(self.worker_id)}
                 logger.info("flush waits: %s", error, extra=extra)
-
-
-def _note(attempts: Iterable[Attempt], began: float, ended: float) -> None:
-    for attempt in attempts:
-        if attempt.flushes is None:
-            attempt.flushes = Flushes(began, ended)
-        attempt.flushes.add(began, ended)

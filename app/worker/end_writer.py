@@ -12,16 +12,12 @@ from app.queue.progress import Chunk
 
 logger = logging.getLogger(__name__)
 
-_FOREVER = (
-    math.inf
-)  # seconds: an end is written once the database is back, unless the worker is fenced
+# Seconds: an end is written once the database is back, unless the worker is fenced.
+_FOREVER = math.inf
 
 
 class EndWriter:
-    """Commits what the attempts of one worker id end with, in batches.
-
-    PostgreSQL may refuse a text; its result ends all the same.
-    """
+    """Commits the ends of attempts in batches, also of those whose text PostgreSQL refuses."""
 
     def __init__(self, queue: JobQueue, worker_id: UUID, waiters: ResultWaiters) -> None:
         self._worker_id = worker_id
@@ -48,20 +44,18 @@ class EndWriter:
         return await self._ends.submit(broken(end.result_id, end.attempt))
 
     async def close(self) -> None:
-        """Write nothing more."""
         await self._ends.close()
         await self._chunks.close()
 
     def _log_refused(self, subject: str, result_id: UUID, error: Exception) -> None:
-        extra = {"worker_id": str(self._worker_id), "result_id": str(result_id)}
-        logger.error(
-            "the %s of result %s was refused",
-            *(subject, result_id),
-            exc_info=error,
-            extra={"action": f"{subject}_refused", **extra},
-        )
+        extra = {
+            "action": f"{subject}_refused",
+            "worker_id": str(self._worker_id),
+            "result_id": str(result_id),
+        }
+        message = "the %s of result %s was refused"
+        logger.error(message, subject, result_id, exc_info=error, extra=extra)
 
 
 def broken(result_id: UUID, attempt: int) -> AttemptEnd:
-    """Return the end of an attempt that met a bug of ours."""
     return AttemptEnd(result_id, attempt, AttemptOutcome.FAILED, failure=INTERNAL_ERROR)

@@ -60,7 +60,6 @@ class Lease:
         self._hurry = asyncio.Event()
 
     async def register(self) -> None:
-        """Enter the id. Raises DatabaseUnavailableError."""
         self._renewed_at = time.monotonic()
         await self._database.fetch(
             _REGISTER, self.id, socket.gethostname(), os.getpid(), self._seconds
@@ -70,11 +69,11 @@ class Lease:
         self._hurry.set()
 
     async def keep(
-        self, load: Callable[[], Load], on_beat: Callable[[Connection], Awaitable[None]]
+        self, load: Callable[[float], Load], on_beat: Callable[[Connection], Awaitable[None]]
     ) -> None:
         """Renew on a connection of its own until cancelled, and call `on_beat` with it each time.
 
-        Raises FencedError when the id was declared dead.
+        `load` takes the seconds between two renewals. Raises FencedError if declared dead.
         """
         connection: asyncpg.Connection | None = None
         try:
@@ -83,7 +82,7 @@ class Lease:
                 try:
                     if connection is None or connection.is_closed():
                         connection = await self._database.connect()
-                    await self._renew(connection, asked_at, load())
+                    await self._renew(connection, asked_at, load(self.period))
                     await on_beat(connection)
                 except Exception as error:
                     if not is_transient(error):
@@ -94,17 +93,15 @@ class Lease:
                         self._renewed_at = asked_at
                     _drop(connection)
                     connection = None
-                    logger.info(
-                        "no renewal: %s",
-                        error,
-                        extra={"action": "no_renewal", "worker_id": str(self.id)},
-                    )
-                await self._pause(self.period if connection else min(self.period, 0.5))
+                    extra = {"action": "no_renewal", "worker_id": str(self.id)}
+                    logger.info("no renewal: %s", error, extra=extra)
+                self._hurry.clear()
+                pause = self.period if connection else min(self.period, 0.5)
+                await is_set_within(self._hurry, pause)
         finally:
             _drop(connection)
 
     async def watch_fence(self) -> None:
-        """Raise FencedError once the lease is not renewed in time."""
         fence_seconds = self._seconds * _FENCE_SHARE
         # A renewal moves the end while this sleeps; an event would have to be reset each time.
         while (remaining := self._renewed_at + fence_seconds - time.monotonic()) > 0:  # noqa: ASYNC110
@@ -118,10 +115,6 @@ class Lease:
         if not alive:
             raise FencedError("declared dead by another process")
         self._renewed_at = asked_at
-
-    async def _pause(self, seconds: float) -> None:
-        self._hurry.clear()
-        await is_set_within(self._hurry, seconds)
 
 
 def _drop(connection: asyncpg.Connection | None) -> None:

@@ -11,10 +11,7 @@ _MEMORY_SECONDS = 30.0
 
 
 class Throughput:
-    """A mean over the last beats, of which newer ones count more.
-
-    Only beats in which a model had work count: an idle one is not a slow one.
-    """
+    """A mean over the last beats in which a model had work; newer ones count more."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -23,7 +23,7 @@ from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
 from app.worker.attempt_executor import AttemptExecutor, cancel_all
-from app.worker.lease import FencedError, Lease, Load
+from app.worker.lease import FencedError, Lease
 from app.worker.throughput import Throughput
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,6 @@ class Worker:
         self._wake.set()
 
     async def run(self) -> None:
-        """Live under one id after another until stopped."""
         try:
             while not self._stopping.is_set():
                 await self._live()
@@ -80,7 +79,7 @@ class Worker:
         side_tasks = [
             asyncio.create_task(task, name=f"worker {name}")
             for name, task in (
-                ("heartbeat", self._lease.keep(self._load, self._attempts.check_owned)),
+                ("heartbeat", self._lease.keep(self._attempts.load, self._attempts.check_owned)),
                 ("fence", self._lease.watch_fence()),
                 ("flush", self._attempts.writer.run()),
                 ("silence", self._attempts.watch_silence()),
@@ -101,12 +100,9 @@ class Worker:
             )
         except FencedError as error:
             metrics.FENCES.inc()
-            logger.warning(
-                "fenced: %s; %d streams stopped",
-                error,
-                len(self._attempts.running),
-                extra=self._extra("fence"),
-            )
+            count = len(self._attempts.running)
+            extra = self._extra("fence")
+            logger.warning("fenced: %s; %d streams stopped", error, count, extra=extra)
         finally:
             await cancel_all([claiming, *side_tasks])
             await self._abandon()
@@ -182,10 +178,7 @@ class Worker:
         self._attempts.begin(claims)
 
     def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Run the results that were stored as claimed; stop others that began.
-
-        Those of a former id of this worker have been stopped and released.
-        """
+        """Run results as claimed and stop others, unless they are of a former id."""
         if worker_id == self._lease.id and self._queue.dispatcher is self:
             self._attempts.confirm(claims)
 
@@ -193,7 +186,6 @@ class Worker:
         self.confirm(worker_id, [])
 
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
-        """Claim and start waiting results; how many, by model."""
         claimed = Counter[str]()
         with self._logged_if_transient():
             async for claims in self._queue.claims(self._lease.id, asked):
@@ -239,11 +231,7 @@ class Worker:
         if self._queue.dispatcher is self:
             self._lease.hurry()
 
-    def _load(self) -> Load:
-        return self._attempts.load(self._lease.period)
-
     def _on_watched(self, ids: Iterable[UUID]) -> None:
-        """Write the text of results that readers elsewhere have announced."""
         if self._queue.dispatcher is self:
             self._attempts.writer.write_soon(ids)
 
@@ -258,7 +246,6 @@ class Worker:
     # --- stop -----------------------------------------------------------------------------------
 
     async def _abandon(self) -> None:
-        """End this id: stop its attempts, and return their results to the queue."""
         self._queue.dispatcher = None
         await self._attempts.abandon()
         try:

@@ -39,8 +39,7 @@ from app.infini_gram.attribution import AttributionParameters, AttributionReques
 from app.queue.idempotency import NewKey, hash_request
 from app.results.attributions import AttributionDraft, cache_key
 from app.results.replays import Replayed
-from app.results.row_errors import erased, failure_of
-from app.results.rows import ResultRow
+from app.results.rows import ResultRow, erased, failure_of
 from app.results.submission import SubmissionOutcome
 
 router = APIRouter(tags=["infini-gram"])

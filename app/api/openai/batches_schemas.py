@@ -10,9 +10,8 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from app.batches.creation import NewBatch
 from app.batches.files import File, FileDetails
-from app.batches.rows import Batch
+from app.batches.rows import Batch, NewBatch
 from app.core.errors import NotFoundError, invalid_field
 from app.core.ids import new_id, unix_seconds
 from app.queue.idempotency import NewKey

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from app.core.database import Connection, Database
+from app.core.database import Connection
 from app.core.ids import lowest_id
 from app.core.settings import Settings
 
@@ -59,21 +59,14 @@ _LAUNCHES = _ROWS.format(table="launches", condition="ended_at <= $1")
 _BUCKETS = _ROWS.format(table="rate_buckets", condition="filled_at <= $1")
 
 
-class Leftovers:
-    """The steps of a cleaning: transactions that are repeated while they return True."""
-
-    def __init__(self, database: Database, settings: Settings) -> None:
-        self._database = database
-        self._logs = timedelta(days=settings.logs_retention_days)
-
-    def steps(self, now: datetime) -> Iterator[Step]:
-        """One step for each kind of remains."""
-        logs = now - self._logs
-        yield _walk(_DELIVERIES, lowest_id(logs), _MAX_ROWS, logs)
-        yield _walk(_CHUNKS, _MAX_ROWS)
-        yield _delete(_LAUNCHES, logs)
-        yield _delete(_WORKERS, now - timedelta(days=_WORKER_DAYS))
-        yield _delete(_BUCKETS, now - timedelta(days=_BUCKET_DAYS))
+def cleaning_steps(settings: Settings, now: datetime) -> Iterator[Step]:
+    """Transactions, one for each kind of remains, to be repeated while they return True."""
+    logs = now - timedelta(days=settings.logs_retention_days)
+    yield _walk(_DELIVERIES, lowest_id(logs), _MAX_ROWS, logs)
+    yield _walk(_CHUNKS, _MAX_ROWS)
+    yield _delete(_LAUNCHES, logs)
+    yield _delete(_WORKERS, now - timedelta(days=_WORKER_DAYS))
+    yield _delete(_BUCKETS, now - timedelta(days=_BUCKET_DAYS))
 
 
 def _walk(statement: str, *arguments: object) -> Step:

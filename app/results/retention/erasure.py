@@ -58,7 +58,6 @@ class Erasure:
         self._database = database
 
     async def erase(self, ids: Sequence[UUID]) -> None:
-        """Erase those of these delivered results that have `store=false`."""
         await self._erase(await self._database.fetch(_DELIVERED, list(ids)))
 
     async def erase_undelivered(self) -> None:
@@ -70,10 +69,7 @@ class Erasure:
                 return
 
     async def _erase(self, rows: Sequence[asyncpg.Record]) -> None:
-        """Erase these results: first those whose contexts are free, then one context at a time.
-
-        A transaction that waits for a context holds no other one.
-        """
+        """Erase results of free contexts, then of one context at a time, which waits alone."""
         if not rows:
             return
         ids = [row["id"] for row in rows]
@@ -84,8 +80,6 @@ class Erasure:
     async def _erase_in(
         self, contexts: Iterable[UUID], ids: Sequence[UUID], lock: str
     ) -> set[UUID]:
-        """Erase the results of those contexts that could be locked, and return these contexts."""
-
         async def work(connection: Connection) -> set[UUID]:
             async with connection.transaction():
                 rows = await connection.fetch(lock, list(contexts))

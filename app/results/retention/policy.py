@@ -7,6 +7,8 @@ Each value of a team replaces that of the settings, whether longer or shorter. A
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import asyncpg
+
 from app.core.database import Database
 from app.core.settings import Settings
 
@@ -31,14 +33,11 @@ class Kept:
 
     @property
     def is_forever(self) -> bool:
-        """True if neither results nor prompts are deleted."""
         return self.results_seconds is None and self.prompts_seconds is None
 
 
 @dataclass(slots=True, frozen=True)
 class Policies:
-    """The retention of every team, as it was read."""
-
     default: Kept
     of_teams: Mapping[str, Kept]
 
@@ -55,19 +54,11 @@ class RetentionPolicy:
 
     async def all(self) -> Policies:
         rows = await self._database.fetch(_ALL)
-        return Policies(
-            self._default,
-            {
-                row["team_id"]: self._merge(row["results_seconds"], row["prompts_seconds"])
-                for row in rows
-            },
-        )
+        return Policies(self._default, {row["team_id"]: self._to_kept(row) for row in rows})
 
     async def of(self, team_id: str) -> Kept:
         row = await self._database.fetchrow(_OF, team_id)
-        if row is None:
-            return self._default
-        return self._merge(row["results_seconds"], row["prompts_seconds"])
+        return self._default if row is None else self._to_kept(row)
 
     async def stored(self) -> list[tuple[str, float | None, float | None]]:
         """Each team's own values: team, results, prompts; None where the settings' applies."""
@@ -79,13 +70,12 @@ class RetentionPolicy:
         await self._database.fetch(_SET, team_id, results, prompts)
 
     async def remove(self, team_id: str) -> bool:
-        """Return a team to the settings; True if it had values of its own."""
         return bool(await self._database.fetch(_REMOVE, team_id))
 
-    def _merge(self, results: float | None, prompts: float | None) -> Kept:
+    def _to_kept(self, row: asyncpg.Record) -> Kept:
         return Kept(
-            _merge(results, self._default.results_seconds),
-            _merge(prompts, self._default.prompts_seconds),
+            _merge(row["results_seconds"], self._default.results_seconds),
+            _merge(row["prompts_seconds"], self._default.prompts_seconds),
         )
 
 

@@ -53,7 +53,6 @@ async def erase_page(
 async def _erase(
     connection: Connection, locked: Collection[UUID], now: datetime, prompts: datetime
 ) -> None:
-    """Erase the prompts of locked contexts, and their copies in the results."""
     erased = await ids_of(connection, sql.ERASE_CONTEXTS, locked, prompts, now)
     results = await ids_of(connection, sql.ERASE_PROMPTS, erased)
     await ids_of(connection, sql.ERASE_WORDS, results, FEW_CHARACTERS)
@@ -62,10 +61,7 @@ async def _erase(
 async def judge_unused(
     connection: Connection, team_id: str, now: datetime, prompts: datetime
 ) -> bool:
-    """Delete contexts that lost their last result; True if there may be more.
-
-    Contexts with other results lose their due prompts now, or when those results are due.
-    """
+    """Delete contexts without results, erase others' due prompts; True if more may be left."""
     rows = await connection.fetch(sql.UNUSED, team_id, prompts, MAX_ROWS)
     ids = {row["id"] for row in rows}
     left = ids - await ids_of(connection, sql.DELETE_CONTEXTS, ids)

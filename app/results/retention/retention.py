@@ -23,7 +23,7 @@ from app.core.database import Connection, Database, is_transient
 from app.core.ids import LOWEST_ID, lowest_id
 from app.core.settings import Settings
 from app.results.retention import sql as sql
-from app.results.retention.cleanup import Leftovers
+from app.results.retention.cleanup import cleaning_steps
 from app.results.retention.policy import Kept, Policies, RetentionPolicy
 from app.results.retention.prompts import MAX_ROWS, erase_page, ids_of, is_due, judge_unused
 
@@ -60,14 +60,13 @@ class Retention:
         """`clock`: the database's by default; `share`: the fraction of time spent working."""
         self._database = database
         self._policy = RetentionPolicy(database, settings)
-        self._leftovers = Leftovers(database, settings)
+        self._settings = settings
         self._clock = clock or self._database_time
         self._rest = 1 / share - 1
         self._is_behind = False
         self._held_at = 0.0  # monotonic
 
     async def run(self) -> None:
-        """Look once a minute, until cancelled."""
         while True:
             pause = PERIOD_SECONDS
             try:
@@ -92,7 +91,7 @@ class Retention:
             await self._keep_words_small(deleted)
             logger.info("%d results were over and deleted", deleted, extra={"action": "retained"})
         if await self._database.fetch(sql.BEGIN_CLEANING, now, _CLEANING_SECONDS):
-            for step in self._leftovers.steps(now):
+            for step in cleaning_steps(self._settings, now):
                 await self._repeat(step)
         return True
 
@@ -122,17 +121,13 @@ class Retention:
         return now
 
     async def _teams(self, policies: Policies) -> list[str]:
-        """The teams that may have due rows."""
         if policies.default.is_forever:
             return [team for team, kept in policies.of_teams.items() if not kept.is_forever]
         rows = await self._database.fetch(sql.TEAMS)
         return [row["team_id"] for row in rows if not policies.of(row["team_id"]).is_forever]
 
     async def _look_at(self, team_id: str, kept: Kept, now: datetime) -> int:
-        results, prompts = (
-            None if seconds is None else now - timedelta(seconds=seconds)
-            for seconds in (kept.results_seconds, kept.prompts_seconds)
-        )
+        results, prompts = _cutoff(now, kept.results_seconds), _cutoff(now, kept.prompts_seconds)
         deleted = 0
         if results is not None:
             deleted = await self._delete_old(team_id, now, results, prompts)
@@ -154,8 +149,7 @@ class Retention:
             rows = await self._database.fetch(sql.EXPIRED, now, *place, MAX_ROWS)
             for team_id in sorted({row["team_id"] for row in rows}):
                 ids = [row["id"] for row in rows if row["team_id"] == team_id]
-                seconds = policies.of(team_id).prompts_seconds
-                prompts = None if seconds is None else now - timedelta(seconds=seconds)
+                prompts = _cutoff(now, policies.of(team_id).prompts_seconds)
                 deleted += await self._delete(team_id, ids, now, None, prompts)
             if len(rows) < MAX_ROWS:
                 return deleted
@@ -164,7 +158,6 @@ class Retention:
     async def _delete_old(
         self, team_id: str, now: datetime, results: datetime, prompts: datetime | None
     ) -> int:
-        """Delete a team's results that ended before `results`."""
         deleted, after = 0, LOWEST_ID
         while True:
             rows = await self._database.fetch(
@@ -185,8 +178,6 @@ class Retention:
         results: datetime | None,
         prompts: datetime | None,
     ) -> int:
-        """Delete those of these results that may be deleted, in one transaction; their number."""
-
         async def work(connection: Connection) -> int:
             rows = await connection.fetch(sql.DELETABLE, ids, results, now, team_id)
             if not rows:
@@ -274,10 +265,13 @@ class Retention:
         return answer
 
 
+def _cutoff(now: datetime, seconds: float | None) -> datetime | None:
+    return None if seconds is None else now - timedelta(seconds=seconds)
+
+
 async def _delete_batches(
     connection: Connection, team_id: str, results: datetime, kept: Kept
 ) -> bool:
-    """Delete old batches with their output files; True if there may be more."""
     rows = await connection.fetch(
         sql.OLD_BATCHES, team_id, results, lowest_id(results), _MAX_BATCHES
     )
@@ -294,7 +288,6 @@ async def _delete_batches(
 
 
 async def _delete_inputs(connection: Connection, team_id: str, prompts: datetime) -> bool:
-    """Delete input files all of whose batches are old; True if there may be more."""
     rows = await connection.fetch(
         sql.DELETE_INPUTS, team_id, prompts, lowest_id(prompts), _MAX_BATCHES
     )

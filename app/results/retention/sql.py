@@ -29,7 +29,6 @@ RETURNING id
 
 
 def _teams_of(table: str) -> str:
-    """The teams of a table, one probe of its index each."""
     return f"""(WITH RECURSIVE found AS (
     (SELECT team_id FROM {table} ORDER BY team_id LIMIT 1)
     UNION ALL

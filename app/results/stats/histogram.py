@@ -19,17 +19,12 @@ def bucket_of(seconds: float) -> int:
 
 
 def add(counts: list[int], more: Sequence[int]) -> None:
-    """Add another histogram to `counts`."""
     for place, count in enumerate(more):
         counts[place] += count
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """The duration in seconds that a share (0 to 1) of all did not exceed; None of an empty histogram.
-
-    Interpolated as if evenly spread within a bucket. Durations above the last bound count as that
-    bound.
-    """
+    """Seconds that a share (0 to 1) did not exceed, interpolated; None of no counts."""
     wanted = share * sum(counts)
     if not wanted:
         return None

@@ -77,8 +77,6 @@ class Point:
 
 @dataclass(slots=True, frozen=True)
 class FailureCount:
-    """Results that failed with a code."""
-
     code: str
     count: int
 
@@ -94,8 +92,6 @@ class QueueSample:
 
 
 class HistoryStore:
-    """Reads the history of one team, or of all."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -120,11 +116,9 @@ class HistoryStore:
         return [Point(**row) for row in rows]
 
     async def failures(self, window: Window) -> list[FailureCount]:
-        """Failed results of all teams, by code."""
         rows = await self._database.fetch(_BY_CODE, window.since)
         return [FailureCount(**row) for row in rows]
 
     async def queues(self, window: Window) -> list[QueueSample]:
-        """The largest queues of each step, by name."""
         rows = await self._database.fetch(_QUEUES, window.since, window.step)
         return [QueueSample(**row) for row in rows]

@@ -35,8 +35,6 @@ FROM workers ORDER BY dead_at IS NULL DESC, lease_expires_at DESC LIMIT {_WORKER
 
 @dataclass(slots=True, frozen=True)
 class TableSize:
-    """A table with its indexes."""
-
     name: str
     size_bytes: int
     rows_estimate: int | None
@@ -44,8 +42,6 @@ class TableSize:
 
 @dataclass(slots=True, frozen=True)
 class WorkerState:
-    """A worker process, alive or not."""
-
     id: UUID
     host: str
     pid: int
@@ -57,8 +53,6 @@ class WorkerState:
 
 @dataclass(slots=True, frozen=True)
 class SystemState:
-    """The state of the service at one moment."""
-
     now: datetime
     schema_version: str
     size_bytes: int
@@ -83,7 +77,6 @@ class SystemStore:
         self._lock = asyncio.Lock()
 
     async def state(self, minutes: int) -> SystemState:
-        """The state now, with the history of the last minutes."""
         async with self._lock:
             now = time.monotonic()
             self._cached = {key: entry for key, entry in self._cached.items() if entry[0] > now}

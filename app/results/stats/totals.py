@@ -1,4 +1,4 @@
-"""Totals of ended results, by minute, team, model and end."""
+"""Totals of ended results, by minute, team, model and end, and their metrics."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from app.core import metrics
 from app.core.database import Connection
 from app.results.rows import EndedResult
 from app.results.stats import histogram
@@ -47,7 +48,6 @@ class _Totals:
     seconds: list[int] = field(default_factory=lambda: [0] * histogram.SIZE)
 
     def add(self, result: EndedResult) -> None:
-        """Count one result: its wait, its first token from its start, and its whole duration."""
         self.results += 1
         self.prompt_tokens += result.prompt_tokens or 0
         self.completion_tokens += result.completion_tokens or 0
@@ -60,7 +60,6 @@ class _Totals:
 
 
 async def add_to_minutes(connection: Connection, results: Iterable[EndedResult]) -> None:
-    """Add results to the totals of the minutes in which they ended."""
     totals: dict[_Key, _Totals] = {}
     for result in results:
         minute = result.finished_at.replace(second=0, microsecond=0)
@@ -75,3 +74,29 @@ def _to_rows(totals: dict[_Key, _Totals]) -> Iterator[dict[str, Any]]:
     for key, total in sorted(totals.items(), key=lambda item: item[0]):
         values = (*key, *(getattr(total, name) for name in (*_SUMS, *_HISTOGRAMS)))
         yield dict(zip(_NAMES, values, strict=True))
+
+
+def observe(result: EndedResult) -> None:
+    """Add a result to the metrics of this process."""
+    model = result.model_name
+    metrics.RESULTS.of(model, result.ended_as).inc()
+    metrics.RESULT_SECONDS.of(model).observe(max(0.0, result.ended - result.created))
+    for tokens, total, each in (
+        (result.prompt_tokens, metrics.PROMPT_TOKENS, metrics.RESULT_PROMPT_TOKENS),
+        (result.completion_tokens, metrics.COMPLETION_TOKENS, metrics.RESULT_COMPLETION_TOKENS),
+    ):
+        if tokens:
+            total.of(result.team_id, model).inc(tokens)
+            each.of(model).observe(tokens)
+    if result.max_tokens is not None:
+        metrics.RESULT_MAX_TOKENS.of(model).observe(result.max_tokens)
+    if result.started is None:
+        return
+    metrics.QUEUE_WAIT.of(model).observe(max(0.0, result.started - result.created))
+    metrics.INFERENCE.of(model).observe(max(0.0, result.ended - result.started))
+    if result.first_token is not None:
+        metrics.FIRST_TOKEN.of(model).observe(max(0.0, result.first_token - result.created))
+        if (result.completion_tokens or 0) > 1:
+            assert result.completion_tokens is not None
+            spent = max(0.0, result.ended - result.first_token)
+            metrics.INTER_TOKEN.of(model).observe(spent / (result.completion_tokens - 1))

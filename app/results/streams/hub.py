@@ -103,7 +103,6 @@ class StreamHub:
         self._announce_now = asyncio.Event()
 
     def subscribe(self, listener: Listener) -> None:
-        """Subscribe to the channels before the listener runs; for processes that have readers."""
         listener.subscribe(ENDED, self._on_ended)
         listener.subscribe(APPENDED, self._on_appended)
         listener.subscribe(WATCHED, self._on_watched)
@@ -133,7 +132,6 @@ class StreamHub:
         self._announce_now.set()
 
     def close(self) -> None:
-        """End all waiting and reading: the process stops."""
         self.is_closing = True
         self._waiters.wake_all()
         self._readers.wake_all()
@@ -142,7 +140,6 @@ class StreamHub:
 
     @property
     def is_full(self) -> bool:
-        """True if a further waiter would be refused."""
         return self._waiters.count >= self._settings.max_waiters
 
     def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
@@ -200,11 +197,9 @@ class StreamHub:
             )
 
     def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
-        """A signal of more text, and of the result's end."""
         return self._readers.subscribed(result_id)
 
     def running(self, result_id: UUID) -> RunningAttempt | None:
-        """The attempt of a result that runs in this process."""
         return self._running.get(result_id)
 
     def announce(self, result_id: UUID) -> None:
@@ -215,20 +210,16 @@ class StreamHub:
     # --- the worker of this process -------------------------------------------------------------
 
     def attach(self, attempt: RunningAttempt) -> None:
-        """Serve the readers of an attempt from the memory of this process."""
         self._running[attempt.claim.id] = attempt
         self._readers.wake(attempt.claim.id)
 
     def on_text(self, attempt: RunningAttempt) -> None:
-        """Notify the readers of an attempt in this process."""
         self._readers.wake(attempt.claim.id)
 
     def awaits(self, result_id: UUID) -> bool:
-        """True if this process waits for the result or reads it."""
         return result_id in self._waiters or result_id in self._readers
 
     def deliver(self, record: asyncpg.Record) -> None:
-        """Deliver a result that ended in this process to its waiters and readers."""
         row = ResultRow.of(record)
         self._waiters.notify_end(row.id, row)
         self._readers.notify_end(row.id, row)
@@ -249,7 +240,7 @@ class StreamHub:
             return
         for result_id in split_ids(payload):
             attempt = self._running.get(result_id)
-            # Otherwise the statement that ends it is about to return its row, for `hand`.
+            # Otherwise the statement that ends it is about to return its row, for `deliver`.
             if attempt is None or not attempt.is_over:
                 self._waiters.notify_end(result_id)
                 self._readers.notify_end(result_id)

@@ -63,17 +63,14 @@ class StreamInterest:
 
 
 async def announce(database: Database, reader: UUID, ids: Sequence[UUID]) -> None:
-    """Announce to all workers the results that a process, `reader`, streams."""
     payloads = [f"{reader.hex} {part}" for part in join_ids(ids)]
     await database.fetch("SELECT pg_notify($1, p) FROM unnest($2::text[]) p", WATCHED, payloads)
 
 
 def is_question(payload: str) -> bool:
-    """True if a notification on WATCHED asks for announcements."""
     return payload == _QUESTION
 
 
 def read_announcement(payload: str) -> tuple[str, list[UUID]]:
-    """The process that reads, and the results."""
     reader, _, ids = payload.partition(" ")
     return reader, split_ids(ids)

@@ -20,7 +20,6 @@ class OutputBuffer:
         return "".join(self._pieces)
 
     def append(self, text: str) -> None:
-        """Add text at the end."""
         if text:
             self._ends.append(len(self) + len(text))
             self._pieces.append(text)
@@ -38,10 +37,7 @@ class OutputBuffer:
 
 
 class TokenLog:
-    """The log probabilities of an attempt's tokens, readable from any token on.
-
-    Kept as the JSON lists that came: parsed they take ten times the memory.
-    """
+    """The log probabilities of tokens, as the JSON lists that came: a tenth of the memory."""
 
     def __init__(self) -> None:
         self._lists: list[str] = []
@@ -51,13 +47,11 @@ class TokenLog:
         return self._ends[-1] if self._ends else 0
 
     def append(self, logprobs: str) -> None:
-        """Add a JSON list with one item per token."""
         items = orjson.loads(logprobs)
         self._ends.append(len(self) + len(items))
         self._lists.append(_with_marks(logprobs, items))
 
     def since(self, count: int) -> list[Any]:
-        """The items behind the first `count` tokens."""
         first = bisect_right(self._ends, count)
         items = [item for part in self._lists[first:] for item in orjson.loads(part)]
         known = self._ends[first - 1] if first else 0

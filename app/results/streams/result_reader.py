@@ -5,7 +5,7 @@ Independent of any dialect: the packages of `api` encode these events.
 
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -24,10 +24,7 @@ _POSITION = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
 
 @dataclass(slots=True, frozen=True)
 class Position:
-    """A position in a result: the attempt, and how many code points of its text are known.
-
-    The end has a position of its own, one behind the last character.
-    """
+    """An attempt, and the number of known code points of its text; the end is one further."""
 
     attempt: int = 0
     offset: int = 0
@@ -46,16 +43,12 @@ class Position:
 
     @classmethod
     def of_end(cls, row: ResultRow) -> "Position":
-        """The position behind a terminal result."""
         return cls(row.attempt, len(row.text) + 1)
 
 
 @dataclass(slots=True, frozen=True)
 class AttemptStarted:
-    """Another attempt begins: its text replaces what was read of earlier ones.
-
-    `continued_from`: except for so many code points at the beginning, which it continues.
-    """
+    """Start of another text, which has the first `continued_from` code points of the last."""
 
     position: Position
     continued_from: int | None = None
@@ -106,6 +99,7 @@ class _Part:
     completion_tokens: int | None = None  # up to the end of all that can be read at once
 
 
+@dataclass(slots=True)
 class ResultReader:
     """Reads one result from a position on. The caller has checked that it belongs to the team.
 
@@ -113,36 +107,22 @@ class ResultReader:
     that continues an earlier one begins where the reader is, instead of at its start.
     """
 
-    def __init__(
-        self,
-        hub: StreamHub,
-        results: ResultStore,
-        team_id: str,
-        result_id: UUID,
-        position: Position,
-        silence_seconds: float,
-        *,
-        with_tokens: bool = False,
-        continues: bool = False,
-    ) -> None:
-        self._continues = continues
-        self._hub = hub
-        self._results = results
-        self._team_id = team_id
-        self._result_id = result_id
-        self._position = position
-        self._silence_seconds = silence_seconds
-        self._is_announced = False
-        self._with_tokens = with_tokens
-        self._tokens = 0  # how many of the position's attempt are known
+    hub: StreamHub
+    results: ResultStore
+    team_id: str
+    result_id: UUID
+    position: Position
+    silence_seconds: float
+    _: KW_ONLY
+    with_tokens: bool = False
+    continues: bool = False
+    _is_announced: bool = field(default=False, init=False)
+    _tokens: int = field(default=0, init=False)  # how many of the position's attempt are known
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield events until the result is terminal or deleted, or the process stops.
-
-        Waits while the database is unavailable.
-        """
-        with self._hub.reading(self._result_id) as signal:
-            while not self._hub.is_closing:
+        """Yield until the result is terminal or deleted, or the process stops; wait in outages."""
+        with self.hub.reading(self.result_id) as signal:
+            while not self.hub.is_closing:
                 signal.clear()
                 has_more = False
                 try:
@@ -158,7 +138,7 @@ class ResultReader:
                     if part.ended is not None:
                         yield Ended(Position.of_end(part.ended), part.ended)
                         return
-                if not has_more and not await is_set_within(signal, self._silence_seconds):
+                if not has_more and not await is_set_within(signal, self.silence_seconds):
                     yield KeepAlive()
 
     async def _read(self, signal: ResultSignal) -> _Part:
@@ -173,40 +153,40 @@ class ResultReader:
         if part is None and not signal.is_end:
             part = await self._from_chunks()
         if part is None:
-            part = await self._from_row(await self._results.get(self._team_id, self._result_id))
+            part = await self._from_row(await self.results.get(self.team_id, self.result_id))
         return part
 
     def _from_memory(self) -> _Part | None:
-        """The text of an attempt that runs in this process."""
-        attempt = self._hub.running(self._result_id)
+        attempt = self.hub.running(self.result_id)
         # This process has lost an attempt that is older than the reader's, and has not noticed yet.
-        if attempt is None or attempt.claim.attempt < self._position.attempt:
+        if attempt is None or attempt.claim.attempt < self.position.attempt:
             return None
         self._is_announced = False  # it may run elsewhere later
         number, resume = attempt.claim.attempt, attempt.claim.resume
         offset = self._offset_in(number)
-        if number != self._position.attempt and self._continues and resume is not None:
-            offset = resume.kept_of(self._position.attempt, self._position.offset)
+        if number != self.position.attempt and self.continues and resume is not None:
+            offset = resume.kept_of(self.position.attempt, self.position.offset)
         text = attempt.text.since(offset, _MAX_CHARACTERS)
         return _Part(
             number,
             offset,
             text,
             has_more=offset + len(text) < len(attempt.text),
-            tokens=attempt.tokens.since(self._tokens_in(number)) if self._with_tokens else (),
+            tokens=attempt.tokens.since(self._tokens_in(number)) if self.with_tokens else (),
             completion_tokens=attempt.completion_tokens or None,
         )
 
     async def _from_chunks(self) -> _Part | None:
-        """The stored text of a pending result."""
-        position = self._position
-        stored = await self._results.text_since(
-            self._result_id, position.attempt, position.offset, continues=self._continues
+        position = self.position
+        stored = await self.results.text_since(
+            self.result_id, position.attempt, position.offset, continues=self.continues
         )
         if not stored.is_pending:
             return None
-        self._announce()
-        lists = stored.logprobs if self._with_tokens else ()
+        if not self._is_announced:
+            self._is_announced = True  # and the hub announces it from time to time
+            self.hub.announce(self.result_id)
+        lists = stored.logprobs if self.with_tokens else ()
         return _Part(
             stored.attempt,
             stored.begins,
@@ -217,13 +197,12 @@ class ResultReader:
         )
 
     async def _from_row(self, row: ResultRow) -> _Part:
-        """The text of a terminal result."""
-        position, since = self._position, row.text_attempt
+        position, since = self.position, row.text_attempt
         offset = self._offset_in(row.attempt)
-        if self._continues and since is not None and since <= position.attempt < row.attempt:
-            kept = await self._results.continued_from(self._result_id, position.attempt)
+        if self.continues and since is not None and since <= position.attempt < row.attempt:
+            kept = await self.results.continued_from(self.result_id, position.attempt)
             offset = min(position.offset, kept, len(row.text))
-        tokens = row.token_logprobs() if self._with_tokens else []
+        tokens = row.token_logprobs() if self.with_tokens else []
         return _Part(
             row.attempt,
             offset,
@@ -233,28 +212,22 @@ class ResultReader:
             completion_tokens=row.completion_tokens,
         )
 
-    def _announce(self) -> None:
-        if not self._is_announced:
-            self._is_announced = True  # and the hub announces it from time to time
-            self._hub.announce(self._result_id)
-
     def _offset_in(self, attempt: int) -> int:
-        return self._position.offset if attempt == self._position.attempt else 0
+        return self.position.offset if attempt == self.position.attempt else 0
 
     def _tokens_in(self, attempt: int) -> int:
-        return self._tokens if attempt == self._position.attempt else 0
+        return self._tokens if attempt == self.position.attempt else 0
 
     def _advance(self, part: _Part) -> Iterator[Event]:
-        """Move behind a part, event by event."""
-        if part.attempt > self._position.attempt:
-            self._position, self._tokens = Position(part.attempt, part.begins), 0
-            yield AttemptStarted(self._position, part.begins or None)
+        if part.attempt > self.position.attempt:
+            self.position, self._tokens = Position(part.attempt, part.begins), 0
+            yield AttemptStarted(self.position, part.begins or None)
         tokens: Sequence[Any] = part.tokens
         self._tokens += len(tokens)
         for start in range(0, len(part.text) or bool(tokens), _MAX_CHARACTERS):
             text = part.text[start : start + _MAX_CHARACTERS]
-            self._position = Position(part.attempt, self._position.offset + len(text))
+            self.position = Position(part.attempt, self.position.offset + len(text))
             is_last = start + _MAX_CHARACTERS >= len(part.text) and not part.has_more
             count = part.completion_tokens if is_last else None
-            yield TextDelta(self._position, text, tokens, count)
+            yield TextDelta(self.position, text, tokens, count)
             tokens = ()

@@ -69,7 +69,6 @@ class StreamTicketStore:
         return str(row["team_id"])
 
     async def remove_expired(self) -> None:
-        """Remove tickets that were not redeemed."""
         while len(await self._database.fetch(_REMOVE_EXPIRED, _MAX_BATCH)) == _MAX_BATCH:
             pass
 

@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 from app.core.errors import INTERNAL_ERROR, Failure, FailureCode
 from app.core.queue_names import queue_of
-from app.inference.server_pool import DeadEngine
 from app.infini_gram.process import (
-    Attributed,
     AttributionFailedError,
     AttributionRefusedError,
     EngineDiedError,
@@ -18,7 +16,7 @@ from app.infini_gram.process import (
 )
 from app.queue.claim import Claim
 from app.queue.finish import AttemptEnd, AttemptOutcome
-from app.worker.attempt import Attempt, OnText, Target
+from app.worker.attempt import Attempt, Backend, OnText, Target
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +26,7 @@ _ANSWERS = (FailureCode.INVALID_REQUEST, FailureCode.MODEL_ERROR)
 _MAX_PAUSE_SECONDS = 30.0  # seconds between two starts of an engine that cannot be started
 
 
-class AttributionBackend:
+class AttributionBackend(Backend):
     """Runs attributions on one index, as many at a time as it has engines; `run` keeps them up."""
 
     def __init__(self, declarations: Path, index: str, engines: int) -> None:
@@ -47,7 +45,6 @@ class AttributionBackend:
         self._first = await EngineProcess.start(self._declarations, self._index)
 
     async def run(self) -> None:
-        """Keep the engines up, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for number in range(self._count):
                 group.create_task(self._keep(None if number else self._first))
@@ -104,19 +101,6 @@ class AttributionBackend:
         elif end.failure is None or end.failure.code in _ANSWERS:
             self._failed_at = None
 
-    def servers(self, _attempts: Collection[Attempt]) -> Mapping[str, int]:
-        return {}
-
-    def silent_targets(self, _attempts: Collection[Attempt]) -> list[Target]:
-        """Return none: an engine is silent until it is done, and its death is seen at once."""
-        return []
-
-    async def is_dead(self, _target: Target) -> bool:
-        return False
-
-    def dead_engines(self) -> Mapping[str, Mapping[str, DeadEngine]]:
-        return {}
-
     async def close(self) -> None:
         """Do nothing: `run` ends the engines."""
 
@@ -128,6 +112,9 @@ class AttributionBackend:
             engine = await self._idle.get()
         try:
             yield engine
+        except (AttributionRefusedError, AttributionFailedError):
+            self._idle.put_nowait(engine)  # as good as before
+            raise
         except BaseException:
             engine.kill()
             raise
@@ -143,7 +130,8 @@ class Attribution(Attempt):
 
     async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
         try:
-            found = await self._attribute()
+            async with self._backend.engine() as engine:
+                found = await engine.attribute(self.claim.prompt, self.claim.parameters)
         except EngineDiedError as error:
             return AttemptOutcome.LOST, _engine_lost(error)
         except AttributionRefusedError as error:
@@ -157,15 +145,6 @@ class Attribution(Attempt):
         self.is_over = True  # the end writes it: no chunk of it is kept
         self._emit(found.answer)
         return AttemptOutcome.COMPLETED, None
-
-    async def _attribute(self) -> Attributed:
-        refusal: AttributionRefusedError | AttributionFailedError
-        async with self._backend.engine() as engine:
-            try:
-                return await engine.attribute(self.claim.prompt, self.claim.parameters)
-            except (AttributionRefusedError, AttributionFailedError) as error:
-                refusal = error  # the engine is as good as before
-        raise refusal
 
     def _lost(self) -> Failure:
         return _engine_lost("its process was ended")

@@ -26,8 +26,6 @@ _MAX_LOSS_PAUSE_SECONDS = 30.0
 
 
 class ProbeOutcome(Enum):
-    """Outcome of a probe."""
-
     ANSWERED = auto()
     FAILED = auto()  # the engine is dead, or fails
     SILENT = auto()  # nothing came in time: full, or hanging
@@ -74,15 +72,11 @@ class CircuitBreaker:
         return target not in self._circuits
 
     def dead(self, target: Target) -> DeadEngine | None:
-        """Return since when the engine there is known to be dead, and why."""
         circuit = self._circuits.get(target)
         return circuit.dead if circuit else None
 
     def suspect(self, target: Target, *, is_only: bool = True) -> None:
-        """Ask before more work goes there: a stream was lost, or not taken.
-
-        `is_only`: the model is ready nowhere else.
-        """
+        """Probe before more work goes there: a stream was lost. `is_only`: ready nowhere else."""
         now = asyncio.get_running_loop().time()
         circuit = self._circuits.get(target)
         if circuit is not None and now < circuit.closes_at:
@@ -106,7 +100,6 @@ class CircuitBreaker:
             self.suspect(target)
 
     def open(self, target: Target, reason: str) -> None:
-        """Open the circuit: the engine is dead."""
         circuit = self._circuits.get(target)
         if circuit is None:
             circuit = self._break(target, asyncio.get_running_loop().time())
@@ -117,7 +110,6 @@ class CircuitBreaker:
             self._on_change(target)
 
     def succeeded(self, target: Target) -> None:
-        """Forget earlier losses: a result completed there."""
         self._losses.pop(target, None)
 
     async def ask(self, target: Target) -> Probe:

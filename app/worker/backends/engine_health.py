@@ -35,8 +35,6 @@ _AWAY = (NotTakenError, StreamLostError)
 
 
 class EngineHealth:
-    """Health of the engines, from this process's streams and probes."""
-
     def __init__(self, registry: ModelRegistry, pool: ServerPool, silence_seconds: float) -> None:
         self._registry = registry
         self._pool = pool
@@ -45,7 +43,10 @@ class EngineHealth:
         self._breaker = CircuitBreaker(self._probe, self._on_circuit)
         self._on_change: list[Callable[[], None]] = []
         self._refreshes: set[asyncio.Task[None]] = set()
-        pool.on_report = self._on_report
+        # Another worker found an engine dead: ask before more work goes there.
+        pool.on_report = lambda server, model, dead: self._breaker.on_report(
+            target_of(server, model), dead.since
+        )
         self.allows = self._breaker.allows
         self.succeeded = self._breaker.succeeded
 
@@ -54,7 +55,6 @@ class EngineHealth:
         await asyncio.gather(*self._refreshes, return_exceptions=True)
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever an engine was found dead, or answers again."""
         self._on_change.append(handler)
 
     def record(self, error: GenerationError, target: Target) -> None:
@@ -67,7 +67,6 @@ class EngineHealth:
             self._breaker.suspect(target, is_only=is_only)
 
     async def settled(self, model: str) -> None:
-        """Wait a moment for the probes of a model's suspect engines."""
         targets = [target_of(server, model) for server in self._pool.serving(model)]
         waits = (self._breaker.settled(target, _SETTLING_SECONDS) for target in targets)
         await asyncio.gather(*waits)
@@ -87,14 +86,12 @@ class EngineHealth:
         return asyncio.get_running_loop().time() - heard_at > self._silent_seconds
 
     async def is_dead(self, target: Target) -> bool:
-        """Return whether the engine of a silent target does not answer a probe either."""
         probe = await self._breaker.ask(target)
         if probe.answer is ProbeOutcome.SILENT:
             self._breaker.open(target, probe.reason)
         return probe.answer in (ProbeOutcome.SILENT, ProbeOutcome.FAILED)
 
     def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
-        """Return the dead engines by model, then by server."""
         found: dict[str, dict[str, DeadEngine]] = {}
         for server in self._pool.servers:
             for model, dead in server.dead.items():
@@ -128,7 +125,6 @@ class EngineHealth:
         return Probe(ProbeOutcome.ANSWERED)
 
     def _on_circuit(self, target: Target) -> None:
-        """Show at the server that a circuit opened or closed."""
         server, model, dead = self._pool.at(target[0]), target[-1], self._breaker.dead(target)
         if server is None:
             return
@@ -149,10 +145,6 @@ class EngineHealth:
         refresh = asyncio.create_task(self._registry.refresh(), name="refresh models")
         self._refreshes.add(refresh)
         refresh.add_done_callback(self._refreshes.discard)
-
-    def _on_report(self, server: Server, model: str, dead: DeadEngine) -> None:
-        """Another worker found an engine dead: ask before more work goes there."""
-        self._breaker.on_report(target_of(server, model), dead.since)
 
 
 def target_of(server: Server, model: str) -> Target:

@@ -10,7 +10,7 @@ from typing import Any
 from app.core import metrics, tracing
 from app.core.errors import Failure, FailureCode
 from app.inference.model_registry import ModelRegistry
-from app.inference.server_pool import DeadEngine, Server, ServerPool
+from app.inference.server_pool import Server, ServerPool
 from app.inference.triton_client import CannotContinueError
 from app.inference.triton_errors import (
     EngineDeadError,
@@ -61,7 +61,6 @@ class Generation(Attempt):
         return AttemptOutcome.COMPLETED, None
 
     async def _generate(self) -> None:
-        """Generate on a server; if it does not take the request, on the next."""
         claim, tried = self.claim, set[str]()
         refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
         cannot_continue: CannotContinueError | None = None
@@ -124,7 +123,6 @@ class Generation(Attempt):
         return AttemptOutcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
 
     def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
-        """Span of a stream, if it is traced; gives the context for Triton."""
         claim = self.claim
         if claim.trace is None or tracing.active is None:
             return _UNTRACED
@@ -156,7 +154,6 @@ class Generation(Attempt):
             self._emit(delta.text)
 
     def _count_tokens(self, delta: Delta) -> None:
-        """Count a response's tokens; keep their ids and log probabilities."""
         self.completion_tokens += delta.completion_tokens
         if delta.token_ids:
             self._ids += delta.token_ids
@@ -204,12 +201,10 @@ class TritonBackend:
         self.health = EngineHealth(registry, pool, silence_seconds)
         self._registry = registry
         self._pool = pool
-
-    async def close(self) -> None:
-        await self.health.close()
-
-    def ready(self) -> list[str]:
-        return self._registry.ready()
+        self.ready = registry.ready
+        self.is_dead = self.health.is_dead
+        self.dead_engines = self.health.dead_engines
+        self.close = self.health.close
 
     def on_change(self, handler: Callable[[], None]) -> None:
         self._registry.on_change(handler)
@@ -228,10 +223,7 @@ class TritonBackend:
         return {model: count for model, count in slots.items() if count > 0}
 
     def choose(self, model: str, tried: Collection[str] = ()) -> Server | None:
-        """The server that takes a result now: the one with the most room.
-
-        None where no other than those already tried has the model ready and answers.
-        """
+        """The server with the most room that has the model ready and answers."""
         servers = [
             one
             for one in self._pool.serving(model)
@@ -273,12 +265,6 @@ class TritonBackend:
                 )
         return [target for target, at in asked.items() if self.health.is_silent(target, at)]
 
-    async def is_dead(self, target: Target) -> bool:
-        return await self.health.is_dead(target)
-
-    def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:
-        return self.health.dead_engines()
-
 
 def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
     """Return the parameters for the rest of a text whose first `done` tokens are in its prompt."""
@@ -289,10 +275,7 @@ def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:
 
 
 def _share(server: Server, exclude: Collection[str]) -> dict[str, int]:
-    """A server's free slots, shared between its models, `exclude` those that need none.
-
-    Those of which it runs least come first when there are fewer slots than models.
-    """
+    """A server's free slots, shared between its models; those of which it runs least come first."""
     models = [name for name in server.ready() if name not in exclude]
     free = server.slots - server.running.total()
     if free <= 0 or not models:

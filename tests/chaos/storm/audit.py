@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import orjson
 
 from app.core.database import Database
-from app.results.retention.cleanup import Leftovers
+from app.results.retention.cleanup import cleaning_steps
 from tests.chaos.history import FORBIDDEN
 from tests.chaos.stack import Stack
 from tests.chaos.storm import invariants
@@ -70,7 +70,7 @@ async def _sweep(stack: Stack) -> int:
     before = (await stack.fetch(count))[0]["count"]
     settings = make_settings(stack.postgres, stack.database)
     async with Database(settings, "chaos") as database:
-        for step in Leftovers(database, settings).steps(datetime.now(UTC)):
+        for step in cleaning_steps(settings, datetime.now(UTC)):
             while await database.run(step):
                 pass
     return int(before - (await stack.fetch(count))[0]["count"])

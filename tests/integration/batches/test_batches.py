@@ -15,6 +15,7 @@ from openai.types import Batch
 from pydantic import SecretStr
 
 from app.api.openai.batches_router import batch_services
+from app.batches.dispatcher import Dispatcher
 from app.batches.feed import BatchFeed
 from app.batches.processor import BatchProcessor
 from app.batches.rows import Line, NewLine
@@ -189,9 +190,17 @@ async def test_too_many_and_too_long_lines_are_refused(settings: Settings) -> No
 
 
 async def test_a_batch_takes_no_more_than_the_queue_has_room_for(
-    settings: Settings, connection: asyncpg.Connection
+    settings: Settings, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refusals of a full queue are waited out: no line fails, and no more are under way at once."""
+    starts: list[Dispatcher] = []  # searches for waiting lines from the first on
+    reset = Dispatcher.reset
+
+    def note(dispatcher: Dispatcher) -> None:
+        starts.append(dispatcher)
+        reset(dispatcher)
+
+    monkeypatch.setattr(Dispatcher, "reset", note)
     narrow = settings.model_copy(
         update={"max_queued": 15, "worker_slots": 4, "batch_in_flight": 40}
     )
@@ -212,6 +221,7 @@ async def test_a_batch_takes_no_more_than_the_queue_has_room_for(
         counts = (await client.batches.retrieve(batch.id)).request_counts
         assert counts
         assert (counts.total, counts.completed, counts.failed) == (60, 60, 0)
+    assert len(starts) == 2, "at its begin and at its end: a refused line is not passed over"
 
 
 async def test_a_page_of_lines_is_bounded_by_its_bytes(settings: Settings) -> None:

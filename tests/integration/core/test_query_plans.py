@@ -17,9 +17,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from app.batches.creation import NewBatch
 from app.batches.files import FileStore
-from app.batches.rows import LineOutcome
+from app.batches.rows import LineOutcome, NewBatch
 from app.batches.store import BatchStore
 from app.batches.work import BatchWork
 from app.core.database import Connection, Database

@@ -24,7 +24,7 @@ import orjson
 import pytest
 
 from app.cli.main import main
-from app.infini_gram import build_space, builder, suffix_array
+from app.infini_gram import builder, suffix_array
 from app.infini_gram.build_options import BuildError, BuildOptions
 from app.infini_gram.builder import build
 from app.infini_gram.declarations import BYTES, Declaration, read_declarations
@@ -435,7 +435,7 @@ def test_arguments_that_are_wrong(tmp_path: Path, arguments: tuple[str, ...]) ->
 def test_room_is_asked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_bytes(b"0123456789" * 1_000_000)
     options = BuildOptions(tmp_path / "a.txt", tmp_path / "a")
-    monkeypatch.setattr(build_space, "available_memory", lambda: 400_000_000)
+    monkeypatch.setattr(builder, "available_memory", lambda: 400_000_000)
     with pytest.raises(BuildError, match=r"Too little memory: about 420 MB needed, 400 MB"):
         build(options)
     monkeypatch.undo()

@@ -17,11 +17,11 @@ from app.core.ids import new_id
 from app.core.listener import CANCELLED as CANCELLED_CHANNEL, ENDED, ENQUEUED
 from app.core.settings import Settings
 from app.queue.claim import owned_results
-from app.queue.conclude import MAX_BATCH
 from app.queue.enqueue import NewContext
 from app.queue.finish import AttemptOutcome
 from app.queue.idempotency import IdempotencyKeys
 from app.queue.job_queue import JobQueue
+from app.queue.terminal_state import MAX_BATCH
 from app.results.contexts import ContextStore
 from app.results.rows import ResultRow
 from app.results.store import ResultStore

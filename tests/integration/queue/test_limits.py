@@ -15,6 +15,7 @@ from app.auth.principal import Principal
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.queue.enqueue import NewContext, NewResult
+from app.queue.rate_buckets import Cost, take
 from app.queue.team_limits import ANY_MODEL, Limits
 from tests.conftest import Service, run_service
 from tests.integration.support import until
@@ -277,3 +278,18 @@ async def team(settings: Settings, *arguments: str) -> int:
         sys.executable, "-m", "app", "team", *arguments, env=environment
     )
     return await process.wait()
+
+
+async def test_a_fill_that_waited_does_not_set_a_buckets_time_back(service: Service) -> None:
+    """Two fills overlap: the one that read the clock first writes last, and must add nothing."""
+    bucket = ("default", "scripted", "requests_per_minute")
+    cost = Cost(bucket, capacity=60.0, amount=60.0)
+    async with service.services.database.connection() as connection:
+        assert await take(connection, [[cost]], False) == [None]
+        later = await connection.fetchval(
+            "UPDATE rate_buckets SET filled_at = filled_at + interval '30 s' RETURNING filled_at"
+        )
+        (shortage,) = await take(connection, [[cost]], False)
+        assert shortage is not None
+        assert shortage.seconds > 59
+        assert await connection.fetchval("SELECT filled_at FROM rate_buckets") == later

@@ -77,8 +77,10 @@ async def test_what_ends_is_found_and_counted(
     queued = await send(service, "a third", model="scripted", deadline_seconds=60)
     await service.client.post(f"/results/{queued['id']}/cancel")
 
+    # The walk over older results may find these first; then they leave the queue a moment later.
     async def counted() -> bool:
-        return bool(await connection.fetchval(COUNTED) == 3)
+        left = await connection.fetchval("SELECT count(*) FROM undigested_results")
+        return bool(left == 0 and await connection.fetchval(COUNTED) == 3)
 
     await until(counted)
     for result, words in ((done, "QUAINT"), (overdue, "deadline passed"), (queued, "third")):
@@ -89,7 +91,6 @@ async def test_what_ends_is_found_and_counted(
     assert completed["completion_tokens"] >= done["usage"]["completion_tokens"] > 0
     for name in ("queue_seconds", "first_token_seconds", "seconds"):
         assert sum(completed[name]) == completed["results"]
-    assert await connection.fetchval("SELECT count(*) FROM undigested_results") == 0
 
 
 async def test_what_is_not_to_be_stored_leaves_no_words(

@@ -166,6 +166,20 @@ async def test_each_team_has_its_own_word(settings: Settings, house: House) -> N
     assert counts == {"default": 1, "long": 2, "forever": 3}
 
 
+async def test_each_team_has_its_own_time_of_prompts(settings: Settings, house: House) -> None:
+    for team in ("default", "short", "forever"):
+        await house.result(age=2 * DAY, team=team)
+    async with Database(settings, "test") as database:
+        policy = RetentionPolicy(database, settings)
+        await policy.set("short", None, HOUR)
+        await policy.set("forever", None, FOREVER)
+    query = "SELECT team_id FROM contexts WHERE erased_at IS NOT NULL ORDER BY team_id"
+    await look(settings)
+    assert [row["team_id"] for row in await house.connection.fetch(query)] == ["short"]
+    await look(settings, prompts=DAY)
+    assert [row["team_id"] for row in await house.connection.fetch(query)] == ["default", "short"]
+
+
 async def test_a_prompt_may_go_before_its_answers_and_they_are_found_by_their_own_words(
     settings: Settings, house: House
 ) -> None:

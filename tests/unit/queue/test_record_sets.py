@@ -26,7 +26,7 @@ TYPES = {
 @pytest.mark.parametrize(
     ("table", "types"),
     [
-        (contexts, enqueue._CONTEXTS.types),
+        (contexts, enqueue.CONTEXTS.types),
         (results, RecordSet(NewResult, enqueue._UNSTORED).types),
         (result_chunks, progress._CHUNKS.types),
     ],

@@ -1,8 +1,7 @@
 """The two ways out of the pending state: a result ends, or it returns to the queue.
 
 `results.state` is written here, for every end, and by the insertion of new results in `enqueue` and
-`finish`. Each statement names the state, the worker and the attempt that it expects, so that a race
-becomes a row count of zero. `docs/state_machine.md` draws the transitions.
+`finish`.
 """
 
 from collections.abc import Callable
@@ -94,10 +93,7 @@ _REQUEUE = f"""
 
 
 def end_sql(columns: str = "r.id, r.team_id, r.webhook_url") -> str:
-    """CTEs that end the results `judged`, with their deliveries and their entry in the search.
-
-    `ended` has the given columns of them.
-    """
+    """CTEs that end the results `judged`; `ended` has their `columns`."""
     return f"""ended AS ({_END}
   RETURNING {columns}
 ), deliveries AS (
@@ -124,7 +120,6 @@ concluded AS (
 
 
 def sweep_sql(ids: str) -> str:
-    """A CTE that deletes the chunks of these results."""
     return f"""swept AS (
   DELETE FROM result_chunks c USING ({ids}) e WHERE c.result_id = e.id
 )"""
