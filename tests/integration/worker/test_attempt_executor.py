@@ -62,11 +62,14 @@ async def test_the_end_of_a_result_follows_a_slow_write_of_its_text(
     other = await connect(settings)
     settings = settings.model_copy(update={"flush_seconds": 0.05})
     async with run_service(settings, with_worker=True) as service:
-        accepted = await send(service, "x {{chunks=8 delay_ms=40}}")
+        hub = service.services.hub
+        accepted = await send(service, "x {{chunks=30 delay_ms=40}}")
+        result_id = UUID(accepted["id"])
+        await until(lambda: asyncio.sleep(0, hub.running(result_id)))
         async with other.transaction():
             await other.execute("SELECT FROM results FOR NO KEY UPDATE")
             await until(lambda: connection.fetchval(_WAITING))
-            attempt = service.services.hub.running(UUID(accepted["id"]))
+            attempt = hub.running(result_id)
             assert attempt is not None
             await until(lambda: asyncio.sleep(0, attempt.is_over))
             await asyncio.sleep(0.3)  # in which a wrong end would be sent
