@@ -43,8 +43,9 @@ class TritonPythonModel(scripted.TritonPythonModel):
         parameters = config.get("parameters", {})
         self.checks_health = "ENABLE_VLLM_HEALTH_CHECK" in parameters
         self.message = parameters.get("ENGINE_DEAD", {}).get("string_value", ENGINE_DEAD)
-        # Its first argument is the name that tests look for, as vLLM's process has it.
-        self.engine = subprocess.Popen(["EngineCore", "infinity"], executable="/bin/sleep")
+        # Named as vLLM's process, for tests that look for it; it dies with this one.
+        engine = ("bash", "-c", "exec -a EngineCore sleep infinity")
+        self.engine = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "--", *engine])
         self.is_engine_dead = False
         threading.Thread(target=self.watch_engine, daemon=True).start()
 
