@@ -12,6 +12,8 @@ from uuid import UUID
 import httpx
 from starlette.requests import Request
 
+from app.ui.errors import ApiError, RefusedError, SignInError
+
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 # For requests whose bodies are files: the API stores each part before it reads the next.
 FILE_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
@@ -35,28 +37,6 @@ class RequestOptions(TypedDict, total=False):
     content: AsyncIterable[bytes] | None
     headers: Mapping[str, str] | None
     timeout: httpx.Timeout | None
-
-
-class ApiError(Exception):
-    """An error response: its status, code and message; `fields` are (name, message).
-
-    Status 0: there was no response.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        fields: tuple[tuple[str, str], ...] = (),
-        retry_after: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.fields = fields
-        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +125,7 @@ class Api:
             return response.json()
         except ValueError as error:
             message = f"The server at {self._client.url} is not the API (LLM_UI_API_URL)."
-            raise ApiError(502, "unknown", message) from error
+            raise RefusedError(502, "unknown", message) from error
 
     async def send(self, method: str, path: str, **asked: Unpack[RequestOptions]) -> httpx.Response:
         async with self.stream(method, path, **asked) as response:
@@ -206,52 +186,49 @@ def identifier(text: str) -> str:
     try:
         return str(UUID(text))
     except ValueError:
-        raise ApiError(404, "not_found", f"There is nothing with the id {text[:64]!r}.") from None
+        raise RefusedError(
+            404, "not_found", f"There is nothing with the id {text[:64]!r}."
+        ) from None
 
 
 def _unsendable() -> ApiError:
     """Error of values that no request can have: NaN, half a character, an endless address."""
-    return ApiError(
-        422,
-        "invalid_request",
+    message = (
         "This cannot be sent: a name or a filter is too long, or a number or a text is invalid in "
-        "JSON.",
+        "JSON."
     )
+    return RefusedError(422, "invalid_request", message)
 
 
 def _unreachable(url: str, error: httpx.HTTPError) -> ApiError:
+    message = f"The API at {url} does not answer. Is it running? (LLM_UI_API_URL)"
     if isinstance(error, httpx.ReadTimeout):
         message = (
             f"The API at {url} has not answered in time. It may still complete the request: "
             "check before you repeat it."
         )
-        return ApiError(0, "unreachable", message)
-    return ApiError(
-        0, "unreachable", f"The API at {url} does not answer. Is it running? (LLM_UI_API_URL)"
-    )
-
-
-def _plain(message: str) -> str:
-    return message.replace("Input should be", "must be", 1)
+    return RefusedError(502, "unreachable", message)
 
 
 async def _error(response: httpx.Response) -> ApiError:
     """Read a problem (RFC 9457), OpenAI's error, or any other response."""
-    retry_after = response.headers.get("retry-after")
+    fields: list[tuple[str, str]] = []
     try:
         await response.aread()
         problem = response.json()
         if isinstance(problem.get("error"), dict):  # OpenAI's shape
-            code, message = problem["error"].get("code"), problem["error"]["message"]
-            return ApiError(response.status_code, str(code), message, retry_after=retry_after)
-        fields = tuple((e["field"], _plain(e["message"])) for e in problem.get("errors", ()))
-        # The API's sentence names the body's members: here people filled in a form.
-        words = (
-            "Some of what you entered cannot be sent."
-            if "`errors` names" in problem["detail"]
-            else problem["detail"]
-        )
-        return ApiError(response.status_code, problem["code"], words, fields, retry_after)
+            code, message = str(problem["error"].get("code")), problem["error"]["message"]
+        else:
+            code, message = problem["code"], problem["detail"]
+            errors = problem.get("errors", ())
+            fields = [
+                (one["field"], one["message"].replace("Input should be", "must be", 1))
+                for one in errors
+            ]
+            if "`errors` names" in message:
+                # The API's sentence names the body's members: here people filled in a form.
+                message = "Some of what you entered cannot be sent."
     except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError):
-        message = f"The API answered with status {response.status_code}."
-        return ApiError(response.status_code, "unknown", message, (), retry_after)
+        code, message = "unknown", f"The API answered with status {response.status_code}."
+    kind = SignInError if response.status_code == 401 else RefusedError
+    return kind(response.status_code, code, message, fields, response.headers.get("retry-after"))

@@ -5,7 +5,8 @@ import json
 from contextlib import AsyncExitStack
 from typing import Any
 
-from app.ui.api import Api, ApiError
+from app.ui.api import Api
+from app.ui.errors import RefusedError
 from app.ui.proxied_response import ProxiedResponse, parts_of
 from app.ui.render import size
 
@@ -35,7 +36,7 @@ async def get_result(api: Api, result_id: str) -> Any:
     return result
 
 
-class LargeResultError(ApiError):
+class LargeResultError(RefusedError):
     """The result `result_id` is too large to be read whole."""
 
     def __init__(self, result_id: str) -> None:

@@ -9,7 +9,8 @@ import ipaddress
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ui.api import ApiError, api_of
+from app.ui.api import api_of
+from app.ui.errors import ApiError
 from app.ui.render import fragment
 from app.ui.settings import UiSettings
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from app.ui.api import Params
-from app.ui.parameters import FormError
+from app.ui.errors import FormError
 
 LABELS: Mapping[str, str] = {
     "q": "Words",

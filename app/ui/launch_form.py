@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from app.ui.errors import EntryError
+
 Kind = Literal["text", "whole", "number", "flag", "words"]
 
 
@@ -169,10 +171,6 @@ PLAN_NAMES = ("concurrency", "gpu_kinds", "config")
 NAMES = (*(field.name for field in FIELDS), *PLAN_NAMES)
 
 
-class NotJsonError(ValueError):
-    """The pasted config.json is not a JSON object."""
-
-
 def empty() -> dict[str, str]:
     return dict.fromkeys(NAMES, "")
 
@@ -193,7 +191,7 @@ def to_launch(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def to_plan(values: Mapping[str, str]) -> dict[str, Any]:
-    """The body of `POST /launches/plan`. Raises NotJsonError."""
+    """The body of `POST /launches/plan`. Raises EntryError."""
     launch = to_launch(values)
     engine = launch.get("engine", {})
     request: dict[str, Any] = {
@@ -284,5 +282,6 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise NotJsonError("The text is not a JSON object: paste the whole config.json.")
+        message = "The text is not a JSON object: paste the whole config.json."
+        raise EntryError("config", message)
     return document

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.ui.api import Api
+from app.ui.errors import FormError
 
 Kind = Literal["integer", "number", "boolean", "lines", "integers", "object", "structure"]
 
@@ -89,14 +90,6 @@ class Parameter:
         if self.is_above:
             return f"Above {self.minimum:,g}, at most {self.maximum:,.10g}."
         return f"From {self.minimum:,g} to {self.maximum:,.10g}."
-
-
-class FormError(ValueError):
-    """Entries that are invalid values of their parameters: (name, message) each."""
-
-    def __init__(self, fields: list[tuple[str, str]]) -> None:
-        super().__init__("Some of what you entered cannot be sent.")
-        self.fields = fields
 
 
 async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:

@@ -11,7 +11,8 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from app.ui.api import ApiError, Me, api_of
+from app.ui.api import Me, api_of
+from app.ui.errors import RefusedError
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -38,16 +39,19 @@ SECTIONS = (
 
 
 async def page(
-    request: Request, template: str, status: int = 200, /, **context: Any
+    request: Request, template: str, error: RefusedError | None = None, /, **context: Any
 ) -> HTMLResponse:
-    """A whole page, with navigation if the API accepts the visitor's token."""
+    """A whole page, with navigation if the API is available, and with the error if there is one."""
+    shown = {
+        "problem": error.message if error else None,
+        "fields": error.fields if error else (),
+        **context,
+    }
     try:
         me: Me | None = await api_of(request).me()
-    except ApiError as error:
-        if error.status == 401:
-            raise
+    except RefusedError:
         me = None
-    return fragment(request, template, status, me=me, **context)
+    return fragment(request, template, error.status if error else 200, me=me, **shown)
 
 
 def fragment(request: Request, template: str, status: int = 200, /, **context: Any) -> HTMLResponse:

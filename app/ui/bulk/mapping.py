@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from app.ui.bulk.table import Row
+from app.ui.errors import EntryError
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MAX_ID = 512  # characters of a custom_id
@@ -22,14 +23,6 @@ _PROMPT_NAMES = (
     "prompt", "messages", "question", "input", "instruction", "text", "user", "content", "message",
 )  # fmt: skip
 _ID_NAMES = ("id", "custom_id", "key", "uuid")
-
-
-class MappingError(ValueError):
-    """An invalid entry; `name` is the control's."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
 
 
 class RowError(ValueError):
@@ -120,9 +113,9 @@ def of_column(column: str) -> Template:
 
 
 def parse_template(text: str, columns: Collection[str], control: str) -> Template:
-    """Parse a text with columns' names in braces; `{{` and `}}` are braces. Raises MappingError."""
+    """Parse a text with columns' names in braces; `{{` and `}}` are braces. Raises EntryError."""
     if len(text) > MAX_TEMPLATE:
-        raise MappingError(control, f"At most {MAX_TEMPLATE:,} characters.")
+        raise EntryError(control, f"At most {MAX_TEMPLATE:,} characters.")
     parts: list[tuple[str, str | None]] = []
     before, place = "", 0
     for found in _BRACES.finditer(text):
@@ -135,7 +128,7 @@ def parse_template(text: str, columns: Collection[str], control: str) -> Templat
             before = ""
         else:
             known = ", ".join(f"{{{column}}}" for column in list(columns)[:20])
-            raise MappingError(
+            raise EntryError(
                 control,
                 f"“{found[0][:60]}” names no column of the file. It has {known}. "
                 "Write {{ and }} for braces that stay as they are.",
@@ -240,28 +233,28 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
     def column(control: str) -> str | None:
         name = form.get(control) or None
         if name is not None and name not in columns:
-            raise MappingError(control, f"The file has no column “{name[:60]}”.")
+            raise EntryError(control, f"The file has no column “{name[:60]}”.")
         return name
 
     endpoint = form.get("endpoint", CHAT)
     if endpoint not in (CHAT, COMPLETION):
-        raise MappingError("endpoint", f"Must be {CHAT} or {COMPLETION}.")
+        raise EntryError("endpoint", f"Must be {CHAT} or {COMPLETION}.")
     template, prompt = form.get("template", ""), column("prompt")
     if not template.strip() and prompt is None:
-        raise MappingError("prompt", "Choose the column with the prompts, or write a template.")
+        raise EntryError("prompt", "Choose the column with the prompts, or write a template.")
     system = form.get("system", "")
     if system.strip() and endpoint != CHAT:
-        raise MappingError("system", "Only a chat has a system message.")
+        raise EntryError("system", "Only a chat has a system message.")
     model = form.get("model", "").strip()
     if len(model) > 256:
-        raise MappingError("model", "At most 256 characters.")
+        raise EntryError("model", "At most 256 characters.")
     values = {}
     for name, parameter in PARAMETERS.items():
         if text := form.get(name, "").strip():
             try:
                 values[name] = parameter.read(name, text)
             except ValueError as error:
-                raise MappingError(name, str(error)) from None
+                raise EntryError(name, str(error)) from None
     return Mapping(
         endpoint=endpoint,
         prompt=parse_template(template, columns, "template")

@@ -10,9 +10,10 @@ from uuid import uuid4
 
 import orjson
 
-from app.ui.api import FILE_TIMEOUT, Api, ApiError, segment
+from app.ui.api import FILE_TIMEOUT, Api, segment
 from app.ui.bulk.conversion import Conversion, Part
 from app.ui.bulk.jobs import metadata_of
+from app.ui.errors import ApiError
 
 _CHUNK = 262_144
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
+from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
 from app.ui.bulk.jobs import Job, Part
 from app.ui.bulk.results import (
     Answer,
@@ -29,6 +29,7 @@ from app.ui.bulk.results import (
     without_rows,
 )
 from app.ui.bulk.sending import delete_all
+from app.ui.errors import ApiError, RefusedError
 from app.ui.proxied_response import ProxiedResponse
 from app.ui.render import fragment, page
 
@@ -218,7 +219,7 @@ async def _file_lines(api: Api, file_id: str) -> _Lines:
             async for line in split_lines(response.aiter_bytes()):
                 yield line
         except LineTooLongError as error:
-            raise ApiError(
+            raise RefusedError(
                 422, "too_large", f"The file {file_id} cannot be shown: {error}."
             ) from error
 

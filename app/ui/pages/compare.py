@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.api import Api, api_of, identifier, segment
 from app.ui.bounded import get_result
+from app.ui.errors import FormError, RefusedError
 from app.ui.parameters import (
-    FormError,
     Parameter,
     as_entered,
     flat,
@@ -56,13 +56,8 @@ async def send(request: Request) -> Response:
         bodies = await _bodies(api, texts)
         response = await api.send("POST", "/results/", json=list(bodies.values()))
         ids = await _all_or_none(api, bodies, response.json())
-    except FormError as error:
-        return await _page(request, texts, 422, problem=str(error), fields=error.fields)
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        status = error.status or 502
-        return await _page(request, texts, status, problem=error.message, fields=error.fields)
+    except RefusedError as error:
+        return await _page(request, texts, error)
     return RedirectResponse(f"/compare?ids={','.join(ids)}", 303)
 
 
@@ -92,7 +87,10 @@ def _refusals(problem: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 async def _page(
-    request: Request, form: Mapping[str, str], status: int = 200, /, **context: Any
+    request: Request,
+    form: Mapping[str, str],
+    error: RefusedError | None = None,
+    results: Sequence[Mapping[str, Any]] = (),
 ) -> Response:
     api = api_of(request)
     models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
@@ -105,12 +103,12 @@ async def _page(
     return await page(
         request,
         "compare.html",
-        status,
+        error,
         form=form,
         models=models,
         places=PLACES,
         parameters=[parameters[name] for name in _SHOWN if name in parameters],
-        **({"results": [], "problem": None, "fields": ()} | context),
+        results=results,
     )
 
 

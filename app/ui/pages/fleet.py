@@ -1,7 +1,7 @@
 """Models and servers: readiness, queues, and, for operators, the servers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,17 +10,19 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import LOAD_TIMEOUT, Api, ApiError, api_of, segment
+from app.ui.api import LOAD_TIMEOUT, Api, api_of, segment
 from app.ui.charts import sparkline
+from app.ui.errors import RefusedError
 from app.ui.history_rows import Row, series, steps, total
 from app.ui.render import fragment, number, page
 from app.ui.sending import read_form
 
 _SERVER_FIELDS = ("name", "grpc", "http", "metrics", "slots")
+_NO_VALUES = dict.fromkeys(_SERVER_FIELDS, "")
 
 
 async def show(request: Request) -> Response:
-    return await _page(request, {})
+    return await _page(request)
 
 
 async def part(request: Request) -> Response:
@@ -29,12 +31,11 @@ async def part(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     form, action = await read_form(request), _action(request, "load", "unload")
-    name = str(form.get("name", ""))
+    path = f"/models/{segment(str(form.get('name', '')))}/{action}"
     try:
-        path = f"/models/{segment(name)}/{action}"
         await api_of(request).send("POST", path, timeout=LOAD_TIMEOUT)
-    except ApiError as error:
-        return await _refused(request, error, {})
+    except RefusedError as error:
+        return await _page(request, error)
     return RedirectResponse("/models", 303)
 
 
@@ -46,8 +47,8 @@ async def register(request: Request) -> Response:
         body["slots"] = int(values["slots"])
     try:
         await api_of(request).post("/servers", body)
-    except ApiError as error:
-        return await _refused(request, error, values)
+    except RefusedError as error:
+        return await _page(request, error, values)
     return RedirectResponse("/models#servers", 303)
 
 
@@ -59,8 +60,8 @@ async def change(request: Request) -> Response:
             await api_of(request).delete(path)
         else:
             await api_of(request).post(f"{path}/{action}")
-    except ApiError as error:
-        return await _refused(request, error, {})
+    except RefusedError as error:
+        return await _page(request, error)
     return RedirectResponse("/models#servers", 303)
 
 
@@ -71,25 +72,13 @@ def _action(request: Request, *known: str) -> str:
     return action
 
 
-async def _refused(request: Request, error: ApiError, values: dict[str, str]) -> Response:
-    if error.status == 401:
-        raise error
-    return await _page(request, values, error)
-
-
 async def _page(
-    request: Request, values: dict[str, str], error: ApiError | None = None
+    request: Request,
+    error: RefusedError | None = None,
+    values: Mapping[str, str] = _NO_VALUES,
 ) -> Response:
     fleet = await _fleet(api_of(request))
-    return await page(
-        request,
-        "fleet.html",
-        (error.status or 502) if error else 200,
-        values=dict.fromkeys(_SERVER_FIELDS, "") | values,
-        problem=error.message if error else None,
-        fields=error.fields if error else (),
-        **fleet,
-    )
+    return await page(request, "fleet.html", error, values=values, **fleet)
 
 
 async def _fleet(api: Api) -> dict[str, Any]:

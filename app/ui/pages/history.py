@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import ApiError, api_of
+from app.ui.api import api_of
+from app.ui.errors import ApiError, FormError, RefusedError
 from app.ui.history_filters import (
     address,
     newer,
@@ -19,7 +20,6 @@ from app.ui.history_filters import (
     to_form,
     to_params,
 )
-from app.ui.parameters import FormError
 from app.ui.proxied_response import ProxiedResponse, parts_of
 from app.ui.remedies import REMEDIES
 from app.ui.render import page
@@ -34,16 +34,16 @@ _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def show(request: Request) -> Response:
-    query = request.query_params
-    return await _page(request, read_filters(query))
+    return await _page(request, read_filters(request.query_params))
 
 
 async def export(request: Request) -> Response:
     """All results of the filters as JSON lines, proxied as a stream."""
+    filters = read_filters(request.query_params)
     try:
-        params = to_params(read_filters(request.query_params))
+        params = to_params(filters)
     except FormError as error:
-        return await _page(request, read_filters(request.query_params), 422, error)
+        return await _page(request, filters, error)
     stack = AsyncExitStack()
     try:
         response = await stack.enter_async_context(
@@ -64,18 +64,15 @@ async def cancel(request: Request) -> Response:
     params = {name: filters.get(name) for name in _CANCELLABLE}
     try:
         answer = await api_of(request).post("/results/cancel", params=params)
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        return await _page(request, filters, error.status or 502, error)
+    except RefusedError as error:
+        return await _page(request, filters, error)
     return RedirectResponse(address(filters, cancelled=str(answer["cancelled"])), 303)
 
 
 async def _page(
     request: Request,
     filters: Mapping[str, str],
-    status: int = 200,
-    problem: ApiError | FormError | None = None,
+    problem: RefusedError | None = None,
 ) -> Response:
     """The list; an error of a filter is shown above it, and all entries stay."""
     query = request.query_params
@@ -87,18 +84,14 @@ async def _page(
             params = {**to_params(filters), "after": after, "limit": _PAGE_SIZE, "prompts": True}
             response = await api_of(request).send("GET", "/results/", params=params)
             rows, has_more = response.json(), "next" in response.links
-        except FormError as error:
-            problem, status = error, 422
-        except ApiError as error:
-            if error.status in (0, 401):  # the filters are in the address
+        except RefusedError as error:
+            if error.code == "unreachable":  # the filters are in the address
                 raise
-            problem, status = error, error.status
+            problem = error
     return await page(
         request,
         "history.html",
-        status,
-        problem=str(problem) if problem else None,
-        fields=problem.fields if problem else (),
+        problem,
         form=to_form(filters),
         chips=to_chips(filters),
         rows=[_row(one) for one in rows],

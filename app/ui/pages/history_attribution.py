@@ -6,10 +6,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from app.ui.api import Api, ApiError, segment
+from app.ui.api import Api, segment
 from app.ui.attributions import to_attribution
 from app.ui.bounded import get_bounded
-from app.ui.parameters import FormError
+from app.ui.errors import ApiError, FormError
 from app.ui.results import state_of, to_view
 
 _MAX_INDEXES = 20

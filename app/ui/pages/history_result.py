@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import Api, api_of, segment
 from app.ui.bounded import MAX_BYTES, get_bounded, proxy
 from app.ui.charts import stacked_bar
+from app.ui.errors import RefusedError
 from app.ui.pages import history_attribution
 from app.ui.pages.history_attribution import (
     attribution_view,
@@ -21,7 +22,6 @@ from app.ui.pages.history_attribution import (
     context_of,
     without_answer,
 )
-from app.ui.parameters import FormError
 from app.ui.remedies import explain
 from app.ui.render import fragment, page, to_time
 from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_view
@@ -82,69 +82,43 @@ async def show_json(request: Request) -> Response:
 async def retry(request: Request) -> Response:
     form = await read_form(request)
     key = key_of(str(form.get("key", "")), {"retry_of": _id_of(request)})
-
-    async def send() -> Response:
-        path = f"/results/{_id_of(request)}/retry"
+    path = f"/results/{_id_of(request)}/retry"
+    try:
         response = await api_of(request).send("POST", path, headers={"Idempotency-Key": key})
-        return RedirectResponse(f"/history/{segment(response.json()['id'])}", 303)
-
-    return await _run_action(request, send())
+    except RefusedError as error:
+        return await _page(request, error)
+    return RedirectResponse(f"/history/{segment(response.json()['id'])}", 303)
 
 
 async def delete(request: Request) -> Response:
-    async def remove() -> Response:
+    try:
         await api_of(request).delete(f"/results/{_id_of(request)}")
-        return RedirectResponse("/history?deleted=1", 303)
-
-    return await _run_action(request, remove())
+    except RefusedError as error:
+        return await _page(request, error)
+    return RedirectResponse("/history?deleted=1", 303)
 
 
 async def attribute(request: Request) -> Response:
     """Request the result's attribution by an index: a result of its own, whose page comes next."""
     texts = texts_of(await read_form(request))
-
-    async def ask() -> Response:
-        path = f"/results/{_id_of(request)}/attribution"
-        params = {"index": texts.get("index")}
-        answer = await api_of(request).post(
-            path, history_attribution.read_parameters(texts), params
-        )
-        return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
-
-    return await _run_action(request, ask(), texts)
-
-
-async def _run_action(
-    request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
-) -> Response:
+    path = f"/results/{_id_of(request)}/attribution"
     try:
-        return await doing
-    except (ApiError, FormError) as error:
-        status = error.status or 502 if isinstance(error, ApiError) else 422
-        if status == 401:
-            raise
-        return await _page(request, status, texts, error)
+        parameters = history_attribution.read_parameters(texts)
+        answer = await api_of(request).post(path, parameters, {"index": texts.get("index")})
+    except RefusedError as error:
+        return await _page(request, error, texts)
+    return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
 
 
 async def _page(
-    request: Request,
-    status: int = 200,
-    texts: Mapping[str, str] | None = None,
-    problem: ApiError | FormError | None = None,
+    request: Request, error: RefusedError | None = None, texts: Mapping[str, str] | None = None
 ) -> Response:
     api, result_id = api_of(request), _id_of(request)
-    shown = {
-        "problem": str(problem) if problem else None,
-        "fields": problem.fields if problem else (),
-    }
     result = await get_bounded(api, f"/results/{result_id}")
     if result is None:
-        return await page(
-            request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **shown
-        )
+        return await page(request, "history_large.html", error, result_id=result_id, most=MAX_BYTES)
     context = await context_of(api, result)
     common = {
-        **shown,
         "prompt": _prompt(context),
         "parameters": _table(result["parameters"]),
         "metadata": _pretty(result["metadata"]),
@@ -153,7 +127,7 @@ async def _page(
         return await page(
             request,
             "history_attribution.html",
-            status,
+            error,
             result=await without_answer(result),
             found=await attribution_view(request, api, result, context),
             key=uuid4().hex,
@@ -163,7 +137,7 @@ async def _page(
     return await page(
         request,
         "history_result.html",
-        status,
+        error,
         attributions=await attributions_of(api, result),
         form={"index": "", **dict.fromkeys(history_attribution.PARAMETERS, ""), **(texts or {})},
         **{**await _details(api, result), "result": await to_view(result, view)},

@@ -12,7 +12,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui import launch_form
-from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.api import Api, api_of, identifier, segment
+from app.ui.errors import ApiError, RefusedError
 from app.ui.render import fragment, page, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
@@ -87,9 +88,7 @@ class _Form:
     plan: dict[str, Any] | None = None
     dry_run: dict[str, Any] | None = None
     notice: str = ""
-    problem: str = ""
-    fields: Sequence[tuple[str, str]] = ()
-    status: int = 200
+    error: RefusedError | None = None
 
     @property
     def filled(self) -> set[str]:
@@ -118,13 +117,8 @@ async def submit(request: Request) -> Response:
             shown.dry_run = await api.post("/launches", body, {"dry_run": "true"})
         else:
             await _plan(api, shown, action.removeprefix("pick:") if ":" in action else None)
-    except launch_form.NotJsonError as error:
-        shown.problem, shown.fields, shown.status = str(error), (("config", str(error)),), 422
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        shown.problem, shown.fields = error.message, error.fields
-        shown.status = error.status or 502
+    except RefusedError as error:
+        shown.error = error
     return await _new_page(request, shown)
 
 
@@ -154,14 +148,11 @@ async def _new_page(request: Request, shown: _Form) -> Response:
     return await page(
         request,
         "launch_new.html",
-        shown.status,
+        shown.error,
         tab="new",
         shown=shown,
         values=shown.values,
-        problem=shown.problem,
-        # A field that the problem names is marked at the field only.
-        fields=shown.fields,
-        wrong=dict(shown.fields),
+        wrong=dict(shown.error.fields if shown.error else ()),
         profiles=profiles,
         profile=profile,
         sizes=_sizes(profile, shown.plan),

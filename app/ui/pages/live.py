@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import ApiError, api_of, identifier, segment
+from app.ui.api import api_of, identifier, segment
 from app.ui.bounded import MAX_BYTES, get_bounded
+from app.ui.errors import ApiError
 from app.ui.proxied_response import ProxiedResponse
 from app.ui.render import fragment
 from app.ui.results import state_of, to_view
@@ -36,7 +37,7 @@ async def events(request: Request) -> Response:
         )
     except ApiError as error:
         await stack.aclose()
-        return Response(error.message, error.status or 502, media_type="text/plain")
+        return Response(error.message, error.status, media_type="text/plain")
     if response.status_code != 200:  # 204: the browser has seen the end
         await stack.aclose()
         return Response(status_code=response.status_code)

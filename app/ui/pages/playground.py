@@ -1,7 +1,7 @@
 """The playground: one prompt to one model, with every parameter, and the answer as a stream."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -10,10 +10,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui import snippets
-from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.api import Api, api_of, identifier, segment
 from app.ui.bounded import LargeResultError, get_result
+from app.ui.errors import ApiError, FormError, RefusedError
 from app.ui.parameters import (
-    FormError,
     Parameter,
     as_entered,
     flat,
@@ -69,41 +69,34 @@ async def send(request: Request) -> Response:
         body = await _body(api, texts, flat(parameters))
         headers = {"Idempotency-Key": key_of(texts.get("key", ""), body)}
         response = await api.send("POST", "/results/", json=body, headers=headers)
-    except FormError as error:
-        return await _refused(request, texts, 422, str(error), error.fields)
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        return await _refused(request, texts, error.status or 502, error.message, error.fields)
+    except RefusedError as error:
+        return await _page(request, texts, error, turns=await _turns_before(api, texts))
     return RedirectResponse(f"/playground/{response.json()['id']}", 303)
 
 
-async def _refused(
-    request: Request,
-    texts: Mapping[str, str],
-    status: int,
-    problem: str,
-    fields: Sequence[tuple[str, str]],
-) -> Response:
-    """The form with its entries, below its chat if there is one, and with the errors."""
+async def _turns_before(api: Api, texts: Mapping[str, str]) -> list[dict[str, str]]:
+    """The chat above a refused form, if it can be read."""
     try:
-        turns = await _conversation(api_of(request), texts.get("after", ""))
-    except (ApiError, FormError):
-        turns = []
-    return await _page(request, texts, status, problem=problem, fields=fields, turns=turns)
+        return await _conversation(api, texts.get("after", ""))
+    except ApiError:
+        return []
 
 
 async def _page(
-    request: Request, form: Mapping[str, str], status: int = 200, /, **context: Any
+    request: Request,
+    form: Mapping[str, str],
+    error: RefusedError | None = None,
+    /,
+    **context: Any,
 ) -> Response:
     api = api_of(request)
     models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
     pending = await api.get("/results/", {"state": "pending", "limit": _RECENT})
-    shown = {"result": None, "turns": [], "snippets": {}, "problem": None, "fields": ()} | context
+    shown = {"result": None, "turns": [], "snippets": {}} | context
     return await page(
         request,
         "playground.html",
-        status,
+        error,
         form={**form, "key": uuid4().hex},
         models=models,
         chosen=_chosen(models, form.get("model", "")),

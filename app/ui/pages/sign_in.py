@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, visitor_of
+from app.ui.api import Api, visitor_of
+from app.ui.errors import RefusedError, SignInError
 from app.ui.render import fragment
 from app.ui.sending import fields_of, kept_fields, read_form
 from app.ui.session import TokenTooLongError, safe_path
@@ -35,11 +36,11 @@ async def submit(request: Request) -> Response:
         return again(422, "Give a token.")
     try:
         await Api(request.app.state.client, token, visitor_of(request)).get("/me")
-    except ApiError as error:
-        if error.status == 401:
-            words = "The API does not take this token: it may be cut off, expired or revoked."
-            return again(401, f"{words} ({error.message.rstrip('.')})")
-        response = again(error.status or 502, error.message)
+    except SignInError as error:
+        words = "The API does not take this token: it may be cut off, expired or revoked."
+        return again(401, f"{words} ({error.message.rstrip('.')})")
+    except RefusedError as error:
+        response = again(error.status, error.message)
         if error.retry_after:
             response.headers["retry-after"] = error.retry_after
         return response

@@ -10,9 +10,9 @@ from app.api.json_codec import parse
 from app.provisioning.model_plan import PlanCreate
 from app.provisioning.spec import EngineOptions, LaunchCreate, LaunchSpec, ResourceRequest
 from app.ui import launch_form
+from app.ui.errors import EntryError
 from app.ui.launch_form import (
     FIELDS,
-    NotJsonError,
     empty,
     from_spec,
     takes,
@@ -79,7 +79,7 @@ def test_a_plan_asks_for_the_model_or_for_what_was_pasted() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "1", "null", "[" * 100_000])
 def test_what_is_no_config_is_reported(text: str) -> None:
-    with pytest.raises(NotJsonError, match=r"whole config\.json"):
+    with pytest.raises(EntryError, match=r"whole config\.json"):
         to_plan(empty() | {"config": text})
 
 
