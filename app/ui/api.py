@@ -61,20 +61,11 @@ class Client:
         # A transport of our own: a proxy of the environment would receive the tokens.
         transport = httpx.AsyncHTTPTransport(limits=_LIMITS)
         self.http = httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT, transport=transport)
-        self._known: dict[tuple[str, bytes], tuple[float, Any]] = {}
+        # By path and owner: the end of its time, and the value.
+        self.cached: dict[tuple[str, bytes], tuple[float, Any]] = {}
 
     async def close(self) -> None:
         await self.http.aclose()
-
-    def find_cached(self, key: tuple[str, bytes]) -> Any:
-        """Return a cached value that is some seconds old at most."""
-        found = self._known.get(key)
-        return found[1] if found and found[0] > asyncio.get_running_loop().time() else None
-
-    def cache(self, key: tuple[str, bytes], value: Any) -> None:
-        if len(self._known) >= _MAX_CACHED:
-            self._known.clear()
-        self._known[key] = (asyncio.get_running_loop().time() + _CACHE_TTL_SECONDS, value)
 
 
 class Api:
@@ -103,12 +94,23 @@ class Api:
 
     async def get_cached(self, path: str) -> Any:
         """`get` for data that seldom changes: cached for some seconds."""
-        key = (path, self._owner)
-        value = self._client.find_cached(key)
-        if value is None:
+        cached, key = self._client.cached, (path, self._owner)
+        now = asyncio.get_running_loop().time()
+        if key not in cached or cached[key][0] <= now:
             value = await self.get(path)
-            self._client.cache(key, value)
-        return value
+            if len(cached) >= _MAX_CACHED:
+                cached.clear()
+            cached[key] = (asyncio.get_running_loop().time() + _CACHE_TTL_SECONDS, value)
+        return cached[key][1]
+
+    async def get_models(self) -> list[dict[str, Any]]:
+        """The models, ready ones first."""
+        return sorted(await self.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+
+    async def get_context(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The prompt of a result, in `content` or in `messages`."""
+        context: dict[str, Any] = await self.get(f"/contexts/{segment(result['context_id'])}")
+        return context
 
     async def get_public(self, path: str) -> Any:
         """`get_cached` for data that is the same for all visitors and needs no token."""

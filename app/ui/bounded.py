@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 from typing import Any
 
 from app.ui.api import Api
 from app.ui.errors import RefusedError
-from app.ui.proxied_response import ProxiedResponse, parts_of
+from app.ui.proxied_response import ProxiedResponse, open_stream, parts_of
 from app.ui.render import size
 
 # JSON takes about ten times its size in memory as objects, for a moment.
@@ -49,12 +48,6 @@ class LargeResultError(RefusedError):
 
 
 async def proxy(api: Api, path: str, file_name: str) -> ProxiedResponse:
-    stack = AsyncExitStack()
-    try:
-        response = await stack.enter_async_context(api.stream("GET", path))
-    except BaseException:
-        await stack.aclose()
-        raise
-
+    response, stack = await open_stream(api.stream("GET", path))
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
     return ProxiedResponse(parts_of(response), stack, headers, "application/json")

@@ -60,6 +60,14 @@ def fragment(request: Request, template: str, status: int = 200, /, **context: A
     return HTMLResponse(text, status)
 
 
+def refreshed(request: Request, template: str, *, is_ended: bool, **context: Any) -> HTMLResponse:
+    """A part that the page requests again and again, until it has ended."""
+    response = fragment(request, template, is_ended=is_ended, **context)
+    if is_ended:
+        response.headers["X-Part-Ended"] = "1"
+    return response
+
+
 # --- Filters -----------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,11 @@ async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[st
     return shown
 
 
+def view_of(context: Mapping[str, Any]) -> str:
+    """The initial view of an answer: formatted for a chat, plain for a text."""
+    return "rendered" if context["messages"] else "plain"
+
+
 def state_of(result: Mapping[str, Any]) -> str:
     """The state for people: `queued`, `running`, `completed`, `failed` or `cancelled`."""
     if result["state"] == "pending":

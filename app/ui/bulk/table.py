@@ -183,10 +183,20 @@ def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
 
 
 def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:
-    bounded = _Bounded(lines)
-    reader = csv.reader(bounded, delimiter=delimiter, strict=True)
+    """The first line of each record, its cells, and its error."""
+    first, size = 1, 0
+
+    def bounded() -> Iterator[str]:
+        nonlocal size
+        for line in lines:
+            size += len(line)
+            if size > MAX_LINE:
+                raise too_long(first)
+            yield line
+
+    reader = csv.reader(bounded(), delimiter=delimiter, strict=True)
     while True:
-        line = bounded.begin()
+        first, size = reader.line_num + 1, 0
         try:
             cells = next(reader)
         except StopIteration:
@@ -194,38 +204,13 @@ def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[s
         except csv.Error as error:
             if "unexpected end" in str(error):
                 raise SourceError(
-                    f"Line {line:,}: a cell in quotation marks begins here, or in this record, and "
+                    f"Line {first:,}: a cell in quotation marks begins here, or in this record, and "
                     "never ends. Write a quotation mark inside a cell twice."
                 ) from error
-            yield line, [], _explain(error)
+            yield first, [], _explain(error)
             continue
         if cells:
-            yield line, cells, ""
-
-
-class _Bounded:
-    """Counts lines, and the characters of the record that is being read."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-        self._number = 0
-        self._first = 1
-        self._size = 0
-
-    def begin(self) -> int:
-        self._first, self._size = self._number + 1, 0
-        return self._first
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self._number += 1
-        self._size += len(line)
-        if self._size > MAX_LINE:
-            raise too_long(self._first)
-        return line
+            yield first, cells, ""
 
 
 def _explain(error: csv.Error) -> str:

@@ -253,7 +253,7 @@ async def _preview(
 ) -> Response:
     """The mapping's form; `checked`: the conversion with the lines' errors, else that of the upload."""
     checked = checked or source.found
-    models = [] if source.table.is_batch else await api_of(request).get("/models/")
+    models = [] if source.table.is_batch else await api_of(request).get_models()
     return await page(
         request,
         "bulk_file.html",
@@ -266,7 +266,7 @@ async def _preview(
         delimiters=DELIMITERS,
         form=form,
         key=uuid4().hex,
-        models=sorted(models, key=lambda one: (not one["ready"], one["name"])),
+        models=models,
         parameters=PARAMETERS,
         wrong=dict(error.fields if error else ()),
         checked=checked,

@@ -20,7 +20,7 @@ from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
     LineTooLongError,
-    PartAnswers,
+    answers_of,
     join,
     read_answer,
     split_lines,
@@ -31,7 +31,7 @@ from app.ui.bulk.results import (
 from app.ui.bulk.sending import delete_all
 from app.ui.errors import ApiError, RefusedError
 from app.ui.proxied_response import ProxiedResponse
-from app.ui.render import fragment, page
+from app.ui.render import page, refreshed
 
 _MAX_SHOWN_FAILURES = 100
 
@@ -44,10 +44,7 @@ async def job(request: Request) -> Response:
 
 async def progress(request: Request) -> Response:
     context = await _job_context(request)
-    response = fragment(request, "_bulk_job.html", **context)
-    if context["job"].is_over:
-        response.headers["X-Part-Ended"] = "1"
-    return response
+    return refreshed(request, "_bulk_job.html", is_ended=context["job"].is_over, **context)
 
 
 async def cancel(request: Request) -> Response:
@@ -174,33 +171,26 @@ async def _columns(api: Api, found: Job) -> Sequence[str]:
 
 async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
     for part in found.parts:
+        names = (part.batch["output_file_id"], part.batch["error_file_id"], part.rows_file_id)
+        files = [_file_lines(api, one) if one is not None else None for one in names]
         async with AsyncExitStack() as held:  # the files of a part, until its end or the reader's
-
-            def lines_of(file_id: str | None, held: AsyncExitStack = held) -> _Lines | None:
-                if file_id is None:
-                    return None
-                lines = _file_lines(api, file_id)
-                held.push_async_callback(lines.aclose)
-                return lines
-
-            answers = PartAnswers(
-                part.lines,
-                lines_of(part.batch["output_file_id"]),
-                lines_of(part.batch["error_file_id"]),
-                _default_answer(part),
-            )
-            kept = await _kept_rows(lines_of(part.rows_file_id))
-            rows = without_rows([answers]) if kept is None else join(kept, [answers])
-            async for row in rows:
+            for file in files:
+                if file is not None:
+                    held.push_async_callback(file.aclose)
+            output, errors, rows = files
+            answers = answers_of(part.lines, output, errors, _default_answer(part))
+            has_rows = rows is not None and await _skip_header(rows)
+            joined = join(rows, answers) if rows and has_rows else without_rows(answers)
+            async for row in joined:
                 yield row
 
 
-async def _kept_rows(lines: _Lines | None) -> _Lines | None:
-    if lines is not None:
-        with _ignoring_missing():
-            await anext(lines)  # the names of the columns
-            return lines
-    return None
+async def _skip_header(rows: _Lines) -> bool:
+    """Skip the names of the columns; False if the file was deleted."""
+    columns = None
+    with _ignoring_missing():
+        columns = await anext(rows)
+    return columns is not None
 
 
 def _default_answer(part: Part) -> Answer:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, api_of, identifier, segment
+from app.ui.api import Api, api_of, identifier
 from app.ui.bounded import get_result
 from app.ui.errors import FormError, RefusedError
 from app.ui.parameters import (
@@ -22,7 +22,7 @@ from app.ui.parameters import (
     to_form,
 )
 from app.ui.render import page
-from app.ui.results import to_view
+from app.ui.results import to_view, view_of
 from app.ui.sending import key_of, read_form, texts_of
 
 PLACES = (1, 2, 3, 4)
@@ -39,11 +39,11 @@ async def show(request: Request) -> Response:
     form: dict[str, str] = {}
     view = "plain"
     if results:
-        context = await api.get(f"/contexts/{segment(results[0]['context_id'])}")
+        context = await api.get_context(results[0])
         parameters, models = await asyncio.gather(read_parameters(api), api.get("/models/"))
         entered = [as_entered(one, flat(parameters), models) for one in results]
         form = _form_of(results, context, entered)
-        view = "rendered" if context["messages"] else "plain"
+        view = view_of(context)
     views = await asyncio.gather(*(to_view(one, view) for one in results))
     return await _page(request, form, results=views)
 
@@ -93,7 +93,7 @@ async def _page(
     results: Sequence[Mapping[str, Any]] = (),
 ) -> Response:
     api = api_of(request)
-    models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+    models = await api.get_models()
     parameters = {one.name: one for one in flat(await read_parameters(api))}
     form = {**form, "key": uuid4().hex}
     if models and "1.model" not in form:

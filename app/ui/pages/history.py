@@ -1,7 +1,6 @@
 """The history: all stored results, by words and filters, page by page."""
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from app.ui.history_filters import (
     to_form,
     to_params,
 )
-from app.ui.proxied_response import ProxiedResponse, parts_of
+from app.ui.proxied_response import ProxiedResponse, open_stream, parts_of
 from app.ui.remedies import REMEDIES
 from app.ui.render import page
 from app.ui.results import one_line, outcome, state_of, timings
@@ -44,15 +43,9 @@ async def export(request: Request) -> Response:
         params = to_params(filters)
     except FormError as error:
         return await _page(request, filters, error)
-    stack = AsyncExitStack()
-    try:
-        response = await stack.enter_async_context(
-            api_of(request).stream("GET", "/results/export", params=params, timeout=_TIMEOUT)
-        )
-    except BaseException:
-        await stack.aclose()
-        raise
-
+    response, stack = await open_stream(
+        api_of(request).stream("GET", "/results/export", params=params, timeout=_TIMEOUT)
+    )
     headers = {"Content-Disposition": response.headers["content-disposition"]}
     return ProxiedResponse(parts_of(response), stack, headers, "application/x-ndjson")
 

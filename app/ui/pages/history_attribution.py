@@ -10,7 +10,7 @@ from app.ui.api import Api, segment
 from app.ui.attributions import to_attribution
 from app.ui.bounded import get_bounded
 from app.ui.errors import ApiError, FormError
-from app.ui.results import state_of, to_view
+from app.ui.results import state_of
 
 _MAX_INDEXES = 20
 _PAGE_SIZE = 100
@@ -29,26 +29,11 @@ async def attributions_of(api: Api, result: Mapping[str, Any]) -> dict[str, Any]
     found: list[dict[str, Any]] = []
     if result["state"] != "pending":
         # An attribution has its source's context. Lists omit its answer, which may be large.
-        lists = await asyncio.gather(
-            *(
-                api.get(
-                    "/results/",
-                    {
-                        "context_id": result["context_id"],
-                        "model_name": f"infini-gram/{name}",
-                        "limit": _PAGE_SIZE,
-                    },
-                )
-                for name in indexes[:_MAX_INDEXES]
-            )
-        )
+        common = {"context_id": result["context_id"], "limit": _PAGE_SIZE}
+        asked = [{**common, "model_name": f"infini-gram/{name}"} for name in indexes[:_MAX_INDEXES]]
+        lists = await asyncio.gather(*(api.get("/results/", params) for params in asked))
         found = [
-            {
-                "id": one["id"],
-                "index": name,
-                "state": state_of(one),
-                "created_at": one["created_at"],
-            }
+            {**one, "index": name, "state": state_of(one)}
             for name, answers in zip(indexes, lists, strict=False)
             for one in answers
             if one.get("source_id") == result["id"]
@@ -87,11 +72,6 @@ async def _attributed_text(
     return text if isinstance(text, str) else None
 
 
-async def without_answer(result: Mapping[str, Any]) -> dict[str, Any]:
-    """An attribution without its answer, as templates show results: it generates no tokens."""
-    return await to_view({**result, "result": None, "usage": None, "finish_reason": None})
-
-
 def read_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
     parameters: dict[str, int | float] = {}
     wrong = []
@@ -110,9 +90,8 @@ def read_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
 async def context_of(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
     """The prompt; an empty one if it was deleted just now."""
     try:
-        context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
+        return await api.get_context(result)
     except ApiError as error:
         if error.status != 404:
             raise
         return {"content": None, "messages": None}
-    return context

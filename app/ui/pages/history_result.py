@@ -20,11 +20,10 @@ from app.ui.pages.history_attribution import (
     attribution_view,
     attributions_of,
     context_of,
-    without_answer,
 )
 from app.ui.remedies import explain
-from app.ui.render import fragment, page, to_time
-from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_view
+from app.ui.render import fragment, page, refreshed, to_time
+from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_view, view_of
 from app.ui.sending import key_of, read_form, texts_of
 
 _MAX_TURNS = 200
@@ -45,15 +44,10 @@ async def show_part(request: Request) -> Response:
     if result is None:
         return fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
     if result["kind"] == "attribution":
-        found = await attribution_view(request, api, result)
-        response = fragment(
-            request, "_attribution.html", result=await without_answer(result), found=found
-        )
+        template, context = "_attribution.html", await _attribution(request, api, result)
     else:
-        response = fragment(request, "_details.html", **await _details(api, result))
-    if result["state"] != "pending":
-        response.headers["X-Part-Ended"] = "1"
-    return response
+        template, context = "_details.html", await _details(api, result)
+    return refreshed(request, template, is_ended=result["state"] != "pending", **context)
 
 
 async def show_text(request: Request) -> Response:
@@ -67,7 +61,7 @@ async def show_prompt(request: Request) -> Response:
     """The whole prompt as a file: a plain text, or a chat as JSON."""
     api, result_id = api_of(request), _id_of(request)
     result = await api.get(f"/results/{result_id}")
-    context = await api.get(f"/contexts/{segment(result['context_id'])}")
+    context = await api.get_context(result)
     if context["messages"]:
         text = json.dumps(context["messages"], ensure_ascii=False, indent=2)
         return _file(text, f"{result_id}-prompt.json")
@@ -128,21 +122,30 @@ async def _page(
             request,
             "history_attribution.html",
             error,
-            result=await without_answer(result),
-            found=await attribution_view(request, api, result, context),
             key=uuid4().hex,
+            **await _attribution(request, api, result, context),
             **common,
         )
-    view = "rendered" if context["messages"] else "plain"
     return await page(
         request,
         "history_result.html",
         error,
         attributions=await attributions_of(api, result),
         form={"index": "", **dict.fromkeys(history_attribution.PARAMETERS, ""), **(texts or {})},
-        **{**await _details(api, result), "result": await to_view(result, view)},
+        **{**await _details(api, result), "result": await to_view(result, view_of(context))},
         **common,
     )
+
+
+async def _attribution(
+    request: Request,
+    api: Api,
+    result: Mapping[str, Any],
+    context: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    # Templates show it as a result without an answer: it generates no tokens.
+    shown = await to_view({**result, "result": None, "usage": None, "finish_reason": None})
+    return {"result": shown, "found": await attribution_view(request, api, result, context)}
 
 
 def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from app.ui import launch_form
 from app.ui.api import Api, api_of, identifier, segment
 from app.ui.errors import ApiError, RefusedError
-from app.ui.render import fragment, page, seconds, to_time
+from app.ui.render import fragment, page, refreshed, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
 _PAGE_SIZE = 50
@@ -212,11 +212,7 @@ async def one(request: Request) -> Response:
 
 
 async def one_part(request: Request) -> Response:
-    context = await _one(request)
-    response = fragment(request, "_launch.html", **context)
-    if context["is_ended"]:
-        response.headers["X-Part-Ended"] = "1"
-    return response
+    return refreshed(request, "_launch.html", **await _one(request))
 
 
 async def act(request: Request) -> Response:

@@ -22,7 +22,7 @@ from app.ui.parameters import (
     to_form,
 )
 from app.ui.render import page
-from app.ui.results import to_view
+from app.ui.results import to_view, view_of
 from app.ui.sending import key_of, read_form, texts_of
 
 _RECENT = 5
@@ -34,9 +34,8 @@ async def show(request: Request) -> Response:
     form = {"model": request.query_params.get("model", "")}
     if source := request.query_params.get("from"):
         result = await get_result(api, identifier(source))
-        form = _form_of(
-            result, await _context(api, result), await _entered(api, result), is_next=False
-        )
+        context = await api.get_context(result)
+        form = _form_of(result, context, await _entered(api, result), is_next=False)
     return await _page(request, form)
 
 
@@ -48,13 +47,13 @@ async def show_result(request: Request) -> Response:
         return RedirectResponse(f"/history/{error.result_id}", 303)
     if result["kind"] != "generation":
         return RedirectResponse(f"/history/{segment(result['id'])}", 303)
-    context = await _context(api, result)
+    context = await api.get_context(result)
     url = request.app.state.settings.shown_api_url
     needs_token = (await api.me()).is_authenticated
     return await _page(
         request,
         _form_of(result, context, await _entered(api, result), is_next=True),
-        result=await to_view(result, "rendered" if context["messages"] else "plain"),
+        result=await to_view(result, view_of(context)),
         turns=_parts(context)[1],
         snippets=_snippets(url, result, context, needs_token=needs_token),
     )
@@ -90,7 +89,7 @@ async def _page(
     **context: Any,
 ) -> Response:
     api = api_of(request)
-    models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+    models = await api.get_models()
     pending = await api.get("/results/", {"state": "pending", "limit": _RECENT})
     shown = {"result": None, "turns": [], "snippets": {}} | context
     return await page(
@@ -157,7 +156,7 @@ async def _conversation(api: Api, after: str) -> list[dict[str, str]]:
         raise FormError(
             [("prompt", "wait for the answer, or stop it: the next message follows it")]
         )
-    _, messages = _parts(await _context(api, result))
+    _, messages = _parts(await api.get_context(result))
     answer = result["result"] if isinstance(result["result"], str) else ""
     return [*messages, {"role": "assistant", "content": answer}] if answer else messages
 
@@ -204,11 +203,6 @@ def _form_of(
 async def _entered(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
     parameters = flat(await read_parameters(api))
     return as_entered(result, parameters, await api.get("/models/"))
-
-
-async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
-    return context
 
 
 def _parts(context: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
