@@ -30,8 +30,6 @@ Params = Mapping[str, str | int | float | bool | None]
 
 
 class RequestOptions(TypedDict, total=False):
-    """Arguments of a request, in addition to its method and path."""
-
     params: Params | None
     json: Any
     content: AsyncIterable[bytes] | None

@@ -62,7 +62,6 @@ def line_chart(
 
 
 def sparkline(title: str, values: Sequence[float | None]) -> Markup:
-    """One series, as small as a word; `title` names it and its last value."""
     known = [value for value in values if _is_number(value)]
     top = max(known, default=0) or 1
     return Markup(
@@ -72,7 +71,6 @@ def sparkline(title: str, values: Sequence[float | None]) -> Markup:
 
 
 def stacked_bar(title: str, parts: Sequence[tuple[str, float]], unit: str) -> Markup:
-    """Parts of a whole, one behind the other, with their values in the legend."""
     total = sum(value for _, value in parts)
     left, boxes = 0.0, Markup()
     for place, (name, value) in enumerate(parts[:MAX_SERIES], 1):
@@ -215,7 +213,6 @@ def _table(title: str, unit: str, times: Sequence[datetime], series: Sequence[Se
 
 
 def _key(title: str) -> str:
-    """An HTML id of the title that no character can break."""
     return f"values-{hashlib.sha256(title.encode()).hexdigest()[:12]}"
 
 

@@ -25,8 +25,6 @@ _MAX_TRAIL = 20
 
 
 class Chip(NamedTuple):
-    """An active filter: its text, and the address without it."""
-
     label: str
     value: str
     without: str

@@ -1,7 +1,8 @@
 """The form of a launch: its fields with their help, and the request of their values."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from app.ui.errors import EntryError
@@ -171,8 +172,10 @@ PLAN_NAMES = ("concurrency", "gpu_kinds", "config")
 NAMES = (*(field.name for field in FIELDS), *PLAN_NAMES)
 
 
-def empty() -> dict[str, str]:
-    return dict.fromkeys(NAMES, "")
+_NUMBERS: Mapping[Kind, Sequence[type[int] | type[float]]] = {
+    "whole": (int,),
+    "number": (int, float),
+}
 
 
 def to_launch(values: Mapping[str, str]) -> dict[str, Any]:
@@ -194,11 +197,9 @@ def to_plan(values: Mapping[str, str]) -> dict[str, Any]:
     """The body of `POST /launches/plan`. Raises EntryError."""
     launch = to_launch(values)
     engine = launch.get("engine", {})
-    request: dict[str, Any] = {
+    names = ("dtype", "quantization", "gpu_memory_utilization")
+    request: dict[str, Any] = {name: engine.get(name) for name in names} | {
         "context": engine.get("max_model_len"),
-        "dtype": engine.get("dtype"),
-        "quantization": engine.get("quantization"),
-        "gpu_memory_utilization": engine.get("gpu_memory_utilization"),
         "minutes": launch.get("time_limit_minutes"),
         "concurrency": _value("whole", values["concurrency"].strip()) or None,
         "gpus": _words(values["gpu_kinds"]) or None,
@@ -234,7 +235,6 @@ def with_plan_row(
 
 
 def takes(size: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """True if a size of a profile takes the weights of a model."""
     most = size["max_model_size_gb"]
     return most is None or model["disk_bytes"] / 1e9 <= most
 
@@ -245,11 +245,10 @@ def from_spec(spec: Mapping[str, Any]) -> dict[str, str]:
     for field in FIELDS:
         place, _, name = field.name.partition(".")
         value = inner[place].get(name) if name else spec.get(place)
-        if value not in (None, False, []):
-            is_list = isinstance(value, list)
-            values[field.name] = (
-                "on" if value is True else " ".join(value) if is_list else str(value)
-            )
+        if value is True:
+            values[field.name] = "on"
+        elif value not in (None, False, []):
+            values[field.name] = " ".join(value) if isinstance(value, list) else str(value)
     return values
 
 
@@ -259,16 +258,9 @@ def _value(kind: Kind, text: str) -> Any:
         return True
     if kind == "words":
         return _words(text)
-    if kind in ("whole", "number"):
-        try:
-            return int(text)
-        except ValueError:
-            pass
-    if kind == "number":
-        try:
-            return float(text)
-        except ValueError:
-            pass
+    for number in _NUMBERS.get(kind, ()):
+        with contextlib.suppress(ValueError):
+            return number(text)
     return text
 
 

@@ -123,7 +123,6 @@ async def _on_sign_in(request: Request, _: Exception) -> Response:
 
 
 async def _on_refused(request: Request, error: Exception) -> Response:
-    """Handle the errors that no page handles."""
     assert isinstance(error, RefusedError)
     status = error.status
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}

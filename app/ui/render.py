@@ -20,8 +20,6 @@ UNKNOWN = "\N{EN DASH}"
 
 
 class Section(NamedTuple):
-    """An entry of the navigation."""
-
     path: str
     title: str
     is_for_operators: bool = False
@@ -55,7 +53,6 @@ async def page(
 
 
 def fragment(request: Request, template: str, status: int = 200, /, **context: Any) -> HTMLResponse:
-    """A part of a page, of a template that does not depend on the visitor."""
     text = _environment().get_template(template).render(request=request, **context)
     return HTMLResponse(text, status)
 
@@ -76,7 +73,6 @@ def to_time(value: str | datetime) -> datetime:
 
 
 def number(value: float | None) -> str:
-    """1234.5 as `1,234.5`; an unknown number as a dash."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
@@ -162,14 +158,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "number": number,
-        "seconds": seconds,
-        "size": size,
-        "ago": ago,
-        "at": at,
-        "capitalize_first": capitalize_first,
-        "quoted": quoted,
-    }
+    filters = (number, seconds, size, ago, at, capitalize_first, quoted)
+    environment.filters |= {one.__name__: one for one in filters}
     environment.globals |= {"asset": asset, "sections": SECTIONS}
     return environment

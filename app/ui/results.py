@@ -49,7 +49,6 @@ def view_of(context: Mapping[str, Any]) -> str:
 
 
 def state_of(result: Mapping[str, Any]) -> str:
-    """The state for people: `queued`, `running`, `completed`, `failed` or `cancelled`."""
     if result["state"] == "pending":
         return "running" if result["started_at"] else "queued"
     is_cancelled = result["error"] is not None and result["error"]["code"] == "cancelled"
@@ -79,21 +78,20 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def timings(result: Mapping[str, Any]) -> dict[str, float | None]:
     """Seconds: `queued`, `prefill`, `decode`, `first_token` (from creation), `total`."""
-    created = to_time(result["created_at"])
+    names = ("created_at", "started_at", "first_token_at", "finished_at")
+    created, started, first, finished = (
+        to_time(result[name]) if result[name] else None for name in names
+    )
 
-    def since(name: str, begin: datetime | None) -> float | None:
-        if result[name] is None or begin is None:
-            return None
-        return max(0.0, (to_time(result[name]) - begin).total_seconds())
+    def between(begin: datetime | None, end: datetime | None) -> float | None:
+        return max(0.0, (end - begin).total_seconds()) if begin and end else None
 
-    started = to_time(result["started_at"]) if result["started_at"] else None
-    first = to_time(result["first_token_at"]) if result["first_token_at"] else None
     return {
-        "queued": since("started_at", created),
-        "prefill": since("first_token_at", started),
-        "decode": since("finished_at", first),
-        "first_token": since("first_token_at", created),
-        "total": since("finished_at", created),
+        "queued": between(created, started),
+        "prefill": between(started, first),
+        "decode": between(first, finished),
+        "first_token": between(created, first),
+        "total": between(created, finished),
     }
 
 
@@ -101,7 +99,11 @@ def _text(result: Mapping[str, Any]) -> str:
     value = result["result"]
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+    return value if isinstance(value, str) else to_json(value)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def one_line(text: str | None) -> str:
@@ -109,7 +111,6 @@ def one_line(text: str | None) -> str:
 
 
 def outcome(result: Mapping[str, Any]) -> str:
-    """The beginning of its text, or its error, in a line."""
     if isinstance(result["result"], str) and result["result"].strip():
         return one_line(result["result"])
     if result["error"]:

@@ -20,7 +20,6 @@ def curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
 
 
 def python(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
-    """A program that sends the body, then waits for the result without a time-out."""
     headers = (
         '\n    headers={"Authorization": f"Bearer {os.environ[\'TOKEN\']}"},' if needs_token else ""
     )

@@ -39,8 +39,6 @@ class Part:
 
 @dataclass(slots=True)
 class Conversion:
-    """The result of a conversion, whose files are in the given directory."""
-
     parts: list[Part] = field(default_factory=list)
     rows: int = 0
     left_out: int = 0

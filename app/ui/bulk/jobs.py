@@ -77,7 +77,6 @@ class Part:
 
     @property
     def file_ids(self) -> list[str]:
-        """All its files, outputs and inputs."""
         names = ("output_file_id", "error_file_id", "input_file_id")
         ids = [*(self.batch[name] for name in names), self.rows_file_id]
         return [one for one in ids if one is not None]

@@ -108,10 +108,6 @@ class Template:
         return "".join(texts)
 
 
-def of_column(column: str) -> Template:
-    return Template([("", column)])
-
-
 def parse_template(text: str, columns: Collection[str], control: str) -> Template:
     """Parse a text with columns' names in braces; `{{` and `}}` are braces. Raises EntryError."""
     if len(text) > MAX_TEMPLATE:
@@ -259,7 +255,7 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
         endpoint=endpoint,
         prompt=parse_template(template, columns, "template")
         if template.strip()
-        else of_column(prompt or ""),
+        else Template([("", prompt)]),
         system=parse_template(system, columns, "system") if system.strip() else None,
         id_column=column("id"),
         model=model or None,
@@ -272,7 +268,6 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
 
 
 def guess_form(columns: Sequence[str]) -> dict[str, str]:
-    """Initial values of the form, by the columns' names."""
     by_name = {column.strip().lower(): column for column in reversed(columns)}
     prompt = next((by_name[name] for name in _PROMPT_NAMES if name in by_name), None)
     guess = {"prompt": prompt or (columns[0] if len(columns) == 1 else "")}

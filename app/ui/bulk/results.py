@@ -31,8 +31,6 @@ _CHUNK = 65_536  # bytes that are sent at once
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """The outcome of a request."""
-
     custom_id: str = ""
     status: Status = "pending"
     output: str = ""
@@ -50,8 +48,6 @@ _PENDING = Answer()
 
 @dataclass(slots=True, frozen=True)
 class AnsweredRow:
-    """A row of the uploaded file and its answer."""
-
     line: int
     columns: dict[str, Any]
     answer: Answer

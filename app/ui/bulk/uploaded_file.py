@@ -23,8 +23,6 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, frozen=True)
 class Source:
-    """An uploaded file, here for the duration of a request."""
-
     id: str
     name: str
     size: int  # bytes
@@ -34,7 +32,6 @@ class Source:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint of lines that are requests already."""
         return str(self.table.sample[0].values.get("url", ""))
 
 

@@ -55,7 +55,6 @@ _FORM_FIELDS = (
 
 
 async def upload(request: Request) -> Response:
-    """Stream an upload to the API; redirect to the mapping of its columns."""
     most = request.app.state.settings.max_upload_bytes
     too_large = RefusedError(
         413,
@@ -152,7 +151,6 @@ def _next_page(listed: Mapping[str, Any]) -> str | None:
 
 
 async def preview(request: Request) -> Response:
-    """The first rows of an uploaded file, and the mapping of its columns."""
     try:
         async with open_upload(request, request.query_params.get("separator", "")) as source:
             return await _preview(request, source, guess_form(source.found.columns))
@@ -161,7 +159,6 @@ async def preview(request: Request) -> Response:
 
 
 async def send(request: Request) -> Response:
-    """Make requests of the rows and send them; or report the error, with all entries kept."""
     form = await request.form()
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
     # Browsers send line ends as CR LF; a prompt has the original ones.
@@ -205,7 +202,6 @@ async def _send_parts(sending: Sending, done: Conversion) -> str:
 def _reader(
     source: Source, entered: Mapping[str, str]
 ) -> tuple[Callable[[Any], tuple[str, bytes]], str]:
-    """The function from a row to a request, and the endpoint. Raises EntryError."""
     if source.table.is_batch:
         endpoint = source.endpoint
         if endpoint not in (CHAT, COMPLETION, RESPONSE):
@@ -237,7 +233,6 @@ def _check(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> None:
 
 
 def _key(text: str) -> str:
-    """The form's key, in the format of our forms."""
     try:
         return UUID(text).hex
     except ValueError:

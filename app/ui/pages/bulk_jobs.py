@@ -48,7 +48,6 @@ async def progress(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Stop all parts of a job that have not ended."""
     api = api_of(request)
     found = await _job(request)
     for part in found.parts:
@@ -62,7 +61,6 @@ async def cancel(request: Request) -> Response:
 
 
 async def delete_files(request: Request) -> Response:
-    """Delete all files of a job that has ended; the job and its counts stay."""
     found = await _job(request)
     if found.is_over:
         await delete_all(api_of(request), [one for part in found.parts for one in part.file_ids])
@@ -126,7 +124,6 @@ async def _job_context(request: Request) -> dict[str, Any]:
 
 
 async def _has_files(api: Api, found: Job) -> bool:
-    """True if the first file of an ended part can be downloaded."""
     ended = [part for part in found.parts if part.is_over]
     for file_id in ended[0].file_ids if ended else ():
         with _ignoring_missing():

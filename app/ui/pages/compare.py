@@ -81,7 +81,6 @@ async def _all_or_none(
 
 
 def _refusals(problem: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The errors of a place: by member if the API names it."""
     errors = problem.get("errors") or ()
     return [(f", {one['field']}", one["message"]) for one in errors] or [("", problem["detail"])]
 

@@ -83,21 +83,17 @@ async def _page(
 
 async def _fleet(api: Api) -> dict[str, Any]:
     me = await api.me()
-    models, servers, history = await asyncio.gather(
-        api.get("/models/"),
-        api.get("/servers") if me.is_operator else _nothing(),
-        api.get_cached("/history?minutes=60"),
+    models, history = await asyncio.gather(
+        api.get("/models/"), api.get_cached("/history?minutes=60")
     )
+    servers = await api.get("/servers") if me.is_operator else []
     lines = _lines(history)
     for model in models:
         line = lines.get(model["name"])
         model["done"] = sum(value or 0 for value in line or ())
-        model["spark"] = (
-            # The last step is not over, and left out.
-            sparkline(f"{model['done']:,.0f} results completed in the last hour", line[:-1])
-            if line
-            else None
-        )
+        # The last step is not over, and left out.
+        title = f"{model['done']:,.0f} results completed in the last hour"
+        model["spark"] = sparkline(title, line[:-1]) if line else None
         model["slots"] = _slots(model["name"], servers)
     return {
         "models": models,
@@ -107,23 +103,13 @@ async def _fleet(api: Api) -> dict[str, Any]:
     }
 
 
-async def _nothing() -> list[Any]:
-    return []
-
-
 def _lines(rows: Sequence[Row]) -> dict[str, Sequence[float | None]]:
-    """Completed results of each model, for each step of the last hour."""
     times = steps(datetime.now(UTC), 60, rows)
-    return {
-        name: series(
-            name,
-            times,
-            [row for row in rows if row["model_name"] == name],
-            total("completed"),
-            0,
-        ).values
-        for name in {row["model_name"] for row in rows}
-    }
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row["model_name"], []).append(row)
+    completed = total("completed")
+    return {name: series(name, times, own, completed, 0).values for name, own in by_name.items()}
 
 
 def _slots(name: str, servers: Sequence[dict[str, Any]]) -> int:

@@ -51,7 +51,6 @@ async def export(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Stop all pending results of a model, of a prompt, or of both."""
     form = await read_form(request)
     filters = read_filters({name: str(value) for name, value in form.items()})
     params = {name: filters.get(name) for name in _CANCELLABLE}
@@ -99,7 +98,6 @@ async def _page(
 
 
 async def _model_names(request: Request) -> list[str]:
-    """Suggestions of models; the names of removed models can be typed."""
     try:
         api = api_of(request)
         models = [one["name"] for one in await api.get_cached("/models/")]
@@ -121,7 +119,6 @@ def _notice(query: Mapping[str, str]) -> str | None:
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as a row of the table, with the beginning of its prompt, else of its answer."""
     answer = outcome(result)
     usage = (result["usage"] or {}) if result["kind"] == "generation" else {}
     return {

@@ -24,7 +24,6 @@ PARAMETERS: Mapping[str, type[int] | type[float]] = {
 
 
 async def attributions_of(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The available indexes, and the existing attributions, as lists return them."""
     indexes = await api.get_cached("/indexes")
     found: list[dict[str, Any]] = []
     if result["state"] != "pending":
@@ -59,7 +58,6 @@ async def attribution_view(
 async def _attributed_text(
     api: Api, result: Mapping[str, Any], context: Mapping[str, Any] | None
 ) -> str | None:
-    """The attributed text: another result's, or its own context's."""
     if result.get("source_id"):
         try:
             source = await get_bounded(api, f"/results/{segment(result['source_id'])}")

@@ -23,7 +23,7 @@ from app.ui.pages.history_attribution import (
 )
 from app.ui.remedies import explain
 from app.ui.render import fragment, page, refreshed, to_time
-from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_view, view_of
+from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_json, to_view, view_of
 from app.ui.sending import key_of, read_form, texts_of
 
 _MAX_TURNS = 200
@@ -58,13 +58,11 @@ async def show_text(request: Request) -> Response:
 
 
 async def show_prompt(request: Request) -> Response:
-    """The whole prompt as a file: a plain text, or a chat as JSON."""
     api, result_id = api_of(request), _id_of(request)
     result = await api.get(f"/results/{result_id}")
     context = await api.get_context(result)
     if context["messages"]:
-        text = json.dumps(context["messages"], ensure_ascii=False, indent=2)
-        return _file(text, f"{result_id}-prompt.json")
+        return _file(to_json(context["messages"]), f"{result_id}-prompt.json")
     return _file(context["content"] or "", f"{result_id}-prompt.txt")
 
 
@@ -115,7 +113,7 @@ async def _page(
     common = {
         "prompt": _prompt(context),
         "parameters": _table(result["parameters"]),
-        "metadata": _pretty(result["metadata"]),
+        "metadata": to_json(result["metadata"]) if result["metadata"] else "",
     }
     if result["kind"] == "attribution":
         return await page(
@@ -219,10 +217,6 @@ def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _pretty(metadata: Mapping[str, Any]) -> str:
-    return json.dumps(metadata, ensure_ascii=False, indent=2) if metadata else ""
-
-
 def _file(text: str, name: str) -> Response:
     # A lone surrogate is not UTF-8; the API accepts none, but its output is not trusted here.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -231,7 +225,6 @@ def _file(text: str, name: str) -> Response:
 
 
 def _id_of(request: Request) -> str:
-    """The id of the address, if it is valid."""
     try:
         return str(UUID(request.path_params["result_id"]))
     except ValueError:

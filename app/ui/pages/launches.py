@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -82,8 +81,6 @@ async def _list(request: Request) -> dict[str, Any]:
 
 @dataclass
 class _Form:
-    """The content of the page with the form, in addition to the entries."""
-
     values: dict[str, str]
     plan: dict[str, Any] | None = None
     dry_run: dict[str, Any] | None = None
@@ -96,18 +93,15 @@ class _Form:
 
 
 async def new(request: Request) -> Response:
-    """The form, empty except for the address's values."""
-    values = launch_form.empty()
-    for name in launch_form.NAMES:
-        values[name] = request.query_params.get(name, "")
+    values = {name: request.query_params.get(name, "") for name in launch_form.NAMES}
     return await _new_page(request, _Form(values))
 
 
 async def submit(request: Request) -> Response:
     """Do the pressed button's action: plan, take a row of the plan, show the script, launch."""
-    form = await read_form(request)
-    shown = _Form(_values(form))
-    api, action = api_of(request), str(form.get("do", "plan"))
+    texts = texts_of(await read_form(request))
+    shown = _Form({name: texts.get(name, "") for name in launch_form.NAMES})
+    api, action = api_of(request), texts.get("do", "plan")
     try:
         if action == "launch":
             launch = await api.post("/launches", launch_form.to_launch(shown.values))
@@ -170,11 +164,6 @@ async def _catalogue(api: Api) -> list[dict[str, Any]]:
             raise
         return []
     return found
-
-
-def _values(form: FormData) -> dict[str, str]:
-    texts = texts_of(form)
-    return {name: texts.get(name, "") for name in launch_form.NAMES}
 
 
 def _profile(profiles: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:

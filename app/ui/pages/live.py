@@ -22,7 +22,6 @@ _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def events(request: Request) -> Response:
-    """The result's events, proxied as the API sends them, with the visitor's token."""
     name = "last-event-id"
     headers = {name: request.headers[name]} if name in request.headers else {}
     params = {"after": request.query_params.get("after")}

@@ -74,7 +74,6 @@ async def send(request: Request) -> Response:
 
 
 async def _turns_before(api: Api, texts: Mapping[str, str]) -> list[dict[str, str]]:
-    """The chat above a refused form, if it can be read."""
     try:
         return await _conversation(api, texts.get("after", ""))
     except ApiError:
@@ -110,7 +109,6 @@ async def _page(
 
 
 def _chosen(models: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The model of the form: the named one, else the first that is ready."""
     named = [one for one in models if one["name"] == name]
     return next(iter(named or models), None)
 
@@ -206,7 +204,6 @@ async def _entered(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(context: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
-    """A chat's system message, and the others."""
     messages = list(context["messages"] or ())
     if messages and messages[0]["role"] == "system":
         return messages[0]["content"], messages[1:]

@@ -40,21 +40,14 @@ async def submit(request: Request) -> Response:
         words = "The API does not take this token: it may be cut off, expired or revoked."
         return again(401, f"{words} ({error.message.rstrip('.')})")
     except RefusedError as error:
-        response = again(error.status, error.message)
+        refused = again(error.status, error.message)
         if error.retry_after:
-            response.headers["retry-after"] = error.retry_after
-        return response
-    response = (
-        fragment(
-            request,
-            "resume.html",
-            me=None,
-            action=next_path,
-            fields=[(name.removeprefix(_RESUME), value) for name, value in resumed],
-        )
-        if resumed
-        else RedirectResponse(next_path, 303)
-    )
+            refused.headers["retry-after"] = error.retry_after
+        return refused
+    response: Response = RedirectResponse(next_path, 303)
+    if resumed:
+        fields = [(name.removeprefix(_RESUME), value) for name, value in resumed]
+        response = fragment(request, "resume.html", me=None, action=next_path, fields=fields)
     try:
         request.app.state.sessions.begin(response, token, is_secure=request.url.scheme == "https")
     except TokenTooLongError:
@@ -104,20 +97,12 @@ def _page_before(request: Request) -> str:
 def _form(
     request: Request,
     status: int,
-    *,
     next_path: str,
     problem: str | None = None,
     resumed: Sequence[tuple[str, str]] = (),
 ) -> Response:
-    return fragment(
-        request,
-        "sign_in.html",
-        status,
-        me=None,
-        next_path=next_path,
-        problem=problem,
-        resumed=resumed,
-    )
+    context = {"next_path": next_path, "problem": problem, "resumed": resumed}
+    return fragment(request, "sign_in.html", status, me=None, **context)
 
 
 routes = [

@@ -13,7 +13,7 @@ from app.ui import launch_form
 from app.ui.errors import EntryError
 from app.ui.launch_form import (
     FIELDS,
-    empty,
+    NAMES,
     from_spec,
     takes,
     to_launch,
@@ -26,6 +26,10 @@ ROW = {
     "context": 8192,
     "resources": {"gpus": 2, "gres": "gpu:2", "cpu_cores": 8, "memory_gb": 64, "minutes": 70},
 }
+
+
+def empty() -> dict[str, str]:
+    return dict.fromkeys(NAMES, "")
 
 
 def profile(*limits: float | None, max_minutes: int = 600) -> dict[str, Any]:
