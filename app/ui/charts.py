@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeGuard
+from typing import LiteralString, TypeGuard
 
 from markupsafe import Markup
 
@@ -72,16 +72,15 @@ def sparkline(title: str, values: Sequence[float | None]) -> Markup:
 
 def stacked_bar(title: str, parts: Sequence[tuple[str, float]], unit: str) -> Markup:
     total = sum(value for _, value in parts)
-    left, boxes = 0.0, Markup()
-    for place, (name, value) in enumerate(parts[:MAX_SERIES], 1):
-        width = _WIDTH * value / total if total > 0 else 0
-        boxes += Markup(
-            '<rect class="series-{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>'
-        ).format(
-            place, _short(left), _short(width), _HEIGHT, f"{name}: {format_value(value)} {unit}"
-        )
-        left += width
     labels = [f"{name}: {format_value(value)} {unit}" for name, value in parts]
+    widths = [_WIDTH * value / total if total > 0 else 0 for _, value in parts[:MAX_SERIES]]
+    boxes = _each(
+        '<rect class="series-{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>',
+        (
+            (place + 1, _short(sum(widths[:place])), _short(width), _HEIGHT, labels[place])
+            for place, width in enumerate(widths)
+        ),
+    )
     return Markup(
         '<figure class="chart bar"><figcaption>{} <small>{} {}</small></figcaption><svg role="img" '
         'viewBox="0 0 {} {}" preserveAspectRatio="none"><title>{}</title><desc>{}</desc>{}</svg>{}</figure>'
@@ -108,6 +107,11 @@ def format_value(value: float) -> str:
     return f"{value:.3g}"
 
 
+def _each(template: LiteralString, rows: Iterable[tuple[object, ...]]) -> Markup:
+    html = Markup(template)  # noqa: S704 - a literal
+    return Markup().join(html.format(*row) for row in rows)
+
+
 def _is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
@@ -124,11 +128,12 @@ def _grid(ticks: Sequence[float]) -> Markup:
 
 
 def _lines(series: Sequence[Series], top: float) -> Markup:
-    return Markup().join(
-        Markup('<path class="series-{}" d="{}"/><path class="series-{} dots" d="{}"/>').format(
-            place, _path(one.values, top), place, _dots(one.values, top)
-        )
-        for place, one in enumerate(series, 1)
+    return _each(
+        '<path class="series-{0}" d="{1}"/><path class="series-{0} dots" d="{2}"/>',
+        (
+            (place, _path(one.values, top), _dots(one.values, top))
+            for place, one in enumerate(series, 1)
+        ),
     )
 
 
@@ -171,16 +176,14 @@ def _summary(one: Series, unit: str) -> str:
 
 
 def _spans(texts: Iterable[str]) -> Markup:
-    return Markup().join(Markup("<span>{}</span>").format(text) for text in texts)
+    return _each("<span>{}</span>", ((text,) for text in texts))
 
 
 def _legend(names: Iterable[str]) -> Markup:
-    items = Markup().join(
-        Markup(
-            '<li><svg aria-hidden="true" viewBox="0 0 20 10"><path class="series-{}" d="M1 5H19"/>'
-            "</svg>{}</li>"
-        ).format(place, name)
-        for place, name in enumerate(names, 1)
+    items = _each(
+        '<li><svg aria-hidden="true" viewBox="0 0 20 10"><path class="series-{}" d="M1 5H19"/>'
+        "</svg>{}</li>",
+        enumerate(names, 1),
     )
     return Markup('<ul class="chart-legend">{}</ul>').format(items)
 
@@ -197,13 +200,14 @@ def _time_labels(times: Sequence[datetime]) -> list[str]:
 
 
 def _table(title: str, unit: str, times: Sequence[datetime], series: Sequence[Series]) -> Markup:
-    heads = Markup().join(Markup('<th scope="col">{}</th>').format(one.name) for one in series)
-    rows = Markup().join(
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
-            _time(times, place),
-            Markup().join(Markup("<td>{}</td>").format(_cell(one.values[place])) for one in series),
-        )
-        for place in range(len(times))
+    heads = _each('<th scope="col">{}</th>', ((one.name,) for one in series))
+    lines = zip(*(map(_cell, one.values) for one in series), strict=True)
+    rows = _each(
+        '<tr><th scope="row">{}</th>{}</tr>',
+        (
+            (_time(times, place), _each("<td>{}</td>", ((cell,) for cell in cells)))
+            for place, cells in enumerate(lines)
+        ),
     )
     return Markup(
         '<details class="chart-data" id="{}"><summary>Values</summary><div class="scroll" '

@@ -100,9 +100,6 @@ def _to_time(text: str) -> datetime | None:
     """A time without a zone is in UTC: the page's server cannot know its visitor's."""
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    try:
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except OverflowError:
+    except (ValueError, OverflowError):
         return None

@@ -7,7 +7,7 @@ the trade-offs are described here.
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -187,18 +187,16 @@ def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
 def _parameter(name: str, schema: Mapping[str, Any]) -> Parameter:
     kind, found = _kind(name, schema)
     group, trade = _ADVICE.get(name, ("More", ""))
-    above = found.get("exclusiveMinimum")
-    below = found.get("exclusiveMaximum")
     return Parameter(
         name,
         kind,
         group,
         str(schema.get("description", "")),
         trade,
-        above if above is not None else found.get("minimum"),
-        below if below is not None else found.get("maximum"),
-        above is not None,
-        schema.get("default"),
+        minimum=found.get("exclusiveMinimum", found.get("minimum")),
+        maximum=found.get("exclusiveMaximum", found.get("maximum")),
+        is_above="exclusiveMinimum" in found,
+        default=schema.get("default"),
     )
 
 
@@ -220,22 +218,9 @@ def _parse(parameter: Parameter, text: str, structure: str) -> Any:
     """A value; None for an empty entry. Raises ValueError with a message for people."""
     if parameter.kind == "structure":
         return _parse_structure(structure, text)
-    text = text.strip() if parameter.kind != "lines" else text
     if not text.strip():
         return None
-    match parameter.kind:
-        case "integer":
-            return _integer(text)
-        case "number":
-            return _number(text)
-        case "boolean":
-            return text == "true"
-        case "lines":
-            return _lines(text)
-        case "integers":
-            return [_integer(part) for part in re.split(r"[,\s]+", text.strip(", "))]
-        case _:
-            return _json(text)
+    return _PARSERS[parameter.kind](text if parameter.kind == "lines" else text.strip())
 
 
 def _parse_structure(structure: str, text: str) -> dict[str, Any] | None:
@@ -296,3 +281,13 @@ def _json(text: str) -> Any:
         raise ValueError(f"is not JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
+
+
+_PARSERS: Mapping[Kind, Callable[[str], Any]] = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": lambda text: text == "true",
+    "lines": _lines,
+    "integers": lambda text: [_integer(part) for part in re.split(r"[,\s]+", text.strip(", "))],
+    "object": _json,
+}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -58,22 +58,20 @@ def state_of(result: Mapping[str, Any]) -> str:
 def figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     times = timings(result)
     usage = result["usage"] or {}
-    tokens = usage.get("completion_tokens")
-    found = [
-        ("to the first token", seconds(times["first_token"]), times["first_token"]),
-        ("in all", seconds(times["total"]), times["total"]),
-        ("prompt tokens", number(usage.get("prompt_tokens")), usage.get("prompt_tokens")),
-        ("tokens", number(tokens), tokens),
-    ]
+    tokens, rate = usage.get("completion_tokens"), None
     # The first token ends the prefill: the others came in the time behind it.
     if tokens and tokens > 1 and times["decode"]:
         rate = (tokens - 1) / times["decode"]
-        found.append(("tokens/s", number(rate), rate))
-    if result["finish_reason"]:
-        found.append(("finish reason", result["finish_reason"], result["finish_reason"]))
-    if result["attempt"] > 1:
-        found.append(("attempts", str(result["attempt"]), result["attempt"]))
-    return [(name, text) for name, text, value in found if value is not None]
+    found: list[tuple[str, Any, Callable[[Any], str]]] = [
+        ("to the first token", times["first_token"], seconds),
+        ("in all", times["total"], seconds),
+        ("prompt tokens", usage.get("prompt_tokens"), number),
+        ("tokens", tokens, number),
+        ("tokens/s", rate, number),
+        ("finish reason", result["finish_reason"] or None, str),
+        ("attempts", result["attempt"] if result["attempt"] > 1 else None, str),
+    ]
+    return [(name, shown(value)) for name, value, shown in found if value is not None]
 
 
 def timings(result: Mapping[str, Any]) -> dict[str, float | None]:

@@ -127,20 +127,19 @@ def _sniff_kind(text: str, suffix: str) -> Kind:
 
 def _sniff_delimiter(text: str) -> str:
     """The delimiter that gives the first records the most equal numbers of cells; else a comma."""
-    best, best_score = ",", (0.0, 1)
-    for delimiter in DELIMITERS:
-        counts = []
+
+    def score(delimiter: str) -> tuple[float, int]:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         try:
             counts = [len(record) for record in itertools.islice(reader, 50) if record]
         except csv.Error:
-            continue
+            return 0.0, 1
         if len(counts) > 2:
             counts.pop()  # the head may end in its middle
-        score = (counts.count(counts[0]) / len(counts), counts[0]) if counts else (0.0, 1)
-        if score[1] > 1 and score > best_score:
-            best, best_score = delimiter, score
-    return best
+        is_table = counts and counts[0] > 1
+        return (counts.count(counts[0]) / len(counts), counts[0]) if is_table else (0.0, 1)
+
+    return max(DELIMITERS, key=score)  # of equal ones the first: the comma
 
 
 def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
@@ -150,9 +149,8 @@ def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
         try:
             value = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            yield Row(
-                number, {}, f"This is no valid JSON: {error.msg} (character {error.pos + 1})."
-            )
+            words = f"This is no valid JSON: {error.msg} (character {error.pos + 1})."
+            yield Row(number, {}, words)
             continue
         if isinstance(value, str):
             value = {TEXT_COLUMN: value}

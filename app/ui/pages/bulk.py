@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
 from app.ui.bulk.conversion import Bounds, Conversion, convert
-from app.ui.bulk.jobs import MAX_PARTS, Job, Part, to_jobs
+from app.ui.bulk.jobs import MAX_PARTS, Job, to_jobs, to_part
 from app.ui.bulk.mapping import (
     CHAT,
     COMPLETION,
@@ -77,7 +77,10 @@ async def upload(request: Request) -> Response:
         return await _not_uploaded(request, body, error)
     except BodyTooLargeError:
         return await _not_uploaded(request, body, too_large)
-    return _redirect(request, f"{UPLOADS}/{segment(response.json()['id'])}")
+    path = f"{UPLOADS}/{segment(response.json()['id'])}"
+    if "x-part" in request.headers:  # a script, which goes there by itself
+        return Response(status_code=201, headers={"Location": path})
+    return RedirectResponse(path, 303)
 
 
 async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: ApiError) -> Response:
@@ -90,13 +93,6 @@ async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: Api
     if "x-part" in request.headers:
         return Response(error.message, error.status, media_type="text/plain")
     return await _index(request, error)
-
-
-def _redirect(request: Request, path: str) -> Response:
-    """Redirect to another page; a script, which requests a part, goes there by itself."""
-    if "x-part" in request.headers:
-        return Response(status_code=201, headers={"Location": path})
-    return RedirectResponse(path, 303)
 
 
 async def _index(request: Request, error: RefusedError | None = None) -> Response:
@@ -144,7 +140,7 @@ def _next_page(listed: Mapping[str, Any]) -> str | None:
     """The query of the next page, with the job that this one ends within, so that it is not repeated."""
     if not listed["has_more"]:
         return None
-    return f"?after={quote(listed['last_id'])}&job={quote(Part(listed['data'][-1]).job)}"
+    return f"?after={quote(listed['last_id'])}&job={quote(to_part(listed['data'][-1]).job)}"
 
 
 # --- Mapping and sending -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
-from app.ui.bulk.jobs import Job, Part
+from app.ui.bulk.jobs import Job, Part, to_part
 from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
@@ -80,7 +80,7 @@ async def results(request: Request) -> Response:
         content, media_type = to_csv(rows, columns), "text/csv; charset=utf-8"
     else:
         content, media_type = to_jsonl(rows), "application/jsonl"
-    filename = quote(f"{PurePath(found.name).stem}-results.{kind}")
+    filename = quote(f"{PurePath(found.last.name).stem}-results.{kind}")
     headers = {"Content-Disposition": f"attachment; filename*=utf-8''{filename}"}
     return ProxiedResponse(content, held, headers, media_type)
 
@@ -93,7 +93,7 @@ async def _job(request: Request) -> Job:
 
 
 async def read_part(api: Api, batch_id: str) -> Part:
-    return Part(await api.get(f"/v1/batches/{segment(batch_id)}"))
+    return to_part(await api.get(f"/v1/batches/{segment(batch_id)}"))
 
 
 async def read_parts(api: Api, ids: Sequence[str]) -> list[Part]:
