@@ -1,9 +1,7 @@
 """Plots as SVG, rendered by the server: no script, no style attribute, all text escaped.
 
-The drawing is stretched to its place; its labels are HTML around it, so that they are as large as other
-text on any screen. Colours and dashes are `static/charts.css`'s, by the classes `series-1` to
-`series-4`. Each plot has a title and a description for screen readers, and a line chart all its values
-as a table.
+The drawing is stretched to its place; its labels are HTML around it. Colours and dashes are those of
+`static/charts.css`. Screen readers get a title, a description, and a line chart's values as a table.
 """
 
 import hashlib
@@ -31,10 +29,9 @@ class Series:
 def line_chart(
     title: str, unit: str, times: Sequence[datetime], series: Sequence[Series]
 ) -> Markup:
-    """Up to four series over time, from 0 up, with gaps for missing values.
+    """One to four series from 0 up over ascending, evenly spaced times, with gaps for missing values.
 
-    `times` ascend, and are evenly spaced. The title is unique on its page: the plot keeps its open state
-    by it when it is redrawn. Raises ValueError for more series, or for a wrong number of values.
+    The title is unique on its page. Raises ValueError for a wrong number of series or of values.
     """
     if not 1 <= len(series) <= MAX_SERIES:
         raise ValueError(f"a chart has 1 to {MAX_SERIES} series, not {len(series)}")

@@ -49,3 +49,15 @@ class EntryError(FormError):
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__([(name, message)], message)
+
+
+class Ignoring:
+    """Context manager that suppresses the error of a response with this status."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, ApiError) and error.status == self._status

@@ -76,10 +76,7 @@ def address(filters: Mapping[str, str], path: str = _PATH, **more: str) -> str:
 
 
 def older(filters: Mapping[str, str], trail: str, after: str, last: str) -> str:
-    """The address of the page behind the one that begins after `after` and ends with `last`.
-
-    `trail` stores the beginnings of the pages before, for the way back.
-    """
+    """The address of the next page; `trail` has the beginnings of the pages before."""
     begun = [*_split(trail), after or "-"][-_MAX_TRAIL:]
     return address(filters, after=last, trail=".".join(begun))
 

@@ -50,121 +50,103 @@ CONTEXT = Field(
     "Tokens of a request, prompt and answer together. Default: the model's maximum.",
     "whole",
 )
+_LAUNCH = (
+    Field(
+        "name",
+        "Name of the launch",
+        "And of its server. Letters, digits, dots, dashes; taken until the launch has ended.",
+    ),
+    Field(
+        "served_name",
+        "Model name in requests",
+        "Default: the id without its owner, or the directory's name.",
+    ),
+    Field(
+        "time_limit_minutes",
+        "Time limit, minutes",
+        "The job ends after this, with all running results. Default: the place's.",
+        "whole",
+    ),
+    Field(
+        "idle_minutes",
+        "Idle timeout, minutes",
+        "It is stopped after this time without a request; 0: never. Default: the place's.",
+        "number",
+    ),
+)
+_RESOURCES = (
+    Field("resources.gpus", "GPUs", "On one node.", "whole"),
+    Field("resources.cpus", "CPU cores", "On one node.", "whole"),
+    Field("resources.memory_gb", "Memory, GB", "The host's memory, not the GPU's.", "whole"),
+    Field(
+        "resources.gres",
+        "Slurm's gres",
+        "Such as gpu:a100:2, to request a kind of GPU. Default: derived from GPUs.",
+    ),
+)
+_SLURM = (
+    Field("partition", "Partition", "Default: the size's, or the place's."),
+    Field("account", "Account", "Slurm account that is charged. Default: the place's."),
+    Field("constraint", "Constraint", "A feature that the node must have, such as gpu80 or a100."),
+    Field("modules", "Modules", "Loaded before the server starts; one or several.", "words"),
+    Field(
+        "priority",
+        "Priority",
+        "0, or below 0 to let other jobs go first (Slurm's --nice).",
+        "whole",
+    ),
+)
+_ENGINE = (
+    Field("revision", "Revision", "Branch, tag or commit of a Hugging Face model."),
+    Field(
+        "engine.dtype",
+        "Number type",
+        "The type that the model computes in. Default: its own.",
+        "text",
+        ("bfloat16", "float16", "float32"),
+    ),
+    Field(
+        "engine.quantization",
+        "Quantization",
+        "fp8 or bitsandbytes compress while loading; others need weights that are compressed so.",
+    ),
+    Field(
+        "engine.gpu_memory_utilization",
+        "Share of GPU memory",
+        "For weights and cache, above 0 and at most 1. Default: 0.9.",
+        "number",
+    ),
+    Field(
+        "start_minutes",
+        "Start timeout, minutes",
+        "The launch fails if the model is not ready so long after the job's start.",
+        "number",
+    ),
+    Field(
+        "provider",
+        "Kind of place",
+        "Default: the place's. Another kind than the place's is refused.",
+        "text",
+        ("slurm", "local"),
+    ),
+    Field(
+        "engine.enforce_eager",
+        "No CUDA graphs",
+        "Starts faster and takes less memory, but answers slower (enforce_eager).",
+        "flag",
+    ),
+    Field(
+        "trust_remote_code",
+        "Run the model's own Python code",
+        "Only if the place allows it: code from a model's repository has all rights of the job.",
+        "flag",
+    ),
+)
 SECTIONS = (
-    Section(
-        "The launch",
-        (
-            Field(
-                "name",
-                "Name of the launch",
-                "And of its server. Letters, digits, dots, dashes; taken until the launch has ended.",
-            ),
-            Field(
-                "served_name",
-                "Model name in requests",
-                "Default: the id without its owner, or the directory's name.",
-            ),
-            Field(
-                "time_limit_minutes",
-                "Time limit, minutes",
-                "The job ends after this, with all running results. Default: the place's.",
-                "whole",
-            ),
-            Field(
-                "idle_minutes",
-                "Idle timeout, minutes",
-                "It is stopped after this time without a request; 0: never. Default: the place's.",
-                "number",
-            ),
-        ),
-    ),
-    Section(
-        "Resources instead of the size's",
-        (
-            Field("resources.gpus", "GPUs", "On one node.", "whole"),
-            Field("resources.cpus", "CPU cores", "On one node.", "whole"),
-            Field(
-                "resources.memory_gb", "Memory, GB", "The host's memory, not the GPU's.", "whole"
-            ),
-            Field(
-                "resources.gres",
-                "Slurm's gres",
-                "Such as gpu:a100:2, to request a kind of GPU. Default: derived from GPUs.",
-            ),
-        ),
-    ),
-    Section(
-        "Slurm",
-        (
-            Field("partition", "Partition", "Default: the size's, or the place's."),
-            Field("account", "Account", "Slurm account that is charged. Default: the place's."),
-            Field(
-                "constraint",
-                "Constraint",
-                "A feature that the node must have, such as gpu80 or a100.",
-            ),
-            Field(
-                "modules", "Modules", "Loaded before the server starts; one or several.", "words"
-            ),
-            Field(
-                "priority",
-                "Priority",
-                "0, or below 0 to let other jobs go first (Slurm's --nice).",
-                "whole",
-            ),
-        ),
-        is_advanced=True,
-    ),
-    Section(
-        "Engine, and the rest",
-        (
-            Field("revision", "Revision", "Branch, tag or commit of a Hugging Face model."),
-            Field(
-                "engine.dtype",
-                "Number type",
-                "The type that the model computes in. Default: its own.",
-                "text",
-                ("bfloat16", "float16", "float32"),
-            ),
-            Field(
-                "engine.quantization",
-                "Quantization",
-                "fp8 or bitsandbytes compress while loading; others need weights that are compressed so.",
-            ),
-            Field(
-                "engine.gpu_memory_utilization",
-                "Share of GPU memory",
-                "For weights and cache, above 0 and at most 1. Default: 0.9.",
-                "number",
-            ),
-            Field(
-                "start_minutes",
-                "Start timeout, minutes",
-                "The launch fails if the model is not ready so long after the job's start.",
-                "number",
-            ),
-            Field(
-                "provider",
-                "Kind of place",
-                "Default: the place's. Another kind than the place's is refused.",
-                "text",
-                ("slurm", "local"),
-            ),
-            Field(
-                "engine.enforce_eager",
-                "No CUDA graphs",
-                "Starts faster and takes less memory, but answers slower (enforce_eager).",
-                "flag",
-            ),
-            Field(
-                "trust_remote_code",
-                "Run the model's own Python code",
-                "Only if the place allows it: code from a model's repository has all rights of the job.",
-                "flag",
-            ),
-        ),
-        is_advanced=True,
-    ),
+    Section("The launch", _LAUNCH),
+    Section("Resources instead of the size's", _RESOURCES),
+    Section("Slurm", _SLURM, is_advanced=True),
+    Section("Engine, and the rest", _ENGINE, is_advanced=True),
 )
 FIELDS = (MODEL, PROFILE, TIER, CONTEXT, *(field for part in SECTIONS for field in part.fields))
 # Only for the plan.

@@ -124,14 +124,10 @@ async def _on_sign_in(request: Request, _: Exception) -> Response:
 
 async def _on_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedError)
-    status = error.status
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
-    title = titles.get(status, "Refused" if 400 <= status < 500 else "Not available now")
-    # While the API starts, the page reloads by itself.
-    is_unavailable = request.method == "GET" and status in _UNAVAILABLE
-    response = await _error_page(
-        request, error, title, await kept_fields(request), is_unavailable=is_unavailable
-    )
+    other = "Refused" if 400 <= error.status < 500 else "Not available now"
+    title = titles.get(error.status, other)
+    response = await _error_page(request, error, title, await kept_fields(request))
     if error.retry_after:
         response.headers["retry-after"] = error.retry_after
     return response
@@ -163,18 +159,14 @@ async def _error_page(
     error: RefusedError,
     title: str,
     fields: Sequence[tuple[str, str]] = (),
-    *,
-    is_unavailable: bool = False,
 ) -> Response:
-    """A page with the error and its remedy; `fields` are of a form to be sent again.
-
-    `is_unavailable`: it reloads itself until the API answers.
-    """
+    """A page with the error and its remedy; `fields` are of a form to be sent again."""
     context = {
         "title": title,
         "message": error.message,
         "fields": fields,
-        "is_unavailable": is_unavailable,
+        # While the API starts, the page reloads by itself.
+        "is_unavailable": request.method == "GET" and error.status in _UNAVAILABLE,
     }
     try:
         return await page(request, "error.html", error, **context)

@@ -114,10 +114,7 @@ def flat(groups: Iterable[tuple[str, Iterable[Parameter]]]) -> list[Parameter]:
 def parse_parameters(
     parameters: Iterable[Parameter], form: Mapping[str, str], prefix: str = "p."
 ) -> dict[str, Any]:
-    """The entered parameters, in the API's format. Raises FormError.
-
-    The API checks the bounds, and names each value outside of them.
-    """
+    """The entered parameters, in the API's format; the API checks their bounds. Raises FormError."""
     values: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
     for parameter in parameters:

@@ -39,15 +39,16 @@ class Parameter:
 
     def read(self, name: str, value: Any) -> int | float:
         """The number in a cell, or in JSON. Raises ValueError with a message for people."""
-        noun = "a whole number" if self.is_whole else "a number, with a point: 0.5"
         try:
             number = _number(value)
+            if self.is_whole and isinstance(number, float):
+                if not number.is_integer():
+                    raise ValueError(value)
+                number = int(number)
         except ValueError:
-            raise ValueError(f"{name} must be {noun}, not {_shown(value)}.") from None
-        if self.is_whole and isinstance(number, float):
-            if not number.is_integer():
-                raise ValueError(f"{name} must be {noun}, not {_shown(value)}.")
-            number = int(number)
+            noun = "a whole number" if self.is_whole else "a number, with a point: 0.5"
+            words = f"{name} must be {noun}, not “{text_of(value)[:40]}”."
+            raise ValueError(words) from None
         if not self.low <= number <= self.high:
             raise ValueError(f"{name} must be from {self.low:,} to {self.high:,}, not {number}.")
         return number
@@ -65,10 +66,6 @@ def _number(value: Any) -> int | float:
     if not math.isfinite(number):
         raise ValueError(value)
     return number
-
-
-def _shown(value: Any) -> str:
-    return f"“{text_of(value)[:40]}”"
 
 
 PARAMETERS = {

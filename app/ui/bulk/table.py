@@ -68,10 +68,7 @@ class Table:
 
 
 def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
-    """Detect the format by the name's ending and the file's head. Raises SourceError.
-
-    Reads the head for the format, and the first rows for the columns and the sample.
-    """
+    """Detect the format by the name's ending, the file's head and rows. Raises SourceError."""
     head = file.read(HEAD_BYTES)
     file.seek(0)
     encoding = sniff_encoding(head)

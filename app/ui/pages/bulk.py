@@ -116,10 +116,9 @@ async def _index(request: Request, error: RefusedError | None = None) -> Respons
 
 
 async def _whole(api: Api, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs with those of their parts that were on another page of the list.
+    """The jobs with their parts from other pages of the list: at most as many as one job may have.
 
-    One page ends within one job; batches of programs may have any metadata, in any number: no more are
-    read than one job may have.
+    One page ends within one job; batches of programs may have any metadata.
     """
     whole, left = [], MAX_PARTS
     for job in jobs:

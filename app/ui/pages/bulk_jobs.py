@@ -1,8 +1,7 @@
 """A bulk job: its state, stopping it, and its answers beside the rows of its file."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import PurePath
 from typing import Any
@@ -29,7 +28,7 @@ from app.ui.bulk.results import (
     without_rows,
 )
 from app.ui.bulk.sending import delete_all
-from app.ui.errors import ApiError, RefusedError
+from app.ui.errors import Ignoring, RefusedError
 from app.ui.proxied_response import ProxiedResponse
 from app.ui.render import page, refreshed
 
@@ -51,12 +50,9 @@ async def cancel(request: Request) -> Response:
     api = api_of(request)
     found = await _job(request)
     for part in found.parts:
-        try:
-            if not part.is_over:
+        if not part.is_over:
+            with Ignoring(409):  # it has ended meanwhile
                 await api.post(f"/v1/batches/{segment(part.id)}/cancel")
-        except ApiError as error:
-            if error.status != 409:  # it has ended meanwhile
-                raise
     return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
 
 
@@ -100,12 +96,9 @@ async def read_parts(api: Api, ids: Sequence[str]) -> list[Part]:
     """Batches, without missing ones: metadata may name any id. Raises ApiError."""
 
     async def read(batch_id: str) -> list[Part]:
-        try:
+        with Ignoring(404):
             return [await read_part(api, batch_id)]
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return []
+        return []
 
     found = await asyncio.gather(*(read(one) for one in ids))
     return [part for parts in found for part in parts]
@@ -126,7 +119,7 @@ async def _job_context(request: Request) -> dict[str, Any]:
 async def _has_files(api: Api, found: Job) -> bool:
     ended = [part for part in found.parts if part.is_over]
     for file_id in ended[0].file_ids if ended else ():
-        with _ignoring_missing():
+        with Ignoring(404):
             await api.get(f"/v1/files/{segment(file_id)}")
             return True
     return False
@@ -137,7 +130,7 @@ async def _failures(api: Api, found: Job) -> list[Answer]:
     for part in found.parts:
         if (file_id := part.batch["error_file_id"]) is None:
             continue
-        with _ignoring_missing():
+        with Ignoring(404):
             async with aclosing(_file_lines(api, file_id)) as lines:
                 async for line in lines:
                     failures.append(read_answer(line)[1])
@@ -146,21 +139,11 @@ async def _failures(api: Api, found: Job) -> list[Answer]:
     return failures
 
 
-@contextlib.contextmanager
-def _ignoring_missing() -> Iterator[None]:
-    """Files may have been deleted, or have expired."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status != 404:
-            raise
-
-
 async def _columns(api: Api, found: Job) -> Sequence[str]:
     """The names of the file's columns; of another program's batch, only its ids."""
     if (file_id := found.parts[0].rows_file_id) is not None:
         async with aclosing(_file_lines(api, file_id)) as lines:
-            with _ignoring_missing():
+            with Ignoring(404):
                 async for line in lines:
                     return list(orjson.loads(line)["columns"])
     return ["custom_id"]
@@ -184,10 +167,10 @@ async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
 
 async def _skip_header(rows: _Lines) -> bool:
     """Skip the names of the columns; False if the file was deleted."""
-    columns = None
-    with _ignoring_missing():
-        columns = await anext(rows)
-    return columns is not None
+    with Ignoring(404):  # it may have expired
+        await anext(rows)
+        return True
+    return False
 
 
 def _default_answer(part: Part) -> Answer:

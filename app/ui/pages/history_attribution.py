@@ -9,7 +9,7 @@ from starlette.requests import Request
 from app.ui.api import Api, segment
 from app.ui.attributions import to_attribution
 from app.ui.bounded import get_bounded
-from app.ui.errors import ApiError, FormError
+from app.ui.errors import FormError, Ignoring
 from app.ui.results import state_of
 
 _MAX_INDEXES = 20
@@ -59,12 +59,9 @@ async def _attributed_text(
     api: Api, result: Mapping[str, Any], context: Mapping[str, Any] | None
 ) -> str | None:
     if result.get("source_id"):
-        try:
+        source = None
+        with Ignoring(404):
             source = await get_bounded(api, f"/results/{segment(result['source_id'])}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
         return source["result"] if source and isinstance(source["result"], str) else None
     text = (context or await context_of(api, result))["content"]
     return text if isinstance(text, str) else None
@@ -87,9 +84,6 @@ def read_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
 
 async def context_of(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
     """The prompt; an empty one if it was deleted just now."""
-    try:
+    with Ignoring(404):
         return await api.get_context(result)
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return {"content": None, "messages": None}
+    return {"content": None, "messages": None}

@@ -148,23 +148,20 @@ async def _attribution(
 
 def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
     """The prompt, of a long one the beginning; of a long chat its last messages."""
-    if context["messages"]:
-        left, turns = MAX_SHOWN_CHARACTERS, []
-        for message in reversed(context["messages"][-_MAX_TURNS:]):
-            content = message["content"] if isinstance(message["content"], str) else ""
-            turns.append({"role": message["role"], "content": content[:left]})
-            left -= len(content)
-            if left <= 0:
-                break
-        turns.reverse()
-        hidden = len(context["messages"]) - len(turns)
-        return {"turns": turns, "hidden": hidden, "is_cut": left < 0, "text": None, "length": 0}
     text = context["content"] or ""
+    messages = context["messages"] or ()
+    left, turns = MAX_SHOWN_CHARACTERS, []
+    for message in reversed(messages[-_MAX_TURNS:]):
+        content = message["content"] if isinstance(message["content"], str) else ""
+        turns.append({"role": message["role"], "content": content[:left]})
+        left -= len(content)
+        if left <= 0:
+            break
     return {
-        "turns": [],
-        "hidden": 0,
-        "is_cut": len(text) > MAX_SHOWN_CHARACTERS,
-        "text": text[:MAX_SHOWN_CHARACTERS],
+        "turns": turns[::-1],
+        "hidden": len(messages) - len(turns),
+        "is_cut": left < 0 or len(text) > MAX_SHOWN_CHARACTERS,
+        "text": None if messages else text[:MAX_SHOWN_CHARACTERS],
         "length": len(text),
     }
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from app.ui import launch_form
 from app.ui.api import Api, api_of, identifier, segment
-from app.ui.errors import ApiError, RefusedError
+from app.ui.errors import Ignoring, RefusedError
 from app.ui.render import fragment, page, refreshed, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
@@ -157,13 +157,10 @@ async def _new_page(request: Request, shown: _Form) -> Response:
 
 
 async def _catalogue(api: Api) -> list[dict[str, Any]]:
-    try:
+    with Ignoring(409):  # the operator's file is wrong: a launch reports it
         found: list[dict[str, Any]] = await api.get_cached("/launches/catalogue")
-    except ApiError as error:
-        if error.status != 409:  # the operator's file is wrong: a launch reports it
-            raise
-        return []
-    return found
+        return found
+    return []
 
 
 def _profile(profiles: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:

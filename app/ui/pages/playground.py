@@ -50,12 +50,15 @@ async def show_result(request: Request) -> Response:
     context = await api.get_context(result)
     url = request.app.state.settings.shown_api_url
     needs_token = (await api.me()).is_authenticated
+    source = "messages" if context["messages"] else "content"
+    body = {"model": result["model_name"], source: context[source]}
+    body["parameters"] = result["parameters"]
     return await _page(
         request,
         _form_of(result, context, await _entered(api, result), is_next=True),
         result=await to_view(result, view_of(context)),
         turns=_parts(context)[1],
-        snippets=_snippets(url, result, context, needs_token=needs_token),
+        snippets=snippets.of_request(url, body, needs_token=needs_token),
     )
 
 
@@ -208,21 +211,6 @@ def _parts(context: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
     if messages and messages[0]["role"] == "system":
         return messages[0]["content"], messages[1:]
     return "", messages
-
-
-def _snippets(
-    url: str, result: Mapping[str, Any], context: Mapping[str, Any], *, needs_token: bool
-) -> dict[str, str]:
-    name = "messages" if context["messages"] else "content"
-    body = {
-        "model": result["model_name"],
-        name: context[name],
-        "parameters": result["parameters"],
-    }
-    return {
-        "curl": snippets.curl(url, body, needs_token=needs_token),
-        "Python": snippets.python(url, body, needs_token=needs_token),
-    }
 
 
 routes = [
