@@ -19,6 +19,8 @@ _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 FILE_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 # A server answers a load once the model is loaded: minutes for one of many gigabytes.
 LOAD_TIMEOUT = httpx.Timeout(900.0, connect=5.0)
+# The API sends a comment when nothing else comes, and an export searches for a while between pieces.
+STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 # Each stream holds a connection while its reader stays.
 # An idle connection is closed before the API closes it (uvicorn: after 5 s), so that no request meets
 # its end.

@@ -5,6 +5,7 @@ The drawing is stretched to its place; its labels are HTML around it. Colours an
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -125,42 +126,34 @@ def _grid(ticks: Sequence[float]) -> Markup:
 
 
 def _lines(series: Sequence[Series], top: float) -> Markup:
+    points = [_points(one.values, top) for one in series]
     return _each(
         '<path class="series-{0}" d="{1}"/><path class="series-{0} dots" d="{2}"/>',
-        (
-            (place, _path(one.values, top), _dots(one.values, top))
-            for place, one in enumerate(series, 1)
-        ),
+        ((place, _path(one), _dots(one)) for place, one in enumerate(points, 1)),
     )
 
 
-def _path(values: Sequence[float | None], top: float) -> str:
-    drawn, is_open = [], False
-    for value, point in zip(values, _points(values, top), strict=True):
-        if _is_number(value):
-            drawn.append(f"{'L' if is_open else 'M'}{point}")
-        is_open = _is_number(value)
-    return "".join(drawn)
+def _path(points: Sequence[str | None]) -> str:
+    steps = itertools.pairwise([None, *points])
+    return "".join(f"{'L' if before else 'M'}{point}" for before, point in steps if point)
 
 
-def _dots(values: Sequence[float | None], top: float) -> str:
-    """The values without a neighbour: lines of no length, which have round ends."""
-    around = [None, *values, None]
+def _dots(points: Sequence[str | None]) -> str:
+    """The points without a neighbour: lines of no length, which have round ends."""
+    around = zip([None, *points], points, [*points[1:], None], strict=False)
     return "".join(
-        f"M{point}h0"
-        for place, point in enumerate(_points(values, top))
-        if _is_number(values[place])
-        and not _is_number(around[place])
-        and not _is_number(around[place + 2])
+        f"M{point}h0" for before, point, after in around if point and not before and not after
     )
 
 
-def _points(values: Sequence[float | None], top: float) -> list[str]:
+def _points(values: Sequence[float | None], top: float) -> list[str | None]:
+    """The values' places in the drawing; None for a gap."""
     step = _WIDTH / max(len(values) - 1, 1)
-    heights = (min(max(value, 0), top) if _is_number(value) else 0.0 for value in values)
     return [
-        f"{_short(place * step)} {_short(_HEIGHT * (1 - height / top))}"
-        for place, height in enumerate(heights)
+        f"{_short(place * step)} {_short(_HEIGHT * (1 - min(max(value, 0), top) / top))}"
+        if _is_number(value)
+        else None
+        for place, value in enumerate(values)
     ]
 
 

@@ -100,11 +100,8 @@ async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
     ]
     order = list(_ADVICE)
     parameters.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
-    return [
-        (group, found)
-        for group in _GROUPS
-        if (found := [p for p in parameters if p.group == group])
-    ]
+    groups = [(group, [one for one in parameters if one.group == group]) for group in _GROUPS]
+    return [(group, found) for group, found in groups if found]
 
 
 def flat(groups: Iterable[tuple[str, Iterable[Parameter]]]) -> list[Parameter]:

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import api_of
+from app.ui.api import STREAM_TIMEOUT, api_of
 from app.ui.errors import ApiError, FormError, RefusedError
 from app.ui.history_filters import (
     address,
@@ -28,8 +27,6 @@ from app.ui.sending import read_form
 _PAGE_SIZE = 50
 _MAX_MODELS = 500
 _CANCELLABLE = ("model_name", "context_id")
-# An export of rare words may search for a while between two pieces.
-_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def show(request: Request) -> Response:
@@ -44,7 +41,7 @@ async def export(request: Request) -> Response:
     except FormError as error:
         return await _page(request, filters, error)
     response, stack = await open_stream(
-        api_of(request).stream("GET", "/results/export", params=params, timeout=_TIMEOUT)
+        api_of(request).stream("GET", "/results/export", params=params, timeout=STREAM_TIMEOUT)
     )
     headers = {"Content-Disposition": response.headers["content-disposition"]}
     return ProxiedResponse(parts_of(response), stack, headers, "application/x-ndjson")

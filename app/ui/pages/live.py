@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, api_of, identifier
+from app.ui.api import STREAM_TIMEOUT, Api, api_of, identifier
 from app.ui.bounded import MAX_BYTES, get_bounded
 from app.ui.errors import ApiError
 from app.ui.proxied_response import ProxiedResponse, open_stream
@@ -16,9 +16,6 @@ from app.ui.render import fragment
 from app.ui.results import state_of, to_view, view_of
 from app.ui.sending import read_form
 from app.ui.session import safe_path
-
-# The API sends a comment when nothing else comes: silence means a lost connection.
-_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def events(request: Request) -> Response:
@@ -28,7 +25,9 @@ async def events(request: Request) -> Response:
     try:
         path = f"/results/{identifier(request.path_params['result_id'])}/stream"
         response, stack = await open_stream(
-            api_of(request).stream("GET", path, params=params, headers=headers, timeout=_TIMEOUT)
+            api_of(request).stream(
+                "GET", path, params=params, headers=headers, timeout=STREAM_TIMEOUT
+            )
         )
     except ApiError as error:
         return Response(error.message, error.status, media_type="text/plain")

@@ -92,6 +92,7 @@ async def _page(
 ) -> Response:
     api = api_of(request)
     models = await api.get_models()
+    named = [one for one in models if one["name"] == form.get("model")]
     pending = await api.get("/results/", {"state": "pending", "limit": _RECENT})
     shown = {"result": None, "turns": [], "snippets": {}} | context
     return await page(
@@ -100,7 +101,7 @@ async def _page(
         error,
         form={**form, "key": uuid4().hex},
         models=models,
-        chosen=_chosen(models, form.get("model", "")),
+        chosen=next(iter(named or models), None),
         indexes=await api.get_cached("/indexes"),
         parameters=await read_parameters(api),
         pending=[
@@ -109,11 +110,6 @@ async def _page(
         max_priority=(await api.me()).max_priority,
         **shown,
     )
-
-
-def _chosen(models: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    named = [one for one in models if one["name"] == name]
-    return next(iter(named or models), None)
 
 
 async def _body(api: Api, texts: Mapping[str, str], parameters: list[Parameter]) -> dict[str, Any]:
