@@ -12,11 +12,15 @@ from uuid import UUID
 import httpx
 from starlette.requests import Request
 
+from app.ui.errors import ApiError, RefusedError, SignInError
+
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 # For requests whose bodies are files: the API stores each part before it reads the next.
 FILE_TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 # A server answers a load once the model is loaded: minutes for one of many gigabytes.
 LOAD_TIMEOUT = httpx.Timeout(900.0, connect=5.0)
+# The API sends a comment when nothing else comes, and an export searches for a while between pieces.
+STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 # Each stream holds a connection while its reader stays.
 # An idle connection is closed before the API closes it (uvicorn: after 5 s), so that no request meets
 # its end.
@@ -28,35 +32,11 @@ Params = Mapping[str, str | int | float | bool | None]
 
 
 class RequestOptions(TypedDict, total=False):
-    """Arguments of a request, in addition to its method and path."""
-
     params: Params | None
     json: Any
     content: AsyncIterable[bytes] | None
     headers: Mapping[str, str] | None
     timeout: httpx.Timeout | None
-
-
-class ApiError(Exception):
-    """An error response: its status, code and message; `fields` are (name, message).
-
-    Status 0: there was no response.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        fields: tuple[tuple[str, str], ...] = (),
-        retry_after: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.fields = fields
-        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +61,11 @@ class Client:
         # A transport of our own: a proxy of the environment would receive the tokens.
         transport = httpx.AsyncHTTPTransport(limits=_LIMITS)
         self.http = httpx.AsyncClient(base_url=self.url, timeout=_TIMEOUT, transport=transport)
-        self._known: dict[tuple[str, bytes], tuple[float, Any]] = {}
+        # By path and owner: the end of its time, and the value.
+        self.cached: dict[tuple[str, bytes], tuple[float, Any]] = {}
 
     async def close(self) -> None:
         await self.http.aclose()
-
-    def find_cached(self, key: tuple[str, bytes]) -> Any:
-        """Return a cached value that is some seconds old at most."""
-        found = self._known.get(key)
-        return found[1] if found and found[0] > asyncio.get_running_loop().time() else None
-
-    def cache(self, key: tuple[str, bytes], value: Any) -> None:
-        if len(self._known) >= _MAX_CACHED:
-            self._known.clear()
-        self._known[key] = (asyncio.get_running_loop().time() + _CACHE_TTL_SECONDS, value)
 
 
 class Api:
@@ -123,12 +94,23 @@ class Api:
 
     async def get_cached(self, path: str) -> Any:
         """`get` for data that seldom changes: cached for some seconds."""
-        key = (path, self._owner)
-        value = self._client.find_cached(key)
-        if value is None:
+        cached, key = self._client.cached, (path, self._owner)
+        now = asyncio.get_running_loop().time()
+        if key not in cached or cached[key][0] <= now:
             value = await self.get(path)
-            self._client.cache(key, value)
-        return value
+            if len(cached) >= _MAX_CACHED:
+                cached.clear()
+            cached[key] = (asyncio.get_running_loop().time() + _CACHE_TTL_SECONDS, value)
+        return cached[key][1]
+
+    async def get_models(self) -> list[dict[str, Any]]:
+        """The models, ready ones first."""
+        return sorted(await self.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+
+    async def get_context(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The prompt of a result, in `content` or in `messages`."""
+        context: dict[str, Any] = await self.get(f"/contexts/{segment(result['context_id'])}")
+        return context
 
     async def get_public(self, path: str) -> Any:
         """`get_cached` for data that is the same for all visitors and needs no token."""
@@ -145,7 +127,7 @@ class Api:
             return response.json()
         except ValueError as error:
             message = f"The server at {self._client.url} is not the API (LLM_UI_API_URL)."
-            raise ApiError(502, "unknown", message) from error
+            raise RefusedError(502, "unknown", message) from error
 
     async def send(self, method: str, path: str, **asked: Unpack[RequestOptions]) -> httpx.Response:
         async with self.stream(method, path, **asked) as response:
@@ -206,52 +188,49 @@ def identifier(text: str) -> str:
     try:
         return str(UUID(text))
     except ValueError:
-        raise ApiError(404, "not_found", f"There is nothing with the id {text[:64]!r}.") from None
+        raise RefusedError(
+            404, "not_found", f"There is nothing with the id {text[:64]!r}."
+        ) from None
 
 
 def _unsendable() -> ApiError:
     """Error of values that no request can have: NaN, half a character, an endless address."""
-    return ApiError(
-        422,
-        "invalid_request",
+    message = (
         "This cannot be sent: a name or a filter is too long, or a number or a text is invalid in "
-        "JSON.",
+        "JSON."
     )
+    return RefusedError(422, "invalid_request", message)
 
 
 def _unreachable(url: str, error: httpx.HTTPError) -> ApiError:
+    message = f"The API at {url} does not answer. Is it running? (LLM_UI_API_URL)"
     if isinstance(error, httpx.ReadTimeout):
         message = (
             f"The API at {url} has not answered in time. It may still complete the request: "
             "check before you repeat it."
         )
-        return ApiError(0, "unreachable", message)
-    return ApiError(
-        0, "unreachable", f"The API at {url} does not answer. Is it running? (LLM_UI_API_URL)"
-    )
-
-
-def _plain(message: str) -> str:
-    return message.replace("Input should be", "must be", 1)
+    return RefusedError(502, "unreachable", message)
 
 
 async def _error(response: httpx.Response) -> ApiError:
     """Read a problem (RFC 9457), OpenAI's error, or any other response."""
-    retry_after = response.headers.get("retry-after")
+    fields: list[tuple[str, str]] = []
     try:
         await response.aread()
         problem = response.json()
         if isinstance(problem.get("error"), dict):  # OpenAI's shape
-            code, message = problem["error"].get("code"), problem["error"]["message"]
-            return ApiError(response.status_code, str(code), message, retry_after=retry_after)
-        fields = tuple((e["field"], _plain(e["message"])) for e in problem.get("errors", ()))
-        # The API's sentence names the body's members: here people filled in a form.
-        words = (
-            "Some of what you entered cannot be sent."
-            if "`errors` names" in problem["detail"]
-            else problem["detail"]
-        )
-        return ApiError(response.status_code, problem["code"], words, fields, retry_after)
+            code, message = str(problem["error"].get("code")), problem["error"]["message"]
+        else:
+            code, message = problem["code"], problem["detail"]
+            errors = problem.get("errors", ())
+            fields = [
+                (one["field"], one["message"].replace("Input should be", "must be", 1))
+                for one in errors
+            ]
+            if "`errors` names" in message:
+                # The API's sentence names the body's members: here people filled in a form.
+                message = "Some of what you entered cannot be sent."
     except (ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError):
-        message = f"The API answered with status {response.status_code}."
-        return ApiError(response.status_code, "unknown", message, (), retry_after)
+        code, message = "unknown", f"The API answered with status {response.status_code}."
+    kind = SignInError if response.status_code == 401 else RefusedError
+    return kind(response.status_code, code, message, fields, response.headers.get("retry-after"))

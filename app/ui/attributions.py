@@ -32,7 +32,9 @@ def to_attribution(
     spans = answer["spans"][:MAX_SPANS]
     places = [to_characters(ranges, span["left"], span["right"]) for span in spans]
     if chosen is None or not 0 <= chosen < len(spans):
-        chosen = _longest(spans)
+        # The longest.
+        chosen = max(range(len(spans)), key=lambda place: spans[place]["length"], default=None)
+    documents = [] if chosen is None else spans[chosen]["documents"]
     return {
         "index": answer["index"],
         "segments": cut(text, places),
@@ -40,21 +42,13 @@ def to_attribution(
         "covered": _covered(answer["spans"], len(pieces)),
         "span_count": len(answer["spans"]),
         "spans": [
-            {
-                "text": text[start:end] or span["text"],
-                "count": span["count"],
-                "length": span["length"],
-            }
+            {**span, "text": text[start:end] or span["text"]}
             for span, (start, end) in zip(spans, places, strict=True)
         ],
         "chosen": chosen,
-        "documents": [] if chosen is None else _documents(spans[chosen]),
-        "document_count": 0 if chosen is None else len(spans[chosen]["documents"]),
+        "documents": [_document(spans[chosen], one) for one in documents[:MAX_DOCUMENTS]],
+        "document_count": len(documents),
     }
-
-
-def _longest(spans: Sequence[Mapping[str, Any]]) -> int | None:
-    return max(range(len(spans)), key=lambda place: spans[place]["length"], default=None)
 
 
 def _covered(spans: Sequence[Mapping[str, Any]], tokens: int) -> float:
@@ -64,10 +58,6 @@ def _covered(spans: Sequence[Mapping[str, Any]], tokens: int) -> float:
         covered += max(0, span["right"] - max(reached, span["left"]))
         reached = max(reached, span["right"])
     return covered / tokens if tokens else 0.0
-
-
-def _documents(span: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [_document(span, one) for one in span["documents"][:MAX_DOCUMENTS]]
 
 
 def _document(span: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 from typing import Any
 
-from app.ui.api import Api, ApiError
-from app.ui.proxied_response import ProxiedResponse, parts_of
+from app.ui.api import Api
+from app.ui.errors import RefusedError
+from app.ui.proxied_response import ProxiedResponse, open_stream, parts_of
 from app.ui.render import size
 
 # JSON takes about ten times its size in memory as objects, for a moment.
@@ -35,7 +35,7 @@ async def get_result(api: Api, result_id: str) -> Any:
     return result
 
 
-class LargeResultError(ApiError):
+class LargeResultError(RefusedError):
     """The result `result_id` is too large to be read whole."""
 
     def __init__(self, result_id: str) -> None:
@@ -48,12 +48,6 @@ class LargeResultError(ApiError):
 
 
 async def proxy(api: Api, path: str, file_name: str) -> ProxiedResponse:
-    stack = AsyncExitStack()
-    try:
-        response = await stack.enter_async_context(api.stream("GET", path))
-    except BaseException:
-        await stack.aclose()
-        raise
-
+    response, stack = await open_stream(api.stream("GET", path))
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
     return ProxiedResponse(parts_of(response), stack, headers, "application/json")

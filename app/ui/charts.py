@@ -1,17 +1,16 @@
 """Plots as SVG, rendered by the server: no script, no style attribute, all text escaped.
 
-The drawing is stretched to its place; its labels are HTML around it, so that they are as large as other
-text on any screen. Colours and dashes are `static/charts.css`'s, by the classes `series-1` to
-`series-4`. Each plot has a title and a description for screen readers, and a line chart all its values
-as a table.
+The drawing is stretched to its place; its labels are HTML around it. Colours and dashes are those of
+`static/charts.css`. Screen readers get a title, a description, and a line chart's values as a table.
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeGuard
+from typing import LiteralString, TypeGuard
 
 from markupsafe import Markup
 
@@ -31,10 +30,9 @@ class Series:
 def line_chart(
     title: str, unit: str, times: Sequence[datetime], series: Sequence[Series]
 ) -> Markup:
-    """Up to four series over time, from 0 up, with gaps for missing values.
+    """One to four series from 0 up over ascending, evenly spaced times, with gaps for missing values.
 
-    `times` ascend, and are evenly spaced. The title is unique on its page: the plot keeps its open state
-    by it when it is redrawn. Raises ValueError for more series, or for a wrong number of values.
+    The title is unique on its page. Raises ValueError for a wrong number of series or of values.
     """
     if not 1 <= len(series) <= MAX_SERIES:
         raise ValueError(f"a chart has 1 to {MAX_SERIES} series, not {len(series)}")
@@ -62,7 +60,6 @@ def line_chart(
 
 
 def sparkline(title: str, values: Sequence[float | None]) -> Markup:
-    """One series, as small as a word; `title` names it and its last value."""
     known = [value for value in values if _is_number(value)]
     top = max(known, default=0) or 1
     return Markup(
@@ -72,18 +69,16 @@ def sparkline(title: str, values: Sequence[float | None]) -> Markup:
 
 
 def stacked_bar(title: str, parts: Sequence[tuple[str, float]], unit: str) -> Markup:
-    """Parts of a whole, one behind the other, with their values in the legend."""
     total = sum(value for _, value in parts)
-    left, boxes = 0.0, Markup()
-    for place, (name, value) in enumerate(parts[:MAX_SERIES], 1):
-        width = _WIDTH * value / total if total > 0 else 0
-        boxes += Markup(
-            '<rect class="series-{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>'
-        ).format(
-            place, _short(left), _short(width), _HEIGHT, f"{name}: {format_value(value)} {unit}"
-        )
-        left += width
     labels = [f"{name}: {format_value(value)} {unit}" for name, value in parts]
+    widths = [_WIDTH * value / total if total > 0 else 0 for _, value in parts[:MAX_SERIES]]
+    boxes = _each(
+        '<rect class="series-{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>',
+        (
+            (place + 1, _short(sum(widths[:place])), _short(width), _HEIGHT, labels[place])
+            for place, width in enumerate(widths)
+        ),
+    )
     return Markup(
         '<figure class="chart bar"><figcaption>{} <small>{} {}</small></figcaption><svg role="img" '
         'viewBox="0 0 {} {}" preserveAspectRatio="none"><title>{}</title><desc>{}</desc>{}</svg>{}</figure>'
@@ -110,6 +105,11 @@ def format_value(value: float) -> str:
     return f"{value:.3g}"
 
 
+def _each(template: LiteralString, rows: Iterable[tuple[object, ...]]) -> Markup:
+    html = Markup(template)  # noqa: S704 - a literal
+    return Markup().join(html.format(*row) for row in rows)
+
+
 def _is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
@@ -126,41 +126,34 @@ def _grid(ticks: Sequence[float]) -> Markup:
 
 
 def _lines(series: Sequence[Series], top: float) -> Markup:
-    return Markup().join(
-        Markup('<path class="series-{}" d="{}"/><path class="series-{} dots" d="{}"/>').format(
-            place, _path(one.values, top), place, _dots(one.values, top)
-        )
-        for place, one in enumerate(series, 1)
+    points = [_points(one.values, top) for one in series]
+    return _each(
+        '<path class="series-{0}" d="{1}"/><path class="series-{0} dots" d="{2}"/>',
+        ((place, _path(one), _dots(one)) for place, one in enumerate(points, 1)),
     )
 
 
-def _path(values: Sequence[float | None], top: float) -> str:
-    drawn, is_open = [], False
-    for value, point in zip(values, _points(values, top), strict=True):
-        if _is_number(value):
-            drawn.append(f"{'L' if is_open else 'M'}{point}")
-        is_open = _is_number(value)
-    return "".join(drawn)
+def _path(points: Sequence[str | None]) -> str:
+    steps = itertools.pairwise([None, *points])
+    return "".join(f"{'L' if before else 'M'}{point}" for before, point in steps if point)
 
 
-def _dots(values: Sequence[float | None], top: float) -> str:
-    """The values without a neighbour: lines of no length, which have round ends."""
-    around = [None, *values, None]
+def _dots(points: Sequence[str | None]) -> str:
+    """The points without a neighbour: lines of no length, which have round ends."""
+    around = zip([None, *points], points, [*points[1:], None], strict=False)
     return "".join(
-        f"M{point}h0"
-        for place, point in enumerate(_points(values, top))
-        if _is_number(values[place])
-        and not _is_number(around[place])
-        and not _is_number(around[place + 2])
+        f"M{point}h0" for before, point, after in around if point and not before and not after
     )
 
 
-def _points(values: Sequence[float | None], top: float) -> list[str]:
+def _points(values: Sequence[float | None], top: float) -> list[str | None]:
+    """The values' places in the drawing; None for a gap."""
     step = _WIDTH / max(len(values) - 1, 1)
-    heights = (min(max(value, 0), top) if _is_number(value) else 0.0 for value in values)
     return [
-        f"{_short(place * step)} {_short(_HEIGHT * (1 - height / top))}"
-        for place, height in enumerate(heights)
+        f"{_short(place * step)} {_short(_HEIGHT * (1 - min(max(value, 0), top) / top))}"
+        if _is_number(value)
+        else None
+        for place, value in enumerate(values)
     ]
 
 
@@ -173,16 +166,14 @@ def _summary(one: Series, unit: str) -> str:
 
 
 def _spans(texts: Iterable[str]) -> Markup:
-    return Markup().join(Markup("<span>{}</span>").format(text) for text in texts)
+    return _each("<span>{}</span>", ((text,) for text in texts))
 
 
 def _legend(names: Iterable[str]) -> Markup:
-    items = Markup().join(
-        Markup(
-            '<li><svg aria-hidden="true" viewBox="0 0 20 10"><path class="series-{}" d="M1 5H19"/>'
-            "</svg>{}</li>"
-        ).format(place, name)
-        for place, name in enumerate(names, 1)
+    items = _each(
+        '<li><svg aria-hidden="true" viewBox="0 0 20 10"><path class="series-{}" d="M1 5H19"/>'
+        "</svg>{}</li>",
+        enumerate(names, 1),
     )
     return Markup('<ul class="chart-legend">{}</ul>').format(items)
 
@@ -199,13 +190,14 @@ def _time_labels(times: Sequence[datetime]) -> list[str]:
 
 
 def _table(title: str, unit: str, times: Sequence[datetime], series: Sequence[Series]) -> Markup:
-    heads = Markup().join(Markup('<th scope="col">{}</th>').format(one.name) for one in series)
-    rows = Markup().join(
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
-            _time(times, place),
-            Markup().join(Markup("<td>{}</td>").format(_cell(one.values[place])) for one in series),
-        )
-        for place in range(len(times))
+    heads = _each('<th scope="col">{}</th>', ((one.name,) for one in series))
+    lines = zip(*(map(_cell, one.values) for one in series), strict=True)
+    rows = _each(
+        '<tr><th scope="row">{}</th>{}</tr>',
+        (
+            (_time(times, place), _each("<td>{}</td>", ((cell,) for cell in cells)))
+            for place, cells in enumerate(lines)
+        ),
     )
     return Markup(
         '<details class="chart-data" id="{}"><summary>Values</summary><div class="scroll" '
@@ -215,7 +207,6 @@ def _table(title: str, unit: str, times: Sequence[datetime], series: Sequence[Se
 
 
 def _key(title: str) -> str:
-    """An HTML id of the title that no character can break."""
     return f"values-{hashlib.sha256(title.encode()).hexdigest()[:12]}"
 
 

@@ -9,7 +9,8 @@ import ipaddress
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ui.api import ApiError, api_of
+from app.ui.api import api_of
+from app.ui.errors import ApiError
 from app.ui.render import fragment
 from app.ui.settings import UiSettings
 
@@ -20,31 +21,23 @@ class ExposureGuard:
     def __init__(self, app: ASGIApp, settings: UiSettings) -> None:
         self._app = app
         self._is_safe = settings.allow_unauthenticated or _is_loopback(settings.host)
-        self._message = (
+        message = (
             f"The API asks for no token, and this page is bound to {settings.host}: set LLM_AUTH=on "
             "for the API, bind the page to 127.0.0.1 (LLM_UI_HOST), or set "
             "LLM_ALLOW_UNAUTHENTICATED=true if no other user can reach the port."
         )
+        self._shown = {"title": "Not served", "message": message, "fields": ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if scope["type"] == "http" and not self._is_safe:
             request = Request(scope)
             if await _is_open(request):
-                app = fragment(
-                    request,
-                    "error.html",
-                    403,
-                    me=None,
-                    title="Not served",
-                    message=self._message,
-                    fields=(),
-                )
+                app = fragment(request, "error.html", 403, me=None, **self._shown)
         await app(scope, receive, send)
 
 
 async def _is_open(request: Request) -> bool:
-    """True if the API requires no token."""
     try:
         return not (await api_of(request).me()).is_authenticated
     except ApiError:

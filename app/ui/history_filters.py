@@ -6,7 +6,7 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from app.ui.api import Params
-from app.ui.parameters import FormError
+from app.ui.errors import FormError
 
 LABELS: Mapping[str, str] = {
     "q": "Words",
@@ -25,8 +25,6 @@ _MAX_TRAIL = 20
 
 
 class Chip(NamedTuple):
-    """An active filter: its text, and the address without it."""
-
     label: str
     value: str
     without: str
@@ -78,10 +76,7 @@ def address(filters: Mapping[str, str], path: str = _PATH, **more: str) -> str:
 
 
 def older(filters: Mapping[str, str], trail: str, after: str, last: str) -> str:
-    """The address of the page behind the one that begins after `after` and ends with `last`.
-
-    `trail` stores the beginnings of the pages before, for the way back.
-    """
+    """The address of the next page; `trail` has the beginnings of the pages before."""
     begun = [*_split(trail), after or "-"][-_MAX_TRAIL:]
     return address(filters, after=last, trail=".".join(begun))
 
@@ -102,9 +97,6 @@ def _to_time(text: str) -> datetime | None:
     """A time without a zone is in UTC: the page's server cannot know its visitor's."""
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    try:
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except OverflowError:
+    except (ValueError, OverflowError):
         return None

@@ -48,5 +48,4 @@ def total(member: str) -> Callable[[Sequence[Row]], float | None]:
 
 
 def worst(member: str) -> Callable[[Sequence[Row]], float | None]:
-    """The largest value of a member; None where no row has it."""
     return lambda rows: max((row[member] for row in rows if row[member] is not None), default=None)

@@ -1,8 +1,11 @@
 """The form of a launch: its fields with their help, and the request of their values."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+from app.ui.errors import EntryError
 
 Kind = Literal["text", "whole", "number", "flag", "words"]
 
@@ -47,121 +50,103 @@ CONTEXT = Field(
     "Tokens of a request, prompt and answer together. Default: the model's maximum.",
     "whole",
 )
+_LAUNCH = (
+    Field(
+        "name",
+        "Name of the launch",
+        "And of its server. Letters, digits, dots, dashes; taken until the launch has ended.",
+    ),
+    Field(
+        "served_name",
+        "Model name in requests",
+        "Default: the id without its owner, or the directory's name.",
+    ),
+    Field(
+        "time_limit_minutes",
+        "Time limit, minutes",
+        "The job ends after this, with all running results. Default: the place's.",
+        "whole",
+    ),
+    Field(
+        "idle_minutes",
+        "Idle timeout, minutes",
+        "It is stopped after this time without a request; 0: never. Default: the place's.",
+        "number",
+    ),
+)
+_RESOURCES = (
+    Field("resources.gpus", "GPUs", "On one node.", "whole"),
+    Field("resources.cpus", "CPU cores", "On one node.", "whole"),
+    Field("resources.memory_gb", "Memory, GB", "The host's memory, not the GPU's.", "whole"),
+    Field(
+        "resources.gres",
+        "Slurm's gres",
+        "Such as gpu:a100:2, to request a kind of GPU. Default: derived from GPUs.",
+    ),
+)
+_SLURM = (
+    Field("partition", "Partition", "Default: the size's, or the place's."),
+    Field("account", "Account", "Slurm account that is charged. Default: the place's."),
+    Field("constraint", "Constraint", "A feature that the node must have, such as gpu80 or a100."),
+    Field("modules", "Modules", "Loaded before the server starts; one or several.", "words"),
+    Field(
+        "priority",
+        "Priority",
+        "0, or below 0 to let other jobs go first (Slurm's --nice).",
+        "whole",
+    ),
+)
+_ENGINE = (
+    Field("revision", "Revision", "Branch, tag or commit of a Hugging Face model."),
+    Field(
+        "engine.dtype",
+        "Number type",
+        "The type that the model computes in. Default: its own.",
+        "text",
+        ("bfloat16", "float16", "float32"),
+    ),
+    Field(
+        "engine.quantization",
+        "Quantization",
+        "fp8 or bitsandbytes compress while loading; others need weights that are compressed so.",
+    ),
+    Field(
+        "engine.gpu_memory_utilization",
+        "Share of GPU memory",
+        "For weights and cache, above 0 and at most 1. Default: 0.9.",
+        "number",
+    ),
+    Field(
+        "start_minutes",
+        "Start timeout, minutes",
+        "The launch fails if the model is not ready so long after the job's start.",
+        "number",
+    ),
+    Field(
+        "provider",
+        "Kind of place",
+        "Default: the place's. Another kind than the place's is refused.",
+        "text",
+        ("slurm", "local"),
+    ),
+    Field(
+        "engine.enforce_eager",
+        "No CUDA graphs",
+        "Starts faster and takes less memory, but answers slower (enforce_eager).",
+        "flag",
+    ),
+    Field(
+        "trust_remote_code",
+        "Run the model's own Python code",
+        "Only if the place allows it: code from a model's repository has all rights of the job.",
+        "flag",
+    ),
+)
 SECTIONS = (
-    Section(
-        "The launch",
-        (
-            Field(
-                "name",
-                "Name of the launch",
-                "And of its server. Letters, digits, dots, dashes; taken until the launch has ended.",
-            ),
-            Field(
-                "served_name",
-                "Model name in requests",
-                "Default: the id without its owner, or the directory's name.",
-            ),
-            Field(
-                "time_limit_minutes",
-                "Time limit, minutes",
-                "The job ends after this, with all running results. Default: the place's.",
-                "whole",
-            ),
-            Field(
-                "idle_minutes",
-                "Idle timeout, minutes",
-                "It is stopped after this time without a request; 0: never. Default: the place's.",
-                "number",
-            ),
-        ),
-    ),
-    Section(
-        "Resources instead of the size's",
-        (
-            Field("resources.gpus", "GPUs", "On one node.", "whole"),
-            Field("resources.cpus", "CPU cores", "On one node.", "whole"),
-            Field(
-                "resources.memory_gb", "Memory, GB", "The host's memory, not the GPU's.", "whole"
-            ),
-            Field(
-                "resources.gres",
-                "Slurm's gres",
-                "Such as gpu:a100:2, to request a kind of GPU. Default: derived from GPUs.",
-            ),
-        ),
-    ),
-    Section(
-        "Slurm",
-        (
-            Field("partition", "Partition", "Default: the size's, or the place's."),
-            Field("account", "Account", "Slurm account that is charged. Default: the place's."),
-            Field(
-                "constraint",
-                "Constraint",
-                "A feature that the node must have, such as gpu80 or a100.",
-            ),
-            Field(
-                "modules", "Modules", "Loaded before the server starts; one or several.", "words"
-            ),
-            Field(
-                "priority",
-                "Priority",
-                "0, or below 0 to let other jobs go first (Slurm's --nice).",
-                "whole",
-            ),
-        ),
-        is_advanced=True,
-    ),
-    Section(
-        "Engine, and the rest",
-        (
-            Field("revision", "Revision", "Branch, tag or commit of a Hugging Face model."),
-            Field(
-                "engine.dtype",
-                "Number type",
-                "The type that the model computes in. Default: its own.",
-                "text",
-                ("bfloat16", "float16", "float32"),
-            ),
-            Field(
-                "engine.quantization",
-                "Quantization",
-                "fp8 or bitsandbytes compress while loading; others need weights that are compressed so.",
-            ),
-            Field(
-                "engine.gpu_memory_utilization",
-                "Share of GPU memory",
-                "For weights and cache, above 0 and at most 1. Default: 0.9.",
-                "number",
-            ),
-            Field(
-                "start_minutes",
-                "Start timeout, minutes",
-                "The launch fails if the model is not ready so long after the job's start.",
-                "number",
-            ),
-            Field(
-                "provider",
-                "Kind of place",
-                "Default: the place's. Another kind than the place's is refused.",
-                "text",
-                ("slurm", "local"),
-            ),
-            Field(
-                "engine.enforce_eager",
-                "No CUDA graphs",
-                "Starts faster and takes less memory, but answers slower (enforce_eager).",
-                "flag",
-            ),
-            Field(
-                "trust_remote_code",
-                "Run the model's own Python code",
-                "Only if the place allows it: code from a model's repository has all rights of the job.",
-                "flag",
-            ),
-        ),
-        is_advanced=True,
-    ),
+    Section("The launch", _LAUNCH),
+    Section("Resources instead of the size's", _RESOURCES),
+    Section("Slurm", _SLURM, is_advanced=True),
+    Section("Engine, and the rest", _ENGINE, is_advanced=True),
 )
 FIELDS = (MODEL, PROFILE, TIER, CONTEXT, *(field for part in SECTIONS for field in part.fields))
 # Only for the plan.
@@ -169,12 +154,10 @@ PLAN_NAMES = ("concurrency", "gpu_kinds", "config")
 NAMES = (*(field.name for field in FIELDS), *PLAN_NAMES)
 
 
-class NotJsonError(ValueError):
-    """The pasted config.json is not a JSON object."""
-
-
-def empty() -> dict[str, str]:
-    return dict.fromkeys(NAMES, "")
+_NUMBERS: Mapping[Kind, Sequence[type[int] | type[float]]] = {
+    "whole": (int,),
+    "number": (int, float),
+}
 
 
 def to_launch(values: Mapping[str, str]) -> dict[str, Any]:
@@ -193,14 +176,12 @@ def to_launch(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def to_plan(values: Mapping[str, str]) -> dict[str, Any]:
-    """The body of `POST /launches/plan`. Raises NotJsonError."""
+    """The body of `POST /launches/plan`. Raises EntryError."""
     launch = to_launch(values)
     engine = launch.get("engine", {})
-    request: dict[str, Any] = {
+    names = ("dtype", "quantization", "gpu_memory_utilization")
+    request: dict[str, Any] = {name: engine.get(name) for name in names} | {
         "context": engine.get("max_model_len"),
-        "dtype": engine.get("dtype"),
-        "quantization": engine.get("quantization"),
-        "gpu_memory_utilization": engine.get("gpu_memory_utilization"),
         "minutes": launch.get("time_limit_minutes"),
         "concurrency": _value("whole", values["concurrency"].strip()) or None,
         "gpus": _words(values["gpu_kinds"]) or None,
@@ -236,7 +217,6 @@ def with_plan_row(
 
 
 def takes(size: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """True if a size of a profile takes the weights of a model."""
     most = size["max_model_size_gb"]
     return most is None or model["disk_bytes"] / 1e9 <= most
 
@@ -247,11 +227,10 @@ def from_spec(spec: Mapping[str, Any]) -> dict[str, str]:
     for field in FIELDS:
         place, _, name = field.name.partition(".")
         value = inner[place].get(name) if name else spec.get(place)
-        if value not in (None, False, []):
-            is_list = isinstance(value, list)
-            values[field.name] = (
-                "on" if value is True else " ".join(value) if is_list else str(value)
-            )
+        if value is True:
+            values[field.name] = "on"
+        elif value not in (None, False, []):
+            values[field.name] = " ".join(value) if isinstance(value, list) else str(value)
     return values
 
 
@@ -261,16 +240,9 @@ def _value(kind: Kind, text: str) -> Any:
         return True
     if kind == "words":
         return _words(text)
-    if kind in ("whole", "number"):
-        try:
-            return int(text)
-        except ValueError:
-            pass
-    if kind == "number":
-        try:
-            return float(text)
-        except ValueError:
-            pass
+    for number in _NUMBERS.get(kind, ()):
+        with contextlib.suppress(ValueError):
+            return number(text)
     return text
 
 
@@ -284,5 +256,6 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise NotJsonError("The text is not a JSON object: paste the whole config.json.")
+        message = "The text is not a JSON object: paste the whole config.json."
+        raise EntryError("config", message)
     return document

@@ -13,8 +13,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from app.ui.api import ApiError, Client
+from app.ui.api import Client
 from app.ui.bulk.uploaded_file import SpaceBudget
+from app.ui.errors import RefusedError, SignInError
 from app.ui.exposure import ExposureGuard
 from app.ui.guard import HEADERS, BodyTooLargeError, Guard
 from app.ui.pages import (
@@ -84,7 +85,8 @@ def create_ui(settings: UiSettings) -> Starlette:
             Middleware(ExposureGuard, settings=settings),
         ],
         exception_handlers={
-            ApiError: _on_api_error,
+            SignInError: _on_sign_in,
+            RefusedError: _on_refused,
             BodyTooLargeError: _on_too_large,
             HTTPException: _on_http_error,
             Exception: _on_unexpected,
@@ -116,65 +118,57 @@ async def _ready(_: Request) -> Response:
     return Response("ok", media_type="text/plain")
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    """Handle the errors that no page handles: an error page, or the way to sign in."""
-    assert isinstance(error, ApiError)
-    if error.status == 401:
-        return await sign_in.require_sign_in(request)
-    status = error.status or 502
+async def _on_sign_in(request: Request, _: Exception) -> Response:
+    return await sign_in.require_sign_in(request)
+
+
+async def _on_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
     titles = {403: "Not allowed", 404: "Not found", 410: "Gone"}
-    title = titles.get(error.status, "Refused" if 400 <= status < 500 else "Not available now")
-    fields = await kept_fields(request)
-    # While the API starts, the page reloads by itself.
-    is_unavailable = request.method == "GET" and status in _UNAVAILABLE
-    response = await error_page(
-        request, status, title, error.message, fields, is_unavailable=is_unavailable
-    )
+    other = "Refused" if 400 <= error.status < 500 else "Not available now"
+    title = titles.get(error.status, other)
+    response = await _error_page(request, error, title, await kept_fields(request))
     if error.retry_after:
         response.headers["retry-after"] = error.retry_after
     return response
 
 
 async def _on_too_large(request: Request, error: Exception) -> Response:
-    return await error_page(request, 413, "Too large", str(error))
+    return await _error_page(request, RefusedError(413, "too_large", str(error)), "Too large")
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    status = error.status_code
     words = {404: "There is no such page.", 405: "This page takes no such request."}
-    message = words.get(error.status_code, error.detail)
-    title = "Not found" if error.status_code == 404 else "Refused"
-    return await error_page(request, error.status_code, title, message)
+    shown = RefusedError(status, "refused", words.get(status, error.detail))
+    return await _error_page(request, shown, "Not found" if status == 404 else "Refused")
 
 
 async def _on_unexpected(request: Request, _: Exception) -> Response:
     # Starlette raises it again after this, and the server logs it: the page shows no trace of it.
     message = "The page failed; its log has the reason. Requests that you sent before are kept."
-    response = await error_page(request, 500, "Internal error", message)
+    shown = RefusedError(500, "internal_error", message)
+    response = await _error_page(request, shown, "Internal error")
     response.headers.update(HEADERS)  # this handler is outside of the guard
     return response
 
 
-async def error_page(
+async def _error_page(
     request: Request,
-    status: int,
+    error: RefusedError,
     title: str,
-    message: str,
     fields: Sequence[tuple[str, str]] = (),
-    *,
-    is_unavailable: bool = False,
 ) -> Response:
-    """A page with the error and its remedy; `fields` are of a form to be sent again.
-
-    `is_unavailable`: it reloads itself until the API answers.
-    """
+    """A page with the error and its remedy; `fields` are of a form to be sent again."""
     context = {
         "title": title,
-        "message": message,
+        "message": error.message,
         "fields": fields,
-        "is_unavailable": is_unavailable,
+        # While the API starts, the page reloads by itself.
+        "is_unavailable": request.method == "GET" and error.status in _UNAVAILABLE,
     }
     try:
-        return await page(request, "error.html", status, **context)
-    except ApiError:  # the API does not accept the visitor's token any more
-        return fragment(request, "error.html", status, me=None, **context)
+        return await page(request, "error.html", error, **context)
+    except SignInError:
+        return fragment(request, "error.html", error.status, me=None, **context)

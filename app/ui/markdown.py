@@ -25,7 +25,6 @@ _renderer.disable(["image"])
 
 
 def can_render(text: str) -> bool:
-    """True for a text that is short enough to be formatted."""
     return len(text) <= MAX_CHARACTERS
 
 

@@ -7,11 +7,12 @@ the trade-offs are described here.
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.ui.api import Api
+from app.ui.errors import FormError
 
 Kind = Literal["integer", "number", "boolean", "lines", "integers", "object", "structure"]
 
@@ -91,14 +92,6 @@ class Parameter:
         return f"From {self.minimum:,g} to {self.maximum:,.10g}."
 
 
-class FormError(ValueError):
-    """Entries that are invalid values of their parameters: (name, message) each."""
-
-    def __init__(self, fields: list[tuple[str, str]]) -> None:
-        super().__init__("Some of what you entered cannot be sent.")
-        self.fields = fields
-
-
 async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
     document = await api.get_public("/openapi.json")
     properties = document["components"]["schemas"]["SamplingParameters"]["properties"]
@@ -107,11 +100,8 @@ async def read_parameters(api: Api) -> list[tuple[str, list[Parameter]]]:
     ]
     order = list(_ADVICE)
     parameters.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
-    return [
-        (group, found)
-        for group in _GROUPS
-        if (found := [p for p in parameters if p.group == group])
-    ]
+    groups = [(group, [one for one in parameters if one.group == group]) for group in _GROUPS]
+    return [(group, found) for group, found in groups if found]
 
 
 def flat(groups: Iterable[tuple[str, Iterable[Parameter]]]) -> list[Parameter]:
@@ -121,10 +111,7 @@ def flat(groups: Iterable[tuple[str, Iterable[Parameter]]]) -> list[Parameter]:
 def parse_parameters(
     parameters: Iterable[Parameter], form: Mapping[str, str], prefix: str = "p."
 ) -> dict[str, Any]:
-    """The entered parameters, in the API's format. Raises FormError.
-
-    The API checks the bounds, and names each value outside of them.
-    """
+    """The entered parameters, in the API's format; the API checks their bounds. Raises FormError."""
     values: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
     for parameter in parameters:
@@ -194,18 +181,16 @@ def to_form(values: Mapping[str, Any], prefix: str = "p.") -> dict[str, str]:
 def _parameter(name: str, schema: Mapping[str, Any]) -> Parameter:
     kind, found = _kind(name, schema)
     group, trade = _ADVICE.get(name, ("More", ""))
-    above = found.get("exclusiveMinimum")
-    below = found.get("exclusiveMaximum")
     return Parameter(
         name,
         kind,
         group,
         str(schema.get("description", "")),
         trade,
-        above if above is not None else found.get("minimum"),
-        below if below is not None else found.get("maximum"),
-        above is not None,
-        schema.get("default"),
+        minimum=found.get("exclusiveMinimum", found.get("minimum")),
+        maximum=found.get("exclusiveMaximum", found.get("maximum")),
+        is_above="exclusiveMinimum" in found,
+        default=schema.get("default"),
     )
 
 
@@ -227,22 +212,9 @@ def _parse(parameter: Parameter, text: str, structure: str) -> Any:
     """A value; None for an empty entry. Raises ValueError with a message for people."""
     if parameter.kind == "structure":
         return _parse_structure(structure, text)
-    text = text.strip() if parameter.kind != "lines" else text
     if not text.strip():
         return None
-    match parameter.kind:
-        case "integer":
-            return _integer(text)
-        case "number":
-            return _number(text)
-        case "boolean":
-            return text == "true"
-        case "lines":
-            return _lines(text)
-        case "integers":
-            return [_integer(part) for part in re.split(r"[,\s]+", text.strip(", "))]
-        case _:
-            return _json(text)
+    return _PARSERS[parameter.kind](text if parameter.kind == "lines" else text.strip())
 
 
 def _parse_structure(structure: str, text: str) -> dict[str, Any] | None:
@@ -303,3 +275,13 @@ def _json(text: str) -> Any:
         raise ValueError(f"is not JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
+
+
+_PARSERS: Mapping[Kind, Callable[[str], Any]] = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": lambda text: text == "true",
+    "lines": _lines,
+    "integers": lambda text: [_integer(part) for part in re.split(r"[,\s]+", text.strip(", "))],
+    "object": _json,
+}

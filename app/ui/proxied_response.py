@@ -1,7 +1,7 @@
 """Responses of the API that are proxied as streams, and end with their reader."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 
 import httpx
 from starlette.responses import StreamingResponse
@@ -29,6 +29,15 @@ class ProxiedResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._held, aclosing(self._body):
             await super().__call__(scope, receive, send)
+
+
+async def open_stream(
+    stream: AbstractAsyncContextManager[httpx.Response],
+) -> tuple[httpx.Response, AsyncExitStack]:
+    """A response that stays open until the stack is closed. Raises ApiError."""
+    async with AsyncExitStack() as stack:
+        response = await stack.enter_async_context(stream)
+        return response, stack.pop_all()
 
 
 async def parts_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:

@@ -11,7 +11,8 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from app.ui.api import ApiError, Me, api_of
+from app.ui.api import Me, api_of
+from app.ui.errors import RefusedError
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -19,8 +20,6 @@ UNKNOWN = "\N{EN DASH}"
 
 
 class Section(NamedTuple):
-    """An entry of the navigation."""
-
     path: str
     title: str
     is_for_operators: bool = False
@@ -38,22 +37,32 @@ SECTIONS = (
 
 
 async def page(
-    request: Request, template: str, status: int = 200, /, **context: Any
+    request: Request, template: str, error: RefusedError | None = None, /, **context: Any
 ) -> HTMLResponse:
-    """A whole page, with navigation if the API accepts the visitor's token."""
+    """A whole page, with navigation if the API is available, and with the error if there is one."""
+    shown = {
+        "problem": error.message if error else None,
+        "fields": error.fields if error else (),
+        **context,
+    }
     try:
         me: Me | None = await api_of(request).me()
-    except ApiError as error:
-        if error.status == 401:
-            raise
+    except RefusedError:
         me = None
-    return fragment(request, template, status, me=me, **context)
+    return fragment(request, template, error.status if error else 200, me=me, **shown)
 
 
 def fragment(request: Request, template: str, status: int = 200, /, **context: Any) -> HTMLResponse:
-    """A part of a page, of a template that does not depend on the visitor."""
     text = _environment().get_template(template).render(request=request, **context)
     return HTMLResponse(text, status)
+
+
+def refreshed(request: Request, template: str, *, is_ended: bool, **context: Any) -> HTMLResponse:
+    """A part that the page requests again and again, until it has ended."""
+    response = fragment(request, template, is_ended=is_ended, **context)
+    if is_ended:
+        response.headers["X-Part-Ended"] = "1"
+    return response
 
 
 # --- Filters -----------------------------------------------------------------------------------------
@@ -64,7 +73,6 @@ def to_time(value: str | datetime) -> datetime:
 
 
 def number(value: float | None) -> str:
-    """1234.5 as `1,234.5`; an unknown number as a dash."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
@@ -150,14 +158,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "number": number,
-        "seconds": seconds,
-        "size": size,
-        "ago": ago,
-        "at": at,
-        "capitalize_first": capitalize_first,
-        "quoted": quoted,
-    }
+    filters = (number, seconds, size, ago, at, capitalize_first, quoted)
+    environment.filters |= {one.__name__: one for one in filters}
     environment.globals |= {"asset": asset, "sections": SECTIONS}
     return environment

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -43,8 +43,12 @@ async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[st
     return shown
 
 
+def view_of(context: Mapping[str, Any]) -> str:
+    """The initial view of an answer: formatted for a chat, plain for a text."""
+    return "rendered" if context["messages"] else "plain"
+
+
 def state_of(result: Mapping[str, Any]) -> str:
-    """The state for people: `queued`, `running`, `completed`, `failed` or `cancelled`."""
     if result["state"] == "pending":
         return "running" if result["started_at"] else "queued"
     is_cancelled = result["error"] is not None and result["error"]["code"] == "cancelled"
@@ -54,41 +58,38 @@ def state_of(result: Mapping[str, Any]) -> str:
 def figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     times = timings(result)
     usage = result["usage"] or {}
-    tokens = usage.get("completion_tokens")
-    found = [
-        ("to the first token", seconds(times["first_token"]), times["first_token"]),
-        ("in all", seconds(times["total"]), times["total"]),
-        ("prompt tokens", number(usage.get("prompt_tokens")), usage.get("prompt_tokens")),
-        ("tokens", number(tokens), tokens),
-    ]
+    tokens, rate = usage.get("completion_tokens"), None
     # The first token ends the prefill: the others came in the time behind it.
     if tokens and tokens > 1 and times["decode"]:
         rate = (tokens - 1) / times["decode"]
-        found.append(("tokens/s", number(rate), rate))
-    if result["finish_reason"]:
-        found.append(("finish reason", result["finish_reason"], result["finish_reason"]))
-    if result["attempt"] > 1:
-        found.append(("attempts", str(result["attempt"]), result["attempt"]))
-    return [(name, text) for name, text, value in found if value is not None]
+    found: list[tuple[str, Any, Callable[[Any], str]]] = [
+        ("to the first token", times["first_token"], seconds),
+        ("in all", times["total"], seconds),
+        ("prompt tokens", usage.get("prompt_tokens"), number),
+        ("tokens", tokens, number),
+        ("tokens/s", rate, number),
+        ("finish reason", result["finish_reason"] or None, str),
+        ("attempts", result["attempt"] if result["attempt"] > 1 else None, str),
+    ]
+    return [(name, shown(value)) for name, value, shown in found if value is not None]
 
 
 def timings(result: Mapping[str, Any]) -> dict[str, float | None]:
     """Seconds: `queued`, `prefill`, `decode`, `first_token` (from creation), `total`."""
-    created = to_time(result["created_at"])
+    names = ("created_at", "started_at", "first_token_at", "finished_at")
+    created, started, first, finished = (
+        to_time(result[name]) if result[name] else None for name in names
+    )
 
-    def since(name: str, begin: datetime | None) -> float | None:
-        if result[name] is None or begin is None:
-            return None
-        return max(0.0, (to_time(result[name]) - begin).total_seconds())
+    def between(begin: datetime | None, end: datetime | None) -> float | None:
+        return max(0.0, (end - begin).total_seconds()) if begin and end else None
 
-    started = to_time(result["started_at"]) if result["started_at"] else None
-    first = to_time(result["first_token_at"]) if result["first_token_at"] else None
     return {
-        "queued": since("started_at", created),
-        "prefill": since("first_token_at", started),
-        "decode": since("finished_at", first),
-        "first_token": since("first_token_at", created),
-        "total": since("finished_at", created),
+        "queued": between(created, started),
+        "prefill": between(started, first),
+        "decode": between(first, finished),
+        "first_token": between(created, first),
+        "total": between(created, finished),
     }
 
 
@@ -96,7 +97,11 @@ def _text(result: Mapping[str, Any]) -> str:
     value = result["result"]
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+    return value if isinstance(value, str) else to_json(value)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def one_line(text: str | None) -> str:
@@ -104,7 +109,6 @@ def one_line(text: str | None) -> str:
 
 
 def outcome(result: Mapping[str, Any]) -> str:
-    """The beginning of its text, or its error, in a line."""
     if isinstance(result["result"], str) and result["result"].strip():
         return one_line(result["result"])
     if result["error"]:

@@ -30,7 +30,6 @@ class Sessions:
         self._seconds = int(settings.session_hours * 3600)
 
     def token_of(self, connection: HTTPConnection) -> str | None:
-        """The visitor's token; None without a sign-in, or after its end."""
         sealed = connection.cookies.get(_COOKIE)
         if not sealed:
             return None

@@ -13,6 +13,9 @@ def _split_at_commas(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+CommaSeparated = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
+
+
 class UiSettings(BaseSettings):
     """Settings of `python -m app ui`, which needs none of the API's."""
 
@@ -39,13 +42,13 @@ class UiSettings(BaseSettings):
         description="The API's address in the commands that the web page shows to copy. Unset: "
         "LLM_UI_API_URL.",
     )
-    allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)] = Field(
+    allowed_hosts: CommaSeparated = Field(
         default=["localhost", "127.0.0.1", "[::1]"],
         alias="LLM_UI_ALLOWED_HOSTS",
         description="Comma-separated names by which browsers may call the web page (a guard against "
         "DNS rebinding); `*` allows any.",
     )
-    trusted_proxies: Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)] = Field(
+    trusted_proxies: CommaSeparated = Field(
         default=["127.0.0.1", "::1"],
         alias="LLM_TRUSTED_PROXIES",
         description="Comma-separated addresses and networks whose `X-Forwarded-For` and "
@@ -98,9 +101,9 @@ class UiSettings(BaseSettings):
     @field_validator("secret")
     @classmethod
     def _strong(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None and not secret.get_secret_value():
+        if secret is None or not secret.get_secret_value():
             return None
-        if secret is not None and len(secret.get_secret_value()) < MIN_SECRET_CHARACTERS:
+        if len(secret.get_secret_value()) < MIN_SECRET_CHARACTERS:
             raise ValueError(f"must have at least {MIN_SECRET_CHARACTERS} characters")
         return secret
 

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
+def of_request(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> dict[str, str]:
+    return {
+        "curl": _curl(api_url, body, needs_token=needs_token),
+        "Python": _python(api_url, body, needs_token=needs_token),
+    }
+
+
+def _curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
     lines = [f"curl -s {shlex.quote(api_url + '/results/')}"]
     if needs_token:
         lines.append('-H "Authorization: Bearer $TOKEN"')
@@ -19,8 +26,7 @@ def curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
     return " \\\n  ".join(lines)
 
 
-def python(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
-    """A program that sends the body, then waits for the result without a time-out."""
+def _python(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
     headers = (
         '\n    headers={"Authorization": f"Bearer {os.environ[\'TOKEN\']}"},' if needs_token else ""
     )

@@ -5,7 +5,8 @@ may share a character (many tokenizers split one into its bytes), and text that 
 belongs to none.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 # Characters that may lie between two tokens: those that a tokenizer's normalisation drops.
@@ -29,24 +30,20 @@ def locate(text: str, pieces: Sequence[str]) -> list[Range]:
     """
     ranges: list[Range] = []
     end = 0
-    place = 0
-    while place < len(pieces):
-        piece = pieces[place]
-        count = _run(pieces, place) if len(piece) == 1 else 1
+    for piece, count in _runs(pieces):
         start = _find(text, piece, end, ranges[-1][0] if ranges else 0)
         if start is None or not piece:
             ranges += [(end, end)] * count
         elif count > 1:
-            found = _run_of_character(text, start, piece, count)
+            part = text[start : start + count]
+            found = len(part) - len(part.lstrip(piece))
             # As many tokens as characters, or more: then each character has several.
-            ranges += [
-                (at, at + 1) for at in (start + one * found // count for one in range(count))
-            ]
+            places = [start + one * found // count for one in range(count)]
+            ranges += [(place, place + 1) for place in places]
             end = start + found
         else:
             end = start + len(piece)
             ranges.append((start, end))
-        place += count
     return ranges
 
 
@@ -93,7 +90,6 @@ def split_at(snippet: str, needle: str, share: float) -> tuple[str, str, str]:
 
 
 def _nearest(text: str, needle: str, expected: float) -> int:
-    """Start of the match that is nearest to a place; -1 without a match."""
     best = start = text.find(needle)
     while start >= 0:
         if abs(start - expected) < abs(best - expected):
@@ -102,19 +98,11 @@ def _nearest(text: str, needle: str, expected: float) -> int:
     return best
 
 
-def _run(pieces: Sequence[str], place: int) -> int:
-    """The number of equal consecutive pieces from here."""
-    end = place
-    while end < len(pieces) and pieces[end] == pieces[place]:
-        end += 1
-    return end - place
-
-
-def _run_of_character(text: str, start: int, character: str, most: int) -> int:
-    end = start
-    while end < len(text) and end - start < most and text[end] == character:
-        end += 1
-    return end - start
+def _runs(pieces: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """The pieces, with equal consecutive ones of a single character together."""
+    for piece, equal in itertools.groupby(pieces):
+        count = sum(1 for _ in equal)
+        yield from [(piece, count)] if len(piece) == 1 else [(piece, 1)] * count
 
 
 def _find(text: str, piece: str, end: int, previous: int) -> int | None:

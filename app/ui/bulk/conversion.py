@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import orjson
 
@@ -20,10 +20,7 @@ MAX_SHOWN_ERRORS = 100  # errors that are shown; all are counted
 ToLine = Callable[[Row], tuple[str, bytes]]
 
 
-@dataclass(slots=True, frozen=True)
-class LineError:
-    """The error of a line of the file."""
-
+class LineError(NamedTuple):
     line: int
     message: str
 
@@ -42,8 +39,6 @@ class Part:
 
 @dataclass(slots=True)
 class Conversion:
-    """The result of a conversion, whose files are in the given directory."""
-
     parts: list[Part] = field(default_factory=list)
     rows: int = 0
     left_out: int = 0
@@ -53,6 +48,11 @@ class Conversion:
     @property
     def requests(self) -> int:
         return self.rows - self.left_out
+
+    def leave_out(self, row: Row, message: str) -> None:
+        self.left_out += 1
+        if len(self.errors) < MAX_SHOWN_ERRORS:
+            self.errors.append(LineError(row.line, message))
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,9 +79,7 @@ def convert(
             try:
                 line = _checked(row, to_line, seen, bounds.line_size)
             except RowError as error:
-                done.left_out += 1
-                if len(done.errors) < MAX_SHOWN_ERRORS:
-                    done.errors.append(LineError(row.line, str(error)))
+                done.leave_out(row, str(error))
                 parts.leave_out(row, str(error))
                 continue
             parts.write(line, row)
@@ -96,9 +94,7 @@ def check_rows(file: BinaryIO, table: Table) -> Conversion:
     for row in table.rows(file):
         found.rows += 1
         if row.error:
-            found.left_out += 1
-            if len(found.errors) < MAX_SHOWN_ERRORS:
-                found.errors.append(LineError(row.line, row.error))
+            found.leave_out(row, row.error)
         elif table.kind == "jsonl":
             add_columns(found.columns, row)
     return found
@@ -116,9 +112,7 @@ def _checked(row: Row, to_line: ToLine, seen: "SeenTexts", max_size: int) -> byt
 
 
 def _kept(row: Row, values: dict[str, Any], error: str = "") -> bytes:
-    kept: dict[str, Any] = {"line": row.line, "columns": values}
-    if error:
-        kept["error"] = error
+    kept = {"line": row.line, "columns": values} | ({"error": error} if error else {})
     try:
         return orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, ValueError):  # nested too deep to be written
@@ -134,7 +128,7 @@ class _Parts:
         self._bounds = bounds
         self._files: tuple[BinaryIO, BinaryIO] | None = None
 
-    def __enter__(self) -> "_Parts":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -160,27 +154,21 @@ class _Parts:
         part.left_out += 1
 
     def _part(self, size: int, rows_size: int) -> tuple[Part, BinaryIO, BinaryIO]:
-        bounds = self._bounds
-        part = self._parts[-1] if self._parts else None
-        is_full = (
-            part is not None
-            and part.lines > 0
-            and size > 0
-            and (
-                part.lines >= bounds.lines
-                or part.size + size > bounds.size
-                or part.rows_size + rows_size > bounds.size
-            )
-        )
-        if part is None or self._files is None or is_full:
+        if self._files is None or (size and self._is_full(size, rows_size)):
             self.__exit__()
-            number = len(self._parts) + 1
-            part = Part(
-                self._directory / f"part-{number}.jsonl", self._directory / f"rows-{number}.jsonl"
-            )
+            folder, number = self._directory, len(self._parts) + 1
+            part = Part(folder / f"part-{number}.jsonl", folder / f"rows-{number}.jsonl")
             self._parts.append(part)
             self._files = part.path.open("wb"), part.rows_path.open("wb")
-        return part, *self._files
+        return self._parts[-1], *self._files
+
+    def _is_full(self, size: int, rows_size: int) -> bool:
+        part, bounds = self._parts[-1], self._bounds
+        return part.lines > 0 and (
+            part.lines >= bounds.lines
+            or part.size + size > bounds.size
+            or part.rows_size + rows_size > bounds.size
+        )
 
 
 class SeenTexts:

@@ -35,58 +35,46 @@ Batch = Mapping[str, Any]
 @dataclass(slots=True, frozen=True)
 class Part:
     batch: Batch
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self.batch["metadata"] or {}
-
-    @property
-    def id(self) -> str:
-        return str(self.batch["id"])
-
-    @property
-    def state(self) -> str:
-        return str(self.batch["status"])
+    id: str
+    state: str
+    job: str  # the key of its job; its own id if it has none
+    name: str
+    model: str
+    is_last: bool
+    lines: int  # also before the API has counted them
+    left_out: int
+    rows_file_id: str | None
+    earlier_ids: Sequence[str]
 
     @property
     def is_over(self) -> bool:
         return self.state in _TERMINAL_STATES
 
     @property
-    def job(self) -> str:
-        """The key of its job; its own id if it has none."""
-        return self.metadata.get("bulk_job", self.id)
-
-    @property
-    def is_last(self) -> bool:
-        number, _, count = self.metadata.get("bulk_part", "1/1").partition("/")
-        return number == count
-
-    @property
-    def lines(self) -> int:
-        """Its requests, also before the API has counted them."""
-        return int(self.batch["request_counts"]["total"]) or _number(self.metadata, "bulk_lines")
-
-    @property
-    def left_out(self) -> int:
-        return _number(self.metadata, "bulk_left_out")
-
-    @property
-    def rows_file_id(self) -> str | None:
-        return self.metadata.get("bulk_rows")
-
-    @property
     def file_ids(self) -> list[str]:
-        """All its files, outputs and inputs."""
         names = ("output_file_id", "error_file_id", "input_file_id")
         ids = [*(self.batch[name] for name in names), self.rows_file_id]
         return [one for one in ids if one is not None]
 
-    @property
-    def earlier_ids(self) -> list[str]:
-        texts = (self.metadata.get(f"bulk_parts_{number}", "") for number in range(1, 10))
-        ids = [one for text in texts for one in text.split()]
-        return [f"batch_{UUID(one)}" for one in ids if _ID.fullmatch(one)][: MAX_PARTS - 1]
+
+def to_part(batch: Batch) -> Part:
+    identifier, metadata = str(batch["id"]), batch["metadata"] or {}
+    number, _, count = metadata.get("bulk_part", "1/1").partition("/")
+    texts = (metadata.get(f"bulk_parts_{place}", "") for place in range(1, 10))
+    earlier = [UUID(one) for text in texts for one in text.split() if _ID.fullmatch(one)]
+    return Part(
+        batch=batch,
+        id=identifier,
+        state=str(batch["status"]),
+        job=metadata.get("bulk_job", identifier),
+        name=metadata.get("bulk_name") or f"Batch {identifier[-12:]}",
+        model=metadata.get("bulk_model", ""),
+        is_last=number == count,
+        lines=int(batch["request_counts"]["total"]) or _number(metadata, "bulk_lines"),
+        left_out=_number(metadata, "bulk_left_out"),
+        rows_file_id=metadata.get("bulk_rows"),
+        earlier_ids=[f"batch_{one}" for one in earlier[: MAX_PARTS - 1]],
+    )
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,14 +93,6 @@ class Job:
         return self.last.id
 
     @property
-    def name(self) -> str:
-        return self.last.metadata.get("bulk_name") or f"Batch {self.last.id[-12:]}"
-
-    @property
-    def model(self) -> str:
-        return self.last.metadata.get("bulk_model", "")
-
-    @property
     def created_at(self) -> datetime:
         return datetime.fromtimestamp(self.parts[0].batch["created_at"], UTC)
 
@@ -127,10 +107,10 @@ class Job:
     @property
     def failed(self) -> int:
         """Lines that failed; after the end of a batch, all without an output."""
-        counts = [part.batch["request_counts"] for part in self.parts]
+        counts = [(part, part.batch["request_counts"]) for part in self.parts]
         return sum(
             part.lines - count["completed"] if part.is_over else count["failed"]
-            for part, count in zip(self.parts, counts, strict=True)
+            for part, count in counts
         )
 
     @property
@@ -206,8 +186,7 @@ def to_jobs(batches: Sequence[Batch], hidden: str = "") -> list[Job]:
     part here is incomplete: it is being sent, or its sending was interrupted.
     """
     of_job: dict[str, list[Part]] = {}
-    for batch in batches:
-        part = Part(batch)
+    for part in map(to_part, batches):
         of_job.setdefault(part.job, []).append(part)
     return [
         Job(parts[::-1], is_whole=parts[0].is_last)

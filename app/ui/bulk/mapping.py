@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from app.ui.bulk.table import Row
+from app.ui.errors import EntryError
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MAX_ID = 512  # characters of a custom_id
@@ -22,14 +23,6 @@ _PROMPT_NAMES = (
     "prompt", "messages", "question", "input", "instruction", "text", "user", "content", "message",
 )  # fmt: skip
 _ID_NAMES = ("id", "custom_id", "key", "uuid")
-
-
-class MappingError(ValueError):
-    """An invalid entry; `name` is the control's."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
 
 
 class RowError(ValueError):
@@ -46,15 +39,16 @@ class Parameter:
 
     def read(self, name: str, value: Any) -> int | float:
         """The number in a cell, or in JSON. Raises ValueError with a message for people."""
-        noun = "a whole number" if self.is_whole else "a number, with a point: 0.5"
         try:
             number = _number(value)
+            if self.is_whole and isinstance(number, float):
+                if not number.is_integer():
+                    raise ValueError(value)
+                number = int(number)
         except ValueError:
-            raise ValueError(f"{name} must be {noun}, not {_shown(value)}.") from None
-        if self.is_whole and isinstance(number, float):
-            if not number.is_integer():
-                raise ValueError(f"{name} must be {noun}, not {_shown(value)}.")
-            number = int(number)
+            noun = "a whole number" if self.is_whole else "a number, with a point: 0.5"
+            words = f"{name} must be {noun}, not “{text_of(value)[:40]}”."
+            raise ValueError(words) from None
         if not self.low <= number <= self.high:
             raise ValueError(f"{name} must be from {self.low:,} to {self.high:,}, not {number}.")
         return number
@@ -72,10 +66,6 @@ def _number(value: Any) -> int | float:
     if not math.isfinite(number):
         raise ValueError(value)
     return number
-
-
-def _shown(value: Any) -> str:
-    return f"“{text_of(value)[:40]}”"
 
 
 PARAMETERS = {
@@ -115,14 +105,10 @@ class Template:
         return "".join(texts)
 
 
-def of_column(column: str) -> Template:
-    return Template([("", column)])
-
-
 def parse_template(text: str, columns: Collection[str], control: str) -> Template:
-    """Parse a text with columns' names in braces; `{{` and `}}` are braces. Raises MappingError."""
+    """Parse a text with columns' names in braces; `{{` and `}}` are braces. Raises EntryError."""
     if len(text) > MAX_TEMPLATE:
-        raise MappingError(control, f"At most {MAX_TEMPLATE:,} characters.")
+        raise EntryError(control, f"At most {MAX_TEMPLATE:,} characters.")
     parts: list[tuple[str, str | None]] = []
     before, place = "", 0
     for found in _BRACES.finditer(text):
@@ -135,7 +121,7 @@ def parse_template(text: str, columns: Collection[str], control: str) -> Templat
             before = ""
         else:
             known = ", ".join(f"{{{column}}}" for column in list(columns)[:20])
-            raise MappingError(
+            raise EntryError(
                 control,
                 f"“{found[0][:60]}” names no column of the file. It has {known}. "
                 "Write {{ and }} for braces that stay as they are.",
@@ -240,33 +226,33 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
     def column(control: str) -> str | None:
         name = form.get(control) or None
         if name is not None and name not in columns:
-            raise MappingError(control, f"The file has no column “{name[:60]}”.")
+            raise EntryError(control, f"The file has no column “{name[:60]}”.")
         return name
 
     endpoint = form.get("endpoint", CHAT)
     if endpoint not in (CHAT, COMPLETION):
-        raise MappingError("endpoint", f"Must be {CHAT} or {COMPLETION}.")
+        raise EntryError("endpoint", f"Must be {CHAT} or {COMPLETION}.")
     template, prompt = form.get("template", ""), column("prompt")
     if not template.strip() and prompt is None:
-        raise MappingError("prompt", "Choose the column with the prompts, or write a template.")
+        raise EntryError("prompt", "Choose the column with the prompts, or write a template.")
     system = form.get("system", "")
     if system.strip() and endpoint != CHAT:
-        raise MappingError("system", "Only a chat has a system message.")
+        raise EntryError("system", "Only a chat has a system message.")
     model = form.get("model", "").strip()
     if len(model) > 256:
-        raise MappingError("model", "At most 256 characters.")
+        raise EntryError("model", "At most 256 characters.")
     values = {}
     for name, parameter in PARAMETERS.items():
         if text := form.get(name, "").strip():
             try:
                 values[name] = parameter.read(name, text)
             except ValueError as error:
-                raise MappingError(name, str(error)) from None
+                raise EntryError(name, str(error)) from None
     return Mapping(
         endpoint=endpoint,
         prompt=parse_template(template, columns, "template")
         if template.strip()
-        else of_column(prompt or ""),
+        else Template([("", prompt)]),
         system=parse_template(system, columns, "system") if system.strip() else None,
         id_column=column("id"),
         model=model or None,
@@ -279,7 +265,6 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
 
 
 def guess_form(columns: Sequence[str]) -> dict[str, str]:
-    """Initial values of the form, by the columns' names."""
     by_name = {column.strip().lower(): column for column in reversed(columns)}
     prompt = next((by_name[name] for name in _PROMPT_NAMES if name in by_name), None)
     guess = {"prompt": prompt or (columns[0] if len(columns) == 1 else "")}

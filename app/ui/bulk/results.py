@@ -31,8 +31,6 @@ _CHUNK = 65_536  # bytes that are sent at once
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """The outcome of a request."""
-
     custom_id: str = ""
     status: Status = "pending"
     output: str = ""
@@ -45,23 +43,14 @@ class Answer:
     result_id: str = ""
 
 
+_PENDING = Answer()
+
+
 @dataclass(slots=True, frozen=True)
 class AnsweredRow:
-    """A row of the uploaded file and its answer."""
-
     line: int
     columns: dict[str, Any]
     answer: Answer
-
-
-@dataclass(slots=True, frozen=True)
-class PartAnswers:
-    """The answers of one batch: its number of lines, and the lines of its files, if they exist."""
-
-    lines: int
-    output: AsyncIterator[bytes] | None = None
-    errors: AsyncIterator[bytes] | None = None
-    default: Answer = Answer()  # of a line that neither file has
 
 
 class LineTooLongError(ValueError):
@@ -130,50 +119,54 @@ def _text_of_choice(choice: dict[str, Any]) -> str:
     return message.get("content") or text_of(message.get("tool_calls"))
 
 
+async def answers_of(
+    lines: int,
+    output: AsyncIterator[bytes] | None = None,
+    errors: AsyncIterator[bytes] | None = None,
+    default: Answer = _PENDING,
+) -> AsyncGenerator[Answer, None]:
+    """The answer of each of a batch's lines, by the lines of its files; `default` if neither has it."""
+    outputs, failures = _Cursor(output), _Cursor(errors)
+    for number in range(1, lines + 1):
+        yield await outputs.take(number) or await failures.take(number) or default
+
+
 class _Cursor:
     """Reads a file's answers in step with the batch's lines."""
 
     def __init__(self, lines: AsyncIterator[bytes] | None) -> None:
         self._lines = lines
-        self._next: tuple[int, Answer] | None = None
+        self._next = (0, _PENDING)
 
     async def take(self, number: int) -> Answer | None:
-        while self._lines is not None and (self._next is None or self._next[0] < number):
+        while self._lines is not None and self._next[0] < number:
             line = await anext(self._lines, None)
             if line is None:
                 self._lines = None
             elif line:
                 self._next = read_answer(line)
-        return self._next[1] if self._next is not None and self._next[0] == number else None
+        return self._next[1] if self._next[0] == number else None
 
 
 async def join(
-    rows: AsyncIterator[bytes], parts: Sequence[PartAnswers]
+    rows: AsyncIterator[bytes], answers: AsyncIterator[Answer]
 ) -> AsyncIterator[AnsweredRow]:
     """Each kept row with its answer, in the order of the uploaded file."""
-    answers = _answers(parts)
     async for line in rows:
         row = orjson.loads(line)
         if "error" in row:
             answer = Answer(status="left_out", error_code="left_out", error_message=row["error"])
         else:
-            answer = await anext(answers, Answer())
+            answer = await anext(answers, _PENDING)
         yield AnsweredRow(row["line"], row["columns"], answer)
 
 
-async def without_rows(parts: Sequence[PartAnswers]) -> AsyncIterator[AnsweredRow]:
+async def without_rows(answers: AsyncIterator[Answer]) -> AsyncIterator[AnsweredRow]:
     """Only the answers, with their ids: for a batch that was not made from a table."""
     number = 0
-    async for answer in _answers(parts):
+    async for answer in answers:
         number += 1
         yield AnsweredRow(number, {"custom_id": answer.custom_id}, answer)
-
-
-async def _answers(parts: Sequence[PartAnswers]) -> AsyncIterator[Answer]:
-    for part in parts:
-        output, errors = _Cursor(part.output), _Cursor(part.errors)
-        for number in range(1, part.lines + 1):
-            yield await output.take(number) or await errors.take(number) or part.default
 
 
 async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, None]:
@@ -218,15 +211,9 @@ async def to_csv(
         error = ": ".join(filter(None, (answer.error_code, answer.error_message)))
         cells: list[Any] = [row.columns.get(column) for column in columns]
         cells += [
-            answer.output,
-            answer.status,
-            error,
-            answer.model,
-            answer.finish_reason,
-            answer.prompt_tokens,
-            answer.completion_tokens,
-            answer.result_id,
-        ]
+            answer.output, answer.status, error, answer.model, answer.finish_reason,
+            answer.prompt_tokens, answer.completion_tokens, answer.result_id,
+        ]  # fmt: skip
         writer.writerow([row.line, *(escape_formula(text_of(cell)) for cell in cells)])
         if buffer.tell() >= _CHUNK:
             yield _taken(buffer)

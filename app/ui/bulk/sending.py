@@ -5,14 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 from uuid import uuid4
 
 import orjson
 
-from app.ui.api import FILE_TIMEOUT, Api, ApiError, segment
+from app.ui.api import FILE_TIMEOUT, Api, segment
 from app.ui.bulk.conversion import Conversion, Part
 from app.ui.bulk.jobs import metadata_of
+from app.ui.errors import ApiError
 
 _CHUNK = 262_144
 
@@ -35,19 +35,15 @@ class Sending:
 
     async def send(self, conversion: Conversion) -> str:
         """Send all parts, and return the job's id. Raises AlreadySentError, and ApiError after an undo."""
-        is_sent = False
+        header = orjson.dumps({"columns": conversion.columns}) + b"\n"
+        parts = list(enumerate(conversion.parts, 1))
         try:
-            header = orjson.dumps({"columns": conversion.columns}) + b"\n"
-            uploaded = [
-                await self._upload_part(number, part, header)
-                for number, part in enumerate(conversion.parts, 1)
-            ]
-            for number, part in enumerate(conversion.parts, 1):
-                await self._create(number, len(conversion.parts), part, uploaded[number - 1])
-            is_sent = True
-        finally:
-            if not is_sent:
-                await self._undo()
+            uploaded = [await self._upload_part(number, part, header) for number, part in parts]
+            for (number, part), files in zip(parts, uploaded, strict=True):
+                await self._create(number, len(parts), part, files)
+        except BaseException:
+            await self._undo()
+            raise
         return self._batches[-1]
 
     async def _upload_part(self, number: int, part: Part, header: bytes) -> tuple[str, str]:
@@ -80,29 +76,20 @@ class Sending:
 
     async def _create(self, number: int, count: int, part: Part, files: tuple[str, str]) -> None:
         metadata = metadata_of(
-            name=self.name,
-            job=self.key,
-            number=number,
-            count=count,
-            lines=part.lines,
-            left_out=part.left_out,
-            rows_file_id=files[1],
-            model=self.model,
+            name=self.name, job=self.key, number=number, count=count, lines=part.lines,
+            left_out=part.left_out, rows_file_id=files[1], model=self.model,
             earlier_ids=self._batches if number == count else (),
-        )
+        )  # fmt: skip
         body = {
             "input_file_id": files[0],
             "endpoint": self.endpoint,
             "completion_window": "24h",
             "metadata": metadata,
         }
+        headers = {"Idempotency-Key": f"bulk-{self.key}-{number}"}
         try:
             response = await self.api.send(
-                "POST",
-                "/v1/batches",
-                json=body,
-                headers={"Idempotency-Key": f"bulk-{self.key}-{number}"},
-                timeout=FILE_TIMEOUT,
+                "POST", "/v1/batches", json=body, headers=headers, timeout=FILE_TIMEOUT
             )
         except ApiError as error:
             if error.code == "idempotency_conflict":  # its files have other ids than ours
@@ -111,7 +98,6 @@ class Sending:
         self._batches.append(response.json()["id"])
 
     async def _undo(self) -> None:
-        """Stop the sent batches, and delete the uploaded files, as far as the API is available."""
         for batch in self._batches:
             with contextlib.suppress(ApiError):
                 await self.api.post(f"/v1/batches/{segment(batch)}/cancel")
@@ -127,14 +113,10 @@ async def delete_all(api: Api, ids: Sequence[str]) -> None:
 async def _pieces(path: Path, before: bytes, after: bytes) -> AsyncIterator[bytes]:
     yield before
     with path.open("rb") as file:
-        while piece := await asyncio.to_thread(_read, file):
+        while piece := await asyncio.to_thread(file.read, _CHUNK):
             yield piece
     yield after
 
 
 def _quotable(filename: str) -> str:
     return "".join("_" if one in '"\\\r\n' else one for one in filename)
-
-
-def _read(file: BinaryIO) -> bytes:
-    return file.read(_CHUNK)

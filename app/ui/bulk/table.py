@@ -68,10 +68,7 @@ class Table:
 
 
 def read_table(file: BinaryIO, filename: str, delimiter: str = "") -> Table:
-    """Detect the format by the name's ending and the file's head. Raises SourceError.
-
-    Reads the head for the format, and the first rows for the columns and the sample.
-    """
+    """Detect the format by the name's ending, the file's head and rows. Raises SourceError."""
     head = file.read(HEAD_BYTES)
     file.seek(0)
     encoding = sniff_encoding(head)
@@ -127,20 +124,19 @@ def _sniff_kind(text: str, suffix: str) -> Kind:
 
 def _sniff_delimiter(text: str) -> str:
     """The delimiter that gives the first records the most equal numbers of cells; else a comma."""
-    best, best_score = ",", (0.0, 1)
-    for delimiter in DELIMITERS:
-        counts = []
+
+    def score(delimiter: str) -> tuple[float, int]:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         try:
             counts = [len(record) for record in itertools.islice(reader, 50) if record]
         except csv.Error:
-            continue
+            return 0.0, 1
         if len(counts) > 2:
             counts.pop()  # the head may end in its middle
-        score = (counts.count(counts[0]) / len(counts), counts[0]) if counts else (0.0, 1)
-        if score[1] > 1 and score > best_score:
-            best, best_score = delimiter, score
-    return best
+        is_table = counts and counts[0] > 1
+        return (counts.count(counts[0]) / len(counts), counts[0]) if is_table else (0.0, 1)
+
+    return max(DELIMITERS, key=score)  # of equal ones the first: the comma
 
 
 def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
@@ -150,9 +146,8 @@ def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
         try:
             value = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            yield Row(
-                number, {}, f"This is no valid JSON: {error.msg} (character {error.pos + 1})."
-            )
+            words = f"This is no valid JSON: {error.msg} (character {error.pos + 1})."
+            yield Row(number, {}, words)
             continue
         if isinstance(value, str):
             value = {TEXT_COLUMN: value}
@@ -183,10 +178,20 @@ def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
 
 
 def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:
-    bounded = _Bounded(lines)
-    reader = csv.reader(bounded, delimiter=delimiter, strict=True)
+    """The first line of each record, its cells, and its error."""
+    first, size = 1, 0
+
+    def bounded() -> Iterator[str]:
+        nonlocal size
+        for line in lines:
+            size += len(line)
+            if size > MAX_LINE:
+                raise too_long(first)
+            yield line
+
+    reader = csv.reader(bounded(), delimiter=delimiter, strict=True)
     while True:
-        line = bounded.begin()
+        first, size = reader.line_num + 1, 0
         try:
             cells = next(reader)
         except StopIteration:
@@ -194,38 +199,13 @@ def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[s
         except csv.Error as error:
             if "unexpected end" in str(error):
                 raise SourceError(
-                    f"Line {line:,}: a cell in quotation marks begins here, or in this record, and "
+                    f"Line {first:,}: a cell in quotation marks begins here, or in this record, and "
                     "never ends. Write a quotation mark inside a cell twice."
                 ) from error
-            yield line, [], _explain(error)
+            yield first, [], _explain(error)
             continue
         if cells:
-            yield line, cells, ""
-
-
-class _Bounded:
-    """Counts lines, and the characters of the record that is being read."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-        self._number = 0
-        self._first = 1
-        self._size = 0
-
-    def begin(self) -> int:
-        self._first, self._size = self._number + 1, 0
-        return self._first
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self._number += 1
-        self._size += len(line)
-        if self._size > MAX_LINE:
-            raise too_long(self._first)
-        return line
+            yield first, cells, ""
 
 
 def _explain(error: csv.Error) -> str:

@@ -10,10 +10,11 @@ from typing import BinaryIO, TypeVar
 
 from starlette.requests import Request
 
-from app.ui.api import FILE_TIMEOUT, ApiError, api_of, segment
+from app.ui.api import FILE_TIMEOUT, api_of, segment
 from app.ui.bulk.conversion import Conversion, check_rows
 from app.ui.bulk.table import Table, read_table
 from app.ui.bulk.text import SourceError
+from app.ui.errors import RefusedError
 
 # Two files at a time are read: more would only share the one interpreter.
 _READERS = ThreadPoolExecutor(2, thread_name_prefix="bulk")
@@ -22,8 +23,6 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, frozen=True)
 class Source:
-    """An uploaded file, here for the duration of a request."""
-
     id: str
     name: str
     size: int  # bytes
@@ -33,7 +32,6 @@ class Source:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint of lines that are requests already."""
         return str(self.table.sample[0].values.get("url", ""))
 
 
@@ -49,7 +47,7 @@ class SpaceBudget:
     @contextlib.contextmanager
     def reserve(self, size: int) -> Iterator[None]:
         if size > self._free:
-            raise ApiError(
+            raise RefusedError(
                 503,
                 "busy",
                 "Other files are being read, and there is no room for this one beside them. It is "
@@ -91,9 +89,9 @@ async def open_upload(request: Request, delimiter: str) -> AsyncIterator[Source]
         yield Source(file_id, stored["filename"], stored["bytes"], file, table, found)
 
 
-class UnreadableError(Exception):
+class UnreadableError(RefusedError):
     def __init__(self, filename: str, message: str) -> None:
-        super().__init__(f"{filename} cannot be used. {message}")
+        super().__init__(422, "unreadable", f"{filename} cannot be used. {message}")
 
 
 async def on_thread(file: BinaryIO, work: Callable[[], _T]) -> _T:

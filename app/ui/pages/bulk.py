@@ -16,15 +16,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
+from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
 from app.ui.bulk.conversion import Bounds, Conversion, convert
-from app.ui.bulk.jobs import MAX_PARTS, Job, Part, to_jobs
+from app.ui.bulk.jobs import MAX_PARTS, Job, to_jobs, to_part
 from app.ui.bulk.mapping import (
     CHAT,
     COMPLETION,
     PARAMETERS,
     RESPONSE,
-    MappingError,
     RowError,
     check_line,
     guess_form,
@@ -35,6 +34,7 @@ from app.ui.bulk.mapping import (
 from app.ui.bulk.sending import AlreadySentError, Sending
 from app.ui.bulk.table import DELIMITERS
 from app.ui.bulk.uploaded_file import Source, UnreadableError, on_thread, open_upload
+from app.ui.errors import ApiError, EntryError, RefusedError
 from app.ui.guard import BodyTooLargeError
 from app.ui.pages.bulk_jobs import read_parts
 from app.ui.render import page
@@ -54,14 +54,9 @@ _FORM_FIELDS = (
 # --- The list, and uploading -------------------------------------------------------------------------
 
 
-async def index(request: Request) -> Response:
-    return await _index(request)
-
-
 async def upload(request: Request) -> Response:
-    """Stream an upload to the API; redirect to the mapping of its columns."""
     most = request.app.state.settings.max_upload_bytes
-    too_large = ApiError(
+    too_large = RefusedError(
         413,
         "too_large",
         f"The file is larger than the {most:,} bytes that are taken at once. Split it, and upload "
@@ -82,7 +77,10 @@ async def upload(request: Request) -> Response:
         return await _not_uploaded(request, body, error)
     except BodyTooLargeError:
         return await _not_uploaded(request, body, too_large)
-    return _redirect(request, f"{UPLOADS}/{segment(response.json()['id'])}")
+    path = f"{UPLOADS}/{segment(response.json()['id'])}"
+    if "x-part" in request.headers:  # a script, which goes there by itself
+        return Response(status_code=201, headers={"Location": path})
+    return RedirectResponse(path, 303)
 
 
 async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: ApiError) -> Response:
@@ -90,35 +88,24 @@ async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: Api
     with contextlib.suppress(BodyTooLargeError):
         async for _ in body:
             pass
-    if error.status == 401:
+    if not isinstance(error, RefusedError):
         raise error
     if "x-part" in request.headers:
-        return Response(error.message, error.status or 502, media_type="text/plain")
-    return await _index(request, error.status or 502, problem=error.message)
+        return Response(error.message, error.status, media_type="text/plain")
+    return await _index(request, error)
 
 
-def _redirect(request: Request, path: str) -> Response:
-    """Redirect to another page; a script, which requests a part, goes there by itself."""
-    if "x-part" in request.headers:
-        return Response(status_code=201, headers={"Location": path})
-    return RedirectResponse(path, 303)
-
-
-async def _index(
-    request: Request, status: int = 200, /, problem: str | None = None, note: str | None = None
-) -> Response:
+async def _index(request: Request, error: RefusedError | None = None) -> Response:
     api = api_of(request)
     after = request.query_params.get("after")
     listed = await api.get("/v1/batches", {"limit": _PAGE_SIZE, "after": after})
     jobs = to_jobs(listed["data"], request.query_params.get("job", ""))
-    if "sent" in request.query_params:
-        note = "This form was sent before; its job is the first of the list."
+    is_known = "sent" in request.query_params
+    note = "This form was sent before; its job is the first of the list." if is_known else None
     return await page(
         request,
         "bulk.html",
-        status,
-        problem=problem,
-        fields=(),
+        error,
         note=note,
         jobs=await _whole(api, jobs),
         is_first=after is None,
@@ -129,10 +116,9 @@ async def _index(
 
 
 async def _whole(api: Api, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs with those of their parts that were on another page of the list.
+    """The jobs with their parts from other pages of the list: at most as many as one job may have.
 
-    One page ends within one job; batches of programs may have any metadata, in any number: no more are
-    read than one job may have.
+    One page ends within one job; batches of programs may have any metadata.
     """
     whole, left = [], MAX_PARTS
     for job in jobs:
@@ -153,23 +139,21 @@ def _next_page(listed: Mapping[str, Any]) -> str | None:
     """The query of the next page, with the job that this one ends within, so that it is not repeated."""
     if not listed["has_more"]:
         return None
-    return f"?after={quote(listed['last_id'])}&job={quote(Part(listed['data'][-1]).job)}"
+    return f"?after={quote(listed['last_id'])}&job={quote(to_part(listed['data'][-1]).job)}"
 
 
 # --- Mapping and sending -----------------------------------------------------------------------------
 
 
 async def preview(request: Request) -> Response:
-    """The first rows of an uploaded file, and the mapping of its columns."""
     try:
         async with open_upload(request, request.query_params.get("separator", "")) as source:
             return await _preview(request, source, guess_form(source.found.columns))
     except UnreadableError as error:
-        return await _index(request, 422, problem=str(error))
+        return await _index(request, error)
 
 
 async def send(request: Request) -> Response:
-    """Make requests of the rows and send them; or report the error, with all entries kept."""
     form = await request.form()
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
     # Browsers send line ends as CR LF; a prompt has the original ones.
@@ -178,70 +162,72 @@ async def send(request: Request) -> Response:
         async with open_upload(request, texts.get("separator", "")) as source:
             return await _send(request, source, entered, _key(texts.get("key", "")))
     except UnreadableError as error:
-        return await _index(request, 422, problem=str(error))
+        return await _index(request, error)
 
 
 async def _send(request: Request, source: Source, entered: dict[str, str], key: str) -> Response:
+    bounds = Bounds(lines=request.app.state.settings.batch_lines)
+    done = None
     try:
         to_request, endpoint = _reader(source, entered)
-    except MappingError as error:
-        wrong = {error.name: str(error)}
-        return await _preview(request, source, entered, 422, problem=str(error), wrong=wrong)
-    bounds = Bounds(lines=request.app.state.settings.batch_lines)
-    with tempfile.TemporaryDirectory(prefix="bulk-") as directory:
-        done = await on_thread(
-            source.file,
-            lambda: convert(source.file, source.table, to_request, Path(directory), bounds),
-        )
-        if problem := _refusal_reason(done, is_skipping="skip" in entered, bounds=bounds):
-            return await _preview(request, source, entered, 422, problem=problem, checked=done)
-        model = entered.get("model", "").strip()
-        try:
-            job_id = await Sending(api_of(request), key, source.name, endpoint, model).send(done)
-        except AlreadySentError:
-            return RedirectResponse("/bulk?sent=1", 303)
-        except ApiError as error:
-            if error.status == 401:
-                raise
-            problem = f"Nothing was sent. The file makes {len(done.parts)} batches: {error}"
-            status = error.status or 502
-            return await _preview(request, source, entered, status, problem=problem, checked=done)
+        with tempfile.TemporaryDirectory(prefix="bulk-") as directory:
+            done = await on_thread(
+                source.file,
+                lambda: convert(source.file, source.table, to_request, Path(directory), bounds),
+            )
+            _check(done, is_skipping="skip" in entered, bounds=bounds)
+            model = entered.get("model", "").strip()
+            sending = Sending(api_of(request), key, source.name, endpoint, model)
+            job_id = await _send_parts(sending, done)
+    except AlreadySentError:
+        return RedirectResponse("/bulk?sent=1", 303)
+    except RefusedError as error:
+        return await _preview(request, source, entered, error, done)
     return RedirectResponse(f"/bulk/jobs/{segment(job_id)}", 303)
+
+
+async def _send_parts(sending: Sending, done: Conversion) -> str:
+    try:
+        return await sending.send(done)
+    except RefusedError as error:
+        words = f"Nothing was sent. The file makes {len(done.parts)} batches: {error}"
+        raise RefusedError(error.status, error.code, words) from error
 
 
 def _reader(
     source: Source, entered: Mapping[str, str]
 ) -> tuple[Callable[[Any], tuple[str, bytes]], str]:
-    """The function from a row to a request, and the endpoint. Raises MappingError."""
     if source.table.is_batch:
         endpoint = source.endpoint
         if endpoint not in (CHAT, COMPLETION, RESPONSE):
             known = f"{CHAT}, {COMPLETION} or {RESPONSE}"
-            raise MappingError("endpoint", f"The first line's url is “{endpoint}”, not {known}.")
+            raise EntryError("endpoint", f"The first line's url is “{endpoint}”, not {known}.")
         return lambda row: check_line(row, endpoint), endpoint
     mapping = read_mapping(entered, source.found.columns)
     return lambda row: to_line(row, mapping), mapping.endpoint
 
 
-def _refusal_reason(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> str | None:
+def _check(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> None:
+    """Raises RefusedError for a conversion that is not to be sent."""
+    problem = None
     if not done.requests:
-        return "No line can be sent: correct the mapping, or the file. Nothing was sent."
-    if done.left_out and not is_skipping:
-        return (
+        problem = "No line can be sent: correct the mapping, or the file. Nothing was sent."
+    elif done.left_out and not is_skipping:
+        problem = (
             f"{done.left_out:,} of {done.rows:,} lines cannot be sent. Correct them and upload the "
             "file again, or have them left out (below). Nothing was sent."
         )
-    if len(done.parts) > MAX_PARTS:
+    elif len(done.parts) > MAX_PARTS:
         files = -(-len(done.parts) // MAX_PARTS)
-        return (
+        problem = (
             f"The file makes {len(done.parts)} batches of up to {bounds.lines:,} lines, and a job "
             f"has at most {MAX_PARTS}. Split it into {files} files. Nothing was sent."
         )
-    return None
+    if problem:
+        raise RefusedError(422, "unsendable", problem)
 
 
 def _key(text: str) -> str:
-    """The form's key, in the format of our forms."""
     try:
         return UUID(text).hex
     except ValueError:
@@ -252,18 +238,16 @@ async def _preview(
     request: Request,
     source: Source,
     form: Mapping[str, str],
-    status: int = 200,
-    /,
-    problem: str | None = None,
-    wrong: Mapping[str, str] | None = None,
+    error: RefusedError | None = None,
     checked: Conversion | None = None,
 ) -> Response:
-    """`wrong`: errors by the names of controls; `checked`: the conversion with the lines' errors."""
-    models = [] if source.table.is_batch else await api_of(request).get("/models/")
+    """The mapping's form; `checked`: the conversion with the lines' errors, else that of the upload."""
+    checked = checked or source.found
+    models = [] if source.table.is_batch else await api_of(request).get_models()
     return await page(
         request,
         "bulk_file.html",
-        status,
+        error,
         source=source,
         rows=[
             (row.line, [_shown(row.values.get(column)) for column in source.found.columns])
@@ -272,13 +256,11 @@ async def _preview(
         delimiters=DELIMITERS,
         form=form,
         key=uuid4().hex,
-        models=sorted(models, key=lambda one: (not one["ready"], one["name"])),
+        models=models,
         parameters=PARAMETERS,
-        problem=problem,
-        fields=(),
-        wrong=wrong or {},
-        checked=checked or source.found,
-        can_skip=bool((checked or source.found).left_out) or "skip" in form,
+        wrong=dict(error.fields if error else ()),
+        checked=checked,
+        can_skip=bool(checked.left_out) or "skip" in form,
         kept_days=_UPLOAD_RETENTION_DAYS,
     )
 
@@ -291,7 +273,7 @@ def _shown(value: Any) -> str:
 
 
 routes = [
-    Route("/bulk", index),
+    Route("/bulk", _index),
     Route(UPLOADS, upload, methods=["POST"]),
     Route("/bulk/files/{file_id}", preview),
     Route("/bulk/files/{file_id}", send, methods=["POST"]),

@@ -1,8 +1,7 @@
 """A bulk job: its state, stopping it, and its answers beside the rows of its file."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import PurePath
 from typing import Any
@@ -14,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import FILE_TIMEOUT, Api, ApiError, api_of, segment
-from app.ui.bulk.jobs import Job, Part
+from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
+from app.ui.bulk.jobs import Job, Part, to_part
 from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
     LineTooLongError,
-    PartAnswers,
+    answers_of,
     join,
     read_answer,
     split_lines,
@@ -29,8 +28,9 @@ from app.ui.bulk.results import (
     without_rows,
 )
 from app.ui.bulk.sending import delete_all
+from app.ui.errors import Ignoring, RefusedError
 from app.ui.proxied_response import ProxiedResponse
-from app.ui.render import fragment, page
+from app.ui.render import page, refreshed
 
 _MAX_SHOWN_FAILURES = 100
 
@@ -43,28 +43,20 @@ async def job(request: Request) -> Response:
 
 async def progress(request: Request) -> Response:
     context = await _job_context(request)
-    response = fragment(request, "_bulk_job.html", **context)
-    if context["job"].is_over:
-        response.headers["X-Part-Ended"] = "1"
-    return response
+    return refreshed(request, "_bulk_job.html", is_ended=context["job"].is_over, **context)
 
 
 async def cancel(request: Request) -> Response:
-    """Stop all parts of a job that have not ended."""
     api = api_of(request)
     found = await _job(request)
     for part in found.parts:
-        try:
-            if not part.is_over:
+        if not part.is_over:
+            with Ignoring(409):  # it has ended meanwhile
                 await api.post(f"/v1/batches/{segment(part.id)}/cancel")
-        except ApiError as error:
-            if error.status != 409:  # it has ended meanwhile
-                raise
     return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
 
 
 async def delete_files(request: Request) -> Response:
-    """Delete all files of a job that has ended; the job and its counts stay."""
     found = await _job(request)
     if found.is_over:
         await delete_all(api_of(request), [one for part in found.parts for one in part.file_ids])
@@ -84,7 +76,7 @@ async def results(request: Request) -> Response:
         content, media_type = to_csv(rows, columns), "text/csv; charset=utf-8"
     else:
         content, media_type = to_jsonl(rows), "application/jsonl"
-    filename = quote(f"{PurePath(found.name).stem}-results.{kind}")
+    filename = quote(f"{PurePath(found.last.name).stem}-results.{kind}")
     headers = {"Content-Disposition": f"attachment; filename*=utf-8''{filename}"}
     return ProxiedResponse(content, held, headers, media_type)
 
@@ -97,19 +89,16 @@ async def _job(request: Request) -> Job:
 
 
 async def read_part(api: Api, batch_id: str) -> Part:
-    return Part(await api.get(f"/v1/batches/{segment(batch_id)}"))
+    return to_part(await api.get(f"/v1/batches/{segment(batch_id)}"))
 
 
 async def read_parts(api: Api, ids: Sequence[str]) -> list[Part]:
     """Batches, without missing ones: metadata may name any id. Raises ApiError."""
 
     async def read(batch_id: str) -> list[Part]:
-        try:
+        with Ignoring(404):
             return [await read_part(api, batch_id)]
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return []
+        return []
 
     found = await asyncio.gather(*(read(one) for one in ids))
     return [part for parts in found for part in parts]
@@ -128,10 +117,9 @@ async def _job_context(request: Request) -> dict[str, Any]:
 
 
 async def _has_files(api: Api, found: Job) -> bool:
-    """True if the first file of an ended part can be downloaded."""
     ended = [part for part in found.parts if part.is_over]
     for file_id in ended[0].file_ids if ended else ():
-        with _ignoring_missing():
+        with Ignoring(404):
             await api.get(f"/v1/files/{segment(file_id)}")
             return True
     return False
@@ -142,7 +130,7 @@ async def _failures(api: Api, found: Job) -> list[Answer]:
     for part in found.parts:
         if (file_id := part.batch["error_file_id"]) is None:
             continue
-        with _ignoring_missing():
+        with Ignoring(404):
             async with aclosing(_file_lines(api, file_id)) as lines:
                 async for line in lines:
                     failures.append(read_answer(line)[1])
@@ -151,21 +139,11 @@ async def _failures(api: Api, found: Job) -> list[Answer]:
     return failures
 
 
-@contextlib.contextmanager
-def _ignoring_missing() -> Iterator[None]:
-    """Files may have been deleted, or have expired."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status != 404:
-            raise
-
-
 async def _columns(api: Api, found: Job) -> Sequence[str]:
     """The names of the file's columns; of another program's batch, only its ids."""
     if (file_id := found.parts[0].rows_file_id) is not None:
         async with aclosing(_file_lines(api, file_id)) as lines:
-            with _ignoring_missing():
+            with Ignoring(404):
                 async for line in lines:
                     return list(orjson.loads(line)["columns"])
     return ["custom_id"]
@@ -173,33 +151,26 @@ async def _columns(api: Api, found: Job) -> Sequence[str]:
 
 async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
     for part in found.parts:
+        names = (part.batch["output_file_id"], part.batch["error_file_id"], part.rows_file_id)
+        files = [_file_lines(api, one) if one is not None else None for one in names]
         async with AsyncExitStack() as held:  # the files of a part, until its end or the reader's
-
-            def lines_of(file_id: str | None, held: AsyncExitStack = held) -> _Lines | None:
-                if file_id is None:
-                    return None
-                lines = _file_lines(api, file_id)
-                held.push_async_callback(lines.aclose)
-                return lines
-
-            answers = PartAnswers(
-                part.lines,
-                lines_of(part.batch["output_file_id"]),
-                lines_of(part.batch["error_file_id"]),
-                _default_answer(part),
-            )
-            kept = await _kept_rows(lines_of(part.rows_file_id))
-            rows = without_rows([answers]) if kept is None else join(kept, [answers])
-            async for row in rows:
+            for file in files:
+                if file is not None:
+                    held.push_async_callback(file.aclose)
+            output, errors, rows = files
+            answers = answers_of(part.lines, output, errors, _default_answer(part))
+            has_rows = rows is not None and await _skip_header(rows)
+            joined = join(rows, answers) if rows and has_rows else without_rows(answers)
+            async for row in joined:
                 yield row
 
 
-async def _kept_rows(lines: _Lines | None) -> _Lines | None:
-    if lines is not None:
-        with _ignoring_missing():
-            await anext(lines)  # the names of the columns
-            return lines
-    return None
+async def _skip_header(rows: _Lines) -> bool:
+    """Skip the names of the columns; False if the file was deleted."""
+    with Ignoring(404):  # it may have expired
+        await anext(rows)
+        return True
+    return False
 
 
 def _default_answer(part: Part) -> Answer:
@@ -218,7 +189,7 @@ async def _file_lines(api: Api, file_id: str) -> _Lines:
             async for line in split_lines(response.aiter_bytes()):
                 yield line
         except LineTooLongError as error:
-            raise ApiError(
+            raise RefusedError(
                 422, "too_large", f"The file {file_id} cannot be shown: {error}."
             ) from error
 

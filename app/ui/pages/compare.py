@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.api import Api, api_of, identifier
 from app.ui.bounded import get_result
+from app.ui.errors import FormError, RefusedError
 from app.ui.parameters import (
-    FormError,
     Parameter,
     as_entered,
     flat,
@@ -22,7 +22,7 @@ from app.ui.parameters import (
     to_form,
 )
 from app.ui.render import page
-from app.ui.results import to_view
+from app.ui.results import to_view, view_of
 from app.ui.sending import key_of, read_form, texts_of
 
 PLACES = (1, 2, 3, 4)
@@ -39,11 +39,11 @@ async def show(request: Request) -> Response:
     form: dict[str, str] = {}
     view = "plain"
     if results:
-        context = await api.get(f"/contexts/{segment(results[0]['context_id'])}")
+        context = await api.get_context(results[0])
         parameters, models = await asyncio.gather(read_parameters(api), api.get("/models/"))
         entered = [as_entered(one, flat(parameters), models) for one in results]
         form = _form_of(results, context, entered)
-        view = "rendered" if context["messages"] else "plain"
+        view = view_of(context)
     views = await asyncio.gather(*(to_view(one, view) for one in results))
     return await _page(request, form, results=views)
 
@@ -56,13 +56,8 @@ async def send(request: Request) -> Response:
         bodies = await _bodies(api, texts)
         response = await api.send("POST", "/results/", json=list(bodies.values()))
         ids = await _all_or_none(api, bodies, response.json())
-    except FormError as error:
-        return await _page(request, texts, 422, problem=str(error), fields=error.fields)
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        status = error.status or 502
-        return await _page(request, texts, status, problem=error.message, fields=error.fields)
+    except RefusedError as error:
+        return await _page(request, texts, error)
     return RedirectResponse(f"/compare?ids={','.join(ids)}", 303)
 
 
@@ -86,16 +81,18 @@ async def _all_or_none(
 
 
 def _refusals(problem: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The errors of a place: by member if the API names it."""
     errors = problem.get("errors") or ()
     return [(f", {one['field']}", one["message"]) for one in errors] or [("", problem["detail"])]
 
 
 async def _page(
-    request: Request, form: Mapping[str, str], status: int = 200, /, **context: Any
+    request: Request,
+    form: Mapping[str, str],
+    error: RefusedError | None = None,
+    results: Sequence[Mapping[str, Any]] = (),
 ) -> Response:
     api = api_of(request)
-    models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+    models = await api.get_models()
     parameters = {one.name: one for one in flat(await read_parameters(api))}
     form = {**form, "key": uuid4().hex}
     if models and "1.model" not in form:
@@ -105,12 +102,12 @@ async def _page(
     return await page(
         request,
         "compare.html",
-        status,
+        error,
         form=form,
         models=models,
         places=PLACES,
         parameters=[parameters[name] for name in _SHOWN if name in parameters],
-        **({"results": [], "problem": None, "fields": ()} | context),
+        results=results,
     )
 
 

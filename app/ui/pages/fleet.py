@@ -1,7 +1,7 @@
 """Models and servers: readiness, queues, and, for operators, the servers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,17 +10,19 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import LOAD_TIMEOUT, Api, ApiError, api_of, segment
+from app.ui.api import LOAD_TIMEOUT, Api, api_of, segment
 from app.ui.charts import sparkline
+from app.ui.errors import RefusedError
 from app.ui.history_rows import Row, series, steps, total
 from app.ui.render import fragment, number, page
 from app.ui.sending import read_form
 
 _SERVER_FIELDS = ("name", "grpc", "http", "metrics", "slots")
+_NO_VALUES = dict.fromkeys(_SERVER_FIELDS, "")
 
 
 async def show(request: Request) -> Response:
-    return await _page(request, {})
+    return await _page(request)
 
 
 async def part(request: Request) -> Response:
@@ -29,12 +31,11 @@ async def part(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     form, action = await read_form(request), _action(request, "load", "unload")
-    name = str(form.get("name", ""))
+    path = f"/models/{segment(str(form.get('name', '')))}/{action}"
     try:
-        path = f"/models/{segment(name)}/{action}"
         await api_of(request).send("POST", path, timeout=LOAD_TIMEOUT)
-    except ApiError as error:
-        return await _refused(request, error, {})
+    except RefusedError as error:
+        return await _page(request, error)
     return RedirectResponse("/models", 303)
 
 
@@ -46,8 +47,8 @@ async def register(request: Request) -> Response:
         body["slots"] = int(values["slots"])
     try:
         await api_of(request).post("/servers", body)
-    except ApiError as error:
-        return await _refused(request, error, values)
+    except RefusedError as error:
+        return await _page(request, error, values)
     return RedirectResponse("/models#servers", 303)
 
 
@@ -59,8 +60,8 @@ async def change(request: Request) -> Response:
             await api_of(request).delete(path)
         else:
             await api_of(request).post(f"{path}/{action}")
-    except ApiError as error:
-        return await _refused(request, error, {})
+    except RefusedError as error:
+        return await _page(request, error)
     return RedirectResponse("/models#servers", 303)
 
 
@@ -71,44 +72,28 @@ def _action(request: Request, *known: str) -> str:
     return action
 
 
-async def _refused(request: Request, error: ApiError, values: dict[str, str]) -> Response:
-    if error.status == 401:
-        raise error
-    return await _page(request, values, error)
-
-
 async def _page(
-    request: Request, values: dict[str, str], error: ApiError | None = None
+    request: Request,
+    error: RefusedError | None = None,
+    values: Mapping[str, str] = _NO_VALUES,
 ) -> Response:
     fleet = await _fleet(api_of(request))
-    return await page(
-        request,
-        "fleet.html",
-        (error.status or 502) if error else 200,
-        values=dict.fromkeys(_SERVER_FIELDS, "") | values,
-        problem=error.message if error else None,
-        fields=error.fields if error else (),
-        **fleet,
-    )
+    return await page(request, "fleet.html", error, values=values, **fleet)
 
 
 async def _fleet(api: Api) -> dict[str, Any]:
     me = await api.me()
-    models, servers, history = await asyncio.gather(
-        api.get("/models/"),
-        api.get("/servers") if me.is_operator else _nothing(),
-        api.get_cached("/history?minutes=60"),
+    models, history = await asyncio.gather(
+        api.get("/models/"), api.get_cached("/history?minutes=60")
     )
+    servers = await api.get("/servers") if me.is_operator else []
     lines = _lines(history)
     for model in models:
         line = lines.get(model["name"])
         model["done"] = sum(value or 0 for value in line or ())
-        model["spark"] = (
-            # The last step is not over, and left out.
-            sparkline(f"{model['done']:,.0f} results completed in the last hour", line[:-1])
-            if line
-            else None
-        )
+        # The last step is not over, and left out.
+        title = f"{model['done']:,.0f} results completed in the last hour"
+        model["spark"] = sparkline(title, line[:-1]) if line else None
         model["slots"] = _slots(model["name"], servers)
     return {
         "models": models,
@@ -118,23 +103,13 @@ async def _fleet(api: Api) -> dict[str, Any]:
     }
 
 
-async def _nothing() -> list[Any]:
-    return []
-
-
 def _lines(rows: Sequence[Row]) -> dict[str, Sequence[float | None]]:
-    """Completed results of each model, for each step of the last hour."""
     times = steps(datetime.now(UTC), 60, rows)
-    return {
-        name: series(
-            name,
-            times,
-            [row for row in rows if row["model_name"] == name],
-            total("completed"),
-            0,
-        ).values
-        for name in {row["model_name"] for row in rows}
-    }
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row["model_name"], []).append(row)
+    completed = total("completed")
+    return {name: series(name, times, own, completed, 0).values for name, own in by_name.items()}
 
 
 def _slots(name: str, servers: Sequence[dict[str, Any]]) -> int:

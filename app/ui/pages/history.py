@@ -1,15 +1,14 @@
 """The history: all stored results, by words and filters, page by page."""
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Any
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import ApiError, api_of
+from app.ui.api import STREAM_TIMEOUT, api_of
+from app.ui.errors import ApiError, FormError, RefusedError
 from app.ui.history_filters import (
     address,
     newer,
@@ -19,8 +18,7 @@ from app.ui.history_filters import (
     to_form,
     to_params,
 )
-from app.ui.parameters import FormError
-from app.ui.proxied_response import ProxiedResponse, parts_of
+from app.ui.proxied_response import ProxiedResponse, open_stream, parts_of
 from app.ui.remedies import REMEDIES
 from app.ui.render import page
 from app.ui.results import one_line, outcome, state_of, timings
@@ -29,53 +27,41 @@ from app.ui.sending import read_form
 _PAGE_SIZE = 50
 _MAX_MODELS = 500
 _CANCELLABLE = ("model_name", "context_id")
-# An export of rare words may search for a while between two pieces.
-_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 async def show(request: Request) -> Response:
-    query = request.query_params
-    return await _page(request, read_filters(query))
+    return await _page(request, read_filters(request.query_params))
 
 
 async def export(request: Request) -> Response:
     """All results of the filters as JSON lines, proxied as a stream."""
+    filters = read_filters(request.query_params)
     try:
-        params = to_params(read_filters(request.query_params))
+        params = to_params(filters)
     except FormError as error:
-        return await _page(request, read_filters(request.query_params), 422, error)
-    stack = AsyncExitStack()
-    try:
-        response = await stack.enter_async_context(
-            api_of(request).stream("GET", "/results/export", params=params, timeout=_TIMEOUT)
-        )
-    except BaseException:
-        await stack.aclose()
-        raise
-
+        return await _page(request, filters, error)
+    response, stack = await open_stream(
+        api_of(request).stream("GET", "/results/export", params=params, timeout=STREAM_TIMEOUT)
+    )
     headers = {"Content-Disposition": response.headers["content-disposition"]}
     return ProxiedResponse(parts_of(response), stack, headers, "application/x-ndjson")
 
 
 async def cancel(request: Request) -> Response:
-    """Stop all pending results of a model, of a prompt, or of both."""
     form = await read_form(request)
     filters = read_filters({name: str(value) for name, value in form.items()})
     params = {name: filters.get(name) for name in _CANCELLABLE}
     try:
         answer = await api_of(request).post("/results/cancel", params=params)
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        return await _page(request, filters, error.status or 502, error)
+    except RefusedError as error:
+        return await _page(request, filters, error)
     return RedirectResponse(address(filters, cancelled=str(answer["cancelled"])), 303)
 
 
 async def _page(
     request: Request,
     filters: Mapping[str, str],
-    status: int = 200,
-    problem: ApiError | FormError | None = None,
+    problem: RefusedError | None = None,
 ) -> Response:
     """The list; an error of a filter is shown above it, and all entries stay."""
     query = request.query_params
@@ -87,18 +73,14 @@ async def _page(
             params = {**to_params(filters), "after": after, "limit": _PAGE_SIZE, "prompts": True}
             response = await api_of(request).send("GET", "/results/", params=params)
             rows, has_more = response.json(), "next" in response.links
-        except FormError as error:
-            problem, status = error, 422
-        except ApiError as error:
-            if error.status in (0, 401):  # the filters are in the address
+        except RefusedError as error:
+            if error.code == "unreachable":  # the filters are in the address
                 raise
-            problem, status = error, error.status
+            problem = error
     return await page(
         request,
         "history.html",
-        status,
-        problem=str(problem) if problem else None,
-        fields=problem.fields if problem else (),
+        problem,
         form=to_form(filters),
         chips=to_chips(filters),
         rows=[_row(one) for one in rows],
@@ -113,7 +95,6 @@ async def _page(
 
 
 async def _model_names(request: Request) -> list[str]:
-    """Suggestions of models; the names of removed models can be typed."""
     try:
         api = api_of(request)
         models = [one["name"] for one in await api.get_cached("/models/")]
@@ -135,7 +116,6 @@ def _notice(query: Mapping[str, str]) -> str | None:
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as a row of the table, with the beginning of its prompt, else of its answer."""
     answer = outcome(result)
     usage = (result["usage"] or {}) if result["kind"] == "generation" else {}
     return {

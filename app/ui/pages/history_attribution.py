@@ -6,11 +6,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from app.ui.api import Api, ApiError, segment
+from app.ui.api import Api, segment
 from app.ui.attributions import to_attribution
 from app.ui.bounded import get_bounded
-from app.ui.parameters import FormError
-from app.ui.results import state_of, to_view
+from app.ui.errors import FormError, Ignoring
+from app.ui.results import state_of
 
 _MAX_INDEXES = 20
 _PAGE_SIZE = 100
@@ -24,31 +24,15 @@ PARAMETERS: Mapping[str, type[int] | type[float]] = {
 
 
 async def attributions_of(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The available indexes, and the existing attributions, as lists return them."""
     indexes = await api.get_cached("/indexes")
     found: list[dict[str, Any]] = []
     if result["state"] != "pending":
         # An attribution has its source's context. Lists omit its answer, which may be large.
-        lists = await asyncio.gather(
-            *(
-                api.get(
-                    "/results/",
-                    {
-                        "context_id": result["context_id"],
-                        "model_name": f"infini-gram/{name}",
-                        "limit": _PAGE_SIZE,
-                    },
-                )
-                for name in indexes[:_MAX_INDEXES]
-            )
-        )
+        common = {"context_id": result["context_id"], "limit": _PAGE_SIZE}
+        asked = [{**common, "model_name": f"infini-gram/{name}"} for name in indexes[:_MAX_INDEXES]]
+        lists = await asyncio.gather(*(api.get("/results/", params) for params in asked))
         found = [
-            {
-                "id": one["id"],
-                "index": name,
-                "state": state_of(one),
-                "created_at": one["created_at"],
-            }
+            {**one, "index": name, "state": state_of(one)}
             for name, answers in zip(indexes, lists, strict=False)
             for one in answers
             if one.get("source_id") == result["id"]
@@ -74,22 +58,13 @@ async def attribution_view(
 async def _attributed_text(
     api: Api, result: Mapping[str, Any], context: Mapping[str, Any] | None
 ) -> str | None:
-    """The attributed text: another result's, or its own context's."""
     if result.get("source_id"):
-        try:
+        source = None
+        with Ignoring(404):
             source = await get_bounded(api, f"/results/{segment(result['source_id'])}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
         return source["result"] if source and isinstance(source["result"], str) else None
     text = (context or await context_of(api, result))["content"]
     return text if isinstance(text, str) else None
-
-
-async def without_answer(result: Mapping[str, Any]) -> dict[str, Any]:
-    """An attribution without its answer, as templates show results: it generates no tokens."""
-    return await to_view({**result, "result": None, "usage": None, "finish_reason": None})
 
 
 def read_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
@@ -109,10 +84,6 @@ def read_parameters(texts: Mapping[str, str]) -> dict[str, int | float]:
 
 async def context_of(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
     """The prompt; an empty one if it was deleted just now."""
-    try:
-        context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return {"content": None, "messages": None}
-    return context
+    with Ignoring(404):
+        return await api.get_context(result)
+    return {"content": None, "messages": None}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,20 +11,19 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, api_of, segment
+from app.ui.api import Api, api_of, segment
 from app.ui.bounded import MAX_BYTES, get_bounded, proxy
 from app.ui.charts import stacked_bar
+from app.ui.errors import RefusedError
 from app.ui.pages import history_attribution
 from app.ui.pages.history_attribution import (
     attribution_view,
     attributions_of,
     context_of,
-    without_answer,
 )
-from app.ui.parameters import FormError
 from app.ui.remedies import explain
-from app.ui.render import fragment, page, to_time
-from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_view
+from app.ui.render import fragment, page, refreshed, to_time
+from app.ui.results import MAX_SHOWN_CHARACTERS, OPTIONAL, timings, to_json, to_view, view_of
 from app.ui.sending import key_of, read_form, texts_of
 
 _MAX_TURNS = 200
@@ -45,15 +44,10 @@ async def show_part(request: Request) -> Response:
     if result is None:
         return fragment(request, "_large.html", result_id=result_id, most=MAX_BYTES)
     if result["kind"] == "attribution":
-        found = await attribution_view(request, api, result)
-        response = fragment(
-            request, "_attribution.html", result=await without_answer(result), found=found
-        )
+        template, context = "_attribution.html", await _attribution(request, api, result)
     else:
-        response = fragment(request, "_details.html", **await _details(api, result))
-    if result["state"] != "pending":
-        response.headers["X-Part-Ended"] = "1"
-    return response
+        template, context = "_details.html", await _details(api, result)
+    return refreshed(request, template, is_ended=result["state"] != "pending", **context)
 
 
 async def show_text(request: Request) -> Response:
@@ -64,13 +58,11 @@ async def show_text(request: Request) -> Response:
 
 
 async def show_prompt(request: Request) -> Response:
-    """The whole prompt as a file: a plain text, or a chat as JSON."""
     api, result_id = api_of(request), _id_of(request)
     result = await api.get(f"/results/{result_id}")
-    context = await api.get(f"/contexts/{segment(result['context_id'])}")
+    context = await api.get_context(result)
     if context["messages"]:
-        text = json.dumps(context["messages"], ensure_ascii=False, indent=2)
-        return _file(text, f"{result_id}-prompt.json")
+        return _file(to_json(context["messages"]), f"{result_id}-prompt.json")
     return _file(context["content"] or "", f"{result_id}-prompt.txt")
 
 
@@ -82,114 +74,94 @@ async def show_json(request: Request) -> Response:
 async def retry(request: Request) -> Response:
     form = await read_form(request)
     key = key_of(str(form.get("key", "")), {"retry_of": _id_of(request)})
-
-    async def send() -> Response:
-        path = f"/results/{_id_of(request)}/retry"
+    path = f"/results/{_id_of(request)}/retry"
+    try:
         response = await api_of(request).send("POST", path, headers={"Idempotency-Key": key})
-        return RedirectResponse(f"/history/{segment(response.json()['id'])}", 303)
-
-    return await _run_action(request, send())
+    except RefusedError as error:
+        return await _page(request, error)
+    return RedirectResponse(f"/history/{segment(response.json()['id'])}", 303)
 
 
 async def delete(request: Request) -> Response:
-    async def remove() -> Response:
+    try:
         await api_of(request).delete(f"/results/{_id_of(request)}")
-        return RedirectResponse("/history?deleted=1", 303)
-
-    return await _run_action(request, remove())
+    except RefusedError as error:
+        return await _page(request, error)
+    return RedirectResponse("/history?deleted=1", 303)
 
 
 async def attribute(request: Request) -> Response:
     """Request the result's attribution by an index: a result of its own, whose page comes next."""
     texts = texts_of(await read_form(request))
-
-    async def ask() -> Response:
-        path = f"/results/{_id_of(request)}/attribution"
-        params = {"index": texts.get("index")}
-        answer = await api_of(request).post(
-            path, history_attribution.read_parameters(texts), params
-        )
-        return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
-
-    return await _run_action(request, ask(), texts)
-
-
-async def _run_action(
-    request: Request, doing: Awaitable[Response], texts: Mapping[str, str] | None = None
-) -> Response:
+    path = f"/results/{_id_of(request)}/attribution"
     try:
-        return await doing
-    except (ApiError, FormError) as error:
-        status = error.status or 502 if isinstance(error, ApiError) else 422
-        if status == 401:
-            raise
-        return await _page(request, status, texts, error)
+        parameters = history_attribution.read_parameters(texts)
+        answer = await api_of(request).post(path, parameters, {"index": texts.get("index")})
+    except RefusedError as error:
+        return await _page(request, error, texts)
+    return RedirectResponse(f"/history/{segment(answer['id'])}", 303)
 
 
 async def _page(
-    request: Request,
-    status: int = 200,
-    texts: Mapping[str, str] | None = None,
-    problem: ApiError | FormError | None = None,
+    request: Request, error: RefusedError | None = None, texts: Mapping[str, str] | None = None
 ) -> Response:
     api, result_id = api_of(request), _id_of(request)
-    shown = {
-        "problem": str(problem) if problem else None,
-        "fields": problem.fields if problem else (),
-    }
     result = await get_bounded(api, f"/results/{result_id}")
     if result is None:
-        return await page(
-            request, "history_large.html", status, result_id=result_id, most=MAX_BYTES, **shown
-        )
+        return await page(request, "history_large.html", error, result_id=result_id, most=MAX_BYTES)
     context = await context_of(api, result)
     common = {
-        **shown,
         "prompt": _prompt(context),
         "parameters": _table(result["parameters"]),
-        "metadata": _pretty(result["metadata"]),
+        "metadata": to_json(result["metadata"]) if result["metadata"] else "",
     }
     if result["kind"] == "attribution":
         return await page(
             request,
             "history_attribution.html",
-            status,
-            result=await without_answer(result),
-            found=await attribution_view(request, api, result, context),
+            error,
             key=uuid4().hex,
+            **await _attribution(request, api, result, context),
             **common,
         )
-    view = "rendered" if context["messages"] else "plain"
     return await page(
         request,
         "history_result.html",
-        status,
+        error,
         attributions=await attributions_of(api, result),
         form={"index": "", **dict.fromkeys(history_attribution.PARAMETERS, ""), **(texts or {})},
-        **{**await _details(api, result), "result": await to_view(result, view)},
+        **{**await _details(api, result), "result": await to_view(result, view_of(context))},
         **common,
     )
 
 
+async def _attribution(
+    request: Request,
+    api: Api,
+    result: Mapping[str, Any],
+    context: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    # Templates show it as a result without an answer: it generates no tokens.
+    shown = await to_view({**result, "result": None, "usage": None, "finish_reason": None})
+    return {"result": shown, "found": await attribution_view(request, api, result, context)}
+
+
 def _prompt(context: Mapping[str, Any]) -> dict[str, Any]:
     """The prompt, of a long one the beginning; of a long chat its last messages."""
-    if context["messages"]:
-        left, turns = MAX_SHOWN_CHARACTERS, []
-        for message in reversed(context["messages"][-_MAX_TURNS:]):
-            content = message["content"] if isinstance(message["content"], str) else ""
-            turns.append({"role": message["role"], "content": content[:left]})
-            left -= len(content)
-            if left <= 0:
-                break
-        turns.reverse()
-        hidden = len(context["messages"]) - len(turns)
-        return {"turns": turns, "hidden": hidden, "is_cut": left < 0, "text": None, "length": 0}
     text = context["content"] or ""
+    messages = context["messages"] or ()
+    left, turns = MAX_SHOWN_CHARACTERS, []
+    for message in reversed(messages[-_MAX_TURNS:]):
+        content = message["content"] if isinstance(message["content"], str) else ""
+        turns.append({"role": message["role"], "content": content[:left]})
+        left -= len(content)
+        if left <= 0:
+            break
     return {
-        "turns": [],
-        "hidden": 0,
-        "is_cut": len(text) > MAX_SHOWN_CHARACTERS,
-        "text": text[:MAX_SHOWN_CHARACTERS],
+        "turns": turns[::-1],
+        "hidden": len(messages) - len(turns),
+        "is_cut": left < 0 or len(text) > MAX_SHOWN_CHARACTERS,
+        "text": None if messages else text[:MAX_SHOWN_CHARACTERS],
         "length": len(text),
     }
 
@@ -242,10 +214,6 @@ def _table(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _pretty(metadata: Mapping[str, Any]) -> str:
-    return json.dumps(metadata, ensure_ascii=False, indent=2) if metadata else ""
-
-
 def _file(text: str, name: str) -> Response:
     # A lone surrogate is not UTF-8; the API accepts none, but its output is not trusted here.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -254,7 +222,6 @@ def _file(text: str, name: str) -> Response:
 
 
 def _id_of(request: Request) -> str:
-    """The id of the address, if it is valid."""
     try:
         return str(UUID(request.path_params["result_id"]))
     except ValueError:

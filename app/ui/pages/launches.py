@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui import launch_form
-from app.ui.api import Api, ApiError, api_of, identifier, segment
-from app.ui.render import fragment, page, seconds, to_time
+from app.ui.api import Api, api_of, identifier, segment
+from app.ui.errors import Ignoring, RefusedError
+from app.ui.render import fragment, page, refreshed, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
 _PAGE_SIZE = 50
@@ -81,15 +81,11 @@ async def _list(request: Request) -> dict[str, Any]:
 
 @dataclass
 class _Form:
-    """The content of the page with the form, in addition to the entries."""
-
     values: dict[str, str]
     plan: dict[str, Any] | None = None
     dry_run: dict[str, Any] | None = None
     notice: str = ""
-    problem: str = ""
-    fields: Sequence[tuple[str, str]] = ()
-    status: int = 200
+    error: RefusedError | None = None
 
     @property
     def filled(self) -> set[str]:
@@ -97,18 +93,15 @@ class _Form:
 
 
 async def new(request: Request) -> Response:
-    """The form, empty except for the address's values."""
-    values = launch_form.empty()
-    for name in launch_form.NAMES:
-        values[name] = request.query_params.get(name, "")
+    values = {name: request.query_params.get(name, "") for name in launch_form.NAMES}
     return await _new_page(request, _Form(values))
 
 
 async def submit(request: Request) -> Response:
     """Do the pressed button's action: plan, take a row of the plan, show the script, launch."""
-    form = await read_form(request)
-    shown = _Form(_values(form))
-    api, action = api_of(request), str(form.get("do", "plan"))
+    texts = texts_of(await read_form(request))
+    shown = _Form({name: texts.get(name, "") for name in launch_form.NAMES})
+    api, action = api_of(request), texts.get("do", "plan")
     try:
         if action == "launch":
             launch = await api.post("/launches", launch_form.to_launch(shown.values))
@@ -118,13 +111,8 @@ async def submit(request: Request) -> Response:
             shown.dry_run = await api.post("/launches", body, {"dry_run": "true"})
         else:
             await _plan(api, shown, action.removeprefix("pick:") if ":" in action else None)
-    except launch_form.NotJsonError as error:
-        shown.problem, shown.fields, shown.status = str(error), (("config", str(error)),), 422
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        shown.problem, shown.fields = error.message, error.fields
-        shown.status = error.status or 502
+    except RefusedError as error:
+        shown.error = error
     return await _new_page(request, shown)
 
 
@@ -154,14 +142,11 @@ async def _new_page(request: Request, shown: _Form) -> Response:
     return await page(
         request,
         "launch_new.html",
-        shown.status,
+        shown.error,
         tab="new",
         shown=shown,
         values=shown.values,
-        problem=shown.problem,
-        # A field that the problem names is marked at the field only.
-        fields=shown.fields,
-        wrong=dict(shown.fields),
+        wrong=dict(shown.error.fields if shown.error else ()),
         profiles=profiles,
         profile=profile,
         sizes=_sizes(profile, shown.plan),
@@ -172,18 +157,10 @@ async def _new_page(request: Request, shown: _Form) -> Response:
 
 
 async def _catalogue(api: Api) -> list[dict[str, Any]]:
-    try:
+    with Ignoring(409):  # the operator's file is wrong: a launch reports it
         found: list[dict[str, Any]] = await api.get_cached("/launches/catalogue")
-    except ApiError as error:
-        if error.status != 409:  # the operator's file is wrong: a launch reports it
-            raise
-        return []
-    return found
-
-
-def _values(form: FormData) -> dict[str, str]:
-    texts = texts_of(form)
-    return {name: texts.get(name, "") for name in launch_form.NAMES}
+        return found
+    return []
 
 
 def _profile(profiles: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
@@ -221,11 +198,7 @@ async def one(request: Request) -> Response:
 
 
 async def one_part(request: Request) -> Response:
-    context = await _one(request)
-    response = fragment(request, "_launch.html", **context)
-    if context["is_ended"]:
-        response.headers["X-Part-Ended"] = "1"
-    return response
+    return refreshed(request, "_launch.html", **await _one(request))
 
 
 async def act(request: Request) -> Response:

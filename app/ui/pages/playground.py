@@ -1,7 +1,7 @@
 """The playground: one prompt to one model, with every parameter, and the answer as a stream."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -10,10 +10,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui import snippets
-from app.ui.api import Api, ApiError, api_of, identifier, segment
+from app.ui.api import Api, api_of, identifier, segment
 from app.ui.bounded import LargeResultError, get_result
+from app.ui.errors import ApiError, FormError, RefusedError
 from app.ui.parameters import (
-    FormError,
     Parameter,
     as_entered,
     flat,
@@ -22,7 +22,7 @@ from app.ui.parameters import (
     to_form,
 )
 from app.ui.render import page
-from app.ui.results import to_view
+from app.ui.results import to_view, view_of
 from app.ui.sending import key_of, read_form, texts_of
 
 _RECENT = 5
@@ -34,9 +34,8 @@ async def show(request: Request) -> Response:
     form = {"model": request.query_params.get("model", "")}
     if source := request.query_params.get("from"):
         result = await get_result(api, identifier(source))
-        form = _form_of(
-            result, await _context(api, result), await _entered(api, result), is_next=False
-        )
+        context = await api.get_context(result)
+        form = _form_of(result, context, await _entered(api, result), is_next=False)
     return await _page(request, form)
 
 
@@ -48,15 +47,18 @@ async def show_result(request: Request) -> Response:
         return RedirectResponse(f"/history/{error.result_id}", 303)
     if result["kind"] != "generation":
         return RedirectResponse(f"/history/{segment(result['id'])}", 303)
-    context = await _context(api, result)
+    context = await api.get_context(result)
     url = request.app.state.settings.shown_api_url
     needs_token = (await api.me()).is_authenticated
+    source = "messages" if context["messages"] else "content"
+    body = {"model": result["model_name"], source: context[source]}
+    body["parameters"] = result["parameters"]
     return await _page(
         request,
         _form_of(result, context, await _entered(api, result), is_next=True),
-        result=await to_view(result, "rendered" if context["messages"] else "plain"),
+        result=await to_view(result, view_of(context)),
         turns=_parts(context)[1],
-        snippets=_snippets(url, result, context, needs_token=needs_token),
+        snippets=snippets.of_request(url, body, needs_token=needs_token),
     )
 
 
@@ -69,44 +71,37 @@ async def send(request: Request) -> Response:
         body = await _body(api, texts, flat(parameters))
         headers = {"Idempotency-Key": key_of(texts.get("key", ""), body)}
         response = await api.send("POST", "/results/", json=body, headers=headers)
-    except FormError as error:
-        return await _refused(request, texts, 422, str(error), error.fields)
-    except ApiError as error:
-        if error.status == 401:
-            raise
-        return await _refused(request, texts, error.status or 502, error.message, error.fields)
+    except RefusedError as error:
+        return await _page(request, texts, error, turns=await _turns_before(api, texts))
     return RedirectResponse(f"/playground/{response.json()['id']}", 303)
 
 
-async def _refused(
-    request: Request,
-    texts: Mapping[str, str],
-    status: int,
-    problem: str,
-    fields: Sequence[tuple[str, str]],
-) -> Response:
-    """The form with its entries, below its chat if there is one, and with the errors."""
+async def _turns_before(api: Api, texts: Mapping[str, str]) -> list[dict[str, str]]:
     try:
-        turns = await _conversation(api_of(request), texts.get("after", ""))
-    except (ApiError, FormError):
-        turns = []
-    return await _page(request, texts, status, problem=problem, fields=fields, turns=turns)
+        return await _conversation(api, texts.get("after", ""))
+    except ApiError:
+        return []
 
 
 async def _page(
-    request: Request, form: Mapping[str, str], status: int = 200, /, **context: Any
+    request: Request,
+    form: Mapping[str, str],
+    error: RefusedError | None = None,
+    /,
+    **context: Any,
 ) -> Response:
     api = api_of(request)
-    models = sorted(await api.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+    models = await api.get_models()
+    named = [one for one in models if one["name"] == form.get("model")]
     pending = await api.get("/results/", {"state": "pending", "limit": _RECENT})
-    shown = {"result": None, "turns": [], "snippets": {}, "problem": None, "fields": ()} | context
+    shown = {"result": None, "turns": [], "snippets": {}} | context
     return await page(
         request,
         "playground.html",
-        status,
+        error,
         form={**form, "key": uuid4().hex},
         models=models,
-        chosen=_chosen(models, form.get("model", "")),
+        chosen=next(iter(named or models), None),
         indexes=await api.get_cached("/indexes"),
         parameters=await read_parameters(api),
         pending=[
@@ -115,12 +110,6 @@ async def _page(
         max_priority=(await api.me()).max_priority,
         **shown,
     )
-
-
-def _chosen(models: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The model of the form: the named one, else the first that is ready."""
-    named = [one for one in models if one["name"] == name]
-    return next(iter(named or models), None)
 
 
 async def _body(api: Api, texts: Mapping[str, str], parameters: list[Parameter]) -> dict[str, Any]:
@@ -164,7 +153,7 @@ async def _conversation(api: Api, after: str) -> list[dict[str, str]]:
         raise FormError(
             [("prompt", "wait for the answer, or stop it: the next message follows it")]
         )
-    _, messages = _parts(await _context(api, result))
+    _, messages = _parts(await api.get_context(result))
     answer = result["result"] if isinstance(result["result"], str) else ""
     return [*messages, {"role": "assistant", "content": answer}] if answer else messages
 
@@ -213,32 +202,11 @@ async def _entered(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
     return as_entered(result, parameters, await api.get("/models/"))
 
 
-async def _context(api: Api, result: Mapping[str, Any]) -> dict[str, Any]:
-    context: dict[str, Any] = await api.get(f"/contexts/{segment(result['context_id'])}")
-    return context
-
-
 def _parts(context: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
-    """A chat's system message, and the others."""
     messages = list(context["messages"] or ())
     if messages and messages[0]["role"] == "system":
         return messages[0]["content"], messages[1:]
     return "", messages
-
-
-def _snippets(
-    url: str, result: Mapping[str, Any], context: Mapping[str, Any], *, needs_token: bool
-) -> dict[str, str]:
-    name = "messages" if context["messages"] else "content"
-    body = {
-        "model": result["model_name"],
-        name: context[name],
-        "parameters": result["parameters"],
-    }
-    return {
-        "curl": snippets.curl(url, body, needs_token=needs_token),
-        "Python": snippets.python(url, body, needs_token=needs_token),
-    }
 
 
 routes = [

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import Api, ApiError, visitor_of
+from app.ui.api import Api, visitor_of
+from app.ui.errors import RefusedError, SignInError
 from app.ui.render import fragment
 from app.ui.sending import fields_of, kept_fields, read_form
 from app.ui.session import TokenTooLongError, safe_path
@@ -35,25 +36,18 @@ async def submit(request: Request) -> Response:
         return again(422, "Give a token.")
     try:
         await Api(request.app.state.client, token, visitor_of(request)).get("/me")
-    except ApiError as error:
-        if error.status == 401:
-            words = "The API does not take this token: it may be cut off, expired or revoked."
-            return again(401, f"{words} ({error.message.rstrip('.')})")
-        response = again(error.status or 502, error.message)
+    except SignInError as error:
+        words = "The API does not take this token: it may be cut off, expired or revoked."
+        return again(401, f"{words} ({error.message.rstrip('.')})")
+    except RefusedError as error:
+        refused = again(error.status, error.message)
         if error.retry_after:
-            response.headers["retry-after"] = error.retry_after
-        return response
-    response = (
-        fragment(
-            request,
-            "resume.html",
-            me=None,
-            action=next_path,
-            fields=[(name.removeprefix(_RESUME), value) for name, value in resumed],
-        )
-        if resumed
-        else RedirectResponse(next_path, 303)
-    )
+            refused.headers["retry-after"] = error.retry_after
+        return refused
+    response: Response = RedirectResponse(next_path, 303)
+    if resumed:
+        fields = [(name.removeprefix(_RESUME), value) for name, value in resumed]
+        response = fragment(request, "resume.html", me=None, action=next_path, fields=fields)
     try:
         request.app.state.sessions.begin(response, token, is_secure=request.url.scheme == "https")
     except TokenTooLongError:
@@ -103,20 +97,12 @@ def _page_before(request: Request) -> str:
 def _form(
     request: Request,
     status: int,
-    *,
     next_path: str,
     problem: str | None = None,
     resumed: Sequence[tuple[str, str]] = (),
 ) -> Response:
-    return fragment(
-        request,
-        "sign_in.html",
-        status,
-        me=None,
-        next_path=next_path,
-        problem=problem,
-        resumed=resumed,
-    )
+    context = {"next_path": next_path, "problem": problem, "resumed": resumed}
+    return fragment(request, "sign_in.html", status, me=None, **context)
 
 
 routes = [

@@ -72,27 +72,17 @@ def _charts(system: Mapping[str, Any], minutes: int) -> list[Markup]:
         found = series(name, times, history, total(member), 0).values
         return Series(name, [*((value or 0) * seconds / width for value in found[:-1]), None])
 
-    def chart(title: str, unit: str, *lines: Series) -> Markup:
-        return line_chart(title, unit, times, lines)
-
-    return [
-        chart("Queue depth", "results queued", *_depths(times, queues)),
-        chart(
-            "Throughput",
-            "results a minute",
-            rate("completed", "completed", 60),
-            rate("failed or cancelled", "failed", 60),
-        ),
-        chart(
-            "Tokens",
-            "tokens a second",
-            rate("completion", "completion_tokens", 1),
-            rate("prompt", "prompt_tokens", 1),
-        ),
-        chart("Time in the queue", "seconds", *_percentiles(times, history, "queue")),
-        chart("Time to the first token", "seconds", *_percentiles(times, history, "ttft")),
-        chart("Time in all", "seconds", *_percentiles(times, history, "seconds")),
-    ]
+    throughput = [rate("completed", "completed", 60), rate("failed or cancelled", "failed", 60)]
+    tokens = [rate("completion", "completion_tokens", 1), rate("prompt", "prompt_tokens", 1)]
+    charts = (
+        ("Queue depth", "results queued", _depths(times, queues)),
+        ("Throughput", "results a minute", throughput),
+        ("Tokens", "tokens a second", tokens),
+        ("Time in the queue", "seconds", _percentiles(times, history, "queue")),
+        ("Time to the first token", "seconds", _percentiles(times, history, "ttft")),
+        ("Time in all", "seconds", _percentiles(times, history, "seconds")),
+    )
+    return [line_chart(title, unit, times, lines) for title, unit, lines in charts]
 
 
 def _depths(times: Sequence[datetime], rows: Sequence[Row]) -> list[Series]:

@@ -13,7 +13,6 @@ from app.ui.bulk.mapping import (
     CHAT,
     COMPLETION,
     PARAMETERS,
-    MappingError,
     RowError,
     check_line,
     guess_form,
@@ -22,6 +21,7 @@ from app.ui.bulk.mapping import (
     to_line,
 )
 from app.ui.bulk.table import Row
+from app.ui.errors import EntryError
 
 ROW = Row(7, {"id": "r7", "topic": "sums", "lines": 3, "temperature": "0.5", "extra": None})
 COLUMNS = list(ROW.values)
@@ -110,9 +110,9 @@ def test_templates_keep_every_text(text: str, column: str) -> None:
     ],
 )
 def test_what_cannot_be_mapped(form: dict[str, str], control: str, words: str) -> None:
-    with pytest.raises(MappingError) as caught:
+    with pytest.raises(EntryError) as caught:
         read_mapping(form, COLUMNS)
-    assert caught.value.name == control
+    assert caught.value.fields == ((control, str(caught.value)),)
     assert words in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from app.ui.bulk.results import (
     Answer,
     AnsweredRow,
     LineTooLongError,
-    PartAnswers,
+    answers_of,
     escape_formula,
     join,
     output_of,
@@ -58,8 +58,8 @@ async def pieces_of(content: bytes, size: int) -> AsyncIterator[bytes]:
         yield content[start : start + size]
 
 
-async def joined(rows: Sequence[str], parts: Sequence[PartAnswers]) -> list[AnsweredRow]:
-    return [row async for row in join(lines_of(rows), parts)]
+async def joined(rows: Sequence[str], answers: AsyncIterator[Answer]) -> list[AnsweredRow]:
+    return [row async for row in join(lines_of(rows), answers)]
 
 
 def kept(line: int, error: str | None = None) -> str:
@@ -77,11 +77,16 @@ async def test_answers_find_their_rows_over_parts_and_gaps() -> None:
     rows = [kept(2), kept(3, "No prompt."), kept(4), kept(7), kept(8), kept(9), kept(10)]
     stopped = Answer(status="failed", error_code="batch_failed", error_message="Why.")
     parts = [
-        PartAnswers(3, lines_of([done(1, "a"), done(3, "c")]), lines_of([failed(2)])),
-        PartAnswers(1),  # under way
-        PartAnswers(2, lines_of([done(2, "f")]), None, default=stopped),
+        answers_of(3, lines_of([done(1, "a"), done(3, "c")]), lines_of([failed(2)])),
+        answers_of(1),  # under way
+        answers_of(2, lines_of([done(2, "f")]), None, default=stopped),
     ]
-    found = await joined(rows, parts)
+    starts = (rows[:4], rows[4:5], rows[5:])
+    found = [
+        row
+        for some, answers in zip(starts, parts, strict=True)
+        for row in await joined(some, answers)
+    ]
     assert [(row.line, row.answer.status, row.answer.output) for row in found] == [
         (2, "completed", "a"),
         (3, "left_out", ""),
@@ -98,8 +103,8 @@ async def test_answers_find_their_rows_over_parts_and_gaps() -> None:
 
 
 async def test_a_batch_without_rows() -> None:
-    parts = [PartAnswers(2, lines_of([done(2, "b")]), lines_of([failed(1)]))]
-    found = [row async for row in without_rows(parts)]
+    answers = answers_of(2, lines_of([done(2, "b")]), lines_of([failed(1)]))
+    found = [row async for row in without_rows(answers)]
     assert [(row.line, row.columns["custom_id"]) for row in found] == [(1, "x"), (2, "id-b")]
 
 

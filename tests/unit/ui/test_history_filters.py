@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.ui.errors import FormError
 from app.ui.history_filters import (
     address,
     newer,
@@ -11,7 +12,6 @@ from app.ui.history_filters import (
     to_form,
     to_params,
 )
-from app.ui.parameters import FormError
 
 
 def test_times_without_a_zone_are_of_utc() -> None:

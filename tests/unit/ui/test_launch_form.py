@@ -9,10 +9,10 @@ from app.api.json_codec import parse
 from app.provisioning.model_plan import PlanCreate
 from app.provisioning.spec import EngineOptions, LaunchCreate, LaunchSpec, ResourceRequest
 from app.ui import launch_form
+from app.ui.errors import EntryError
 from app.ui.launch_form import (
     FIELDS,
-    NotJsonError,
-    empty,
+    NAMES,
     from_spec,
     takes,
     to_launch,
@@ -25,6 +25,10 @@ ROW = {
     "context": 8192,
     "resources": {"gpus": 2, "gres": "gpu:2", "cpu_cores": 8, "memory_gb": 64, "minutes": 70},
 }
+
+
+def empty() -> dict[str, str]:
+    return dict.fromkeys(NAMES, "")
 
 
 def profile(*limits: float | None, max_minutes: int = 600) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def test_a_plan_asks_for_the_model_or_for_what_was_pasted() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "1", "null", "[" * 100_000])
 def test_what_is_no_config_is_reported(text: str) -> None:
-    with pytest.raises(NotJsonError, match=r"whole config\.json"):
+    with pytest.raises(EntryError, match=r"whole config\.json"):
         to_plan(empty() | {"config": text})
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.ui.parameters import FormError, Parameter, as_entered, parse_parameters, to_form
+from app.ui.errors import FormError
+from app.ui.parameters import Parameter, as_entered, parse_parameters, to_form
 
 PARAMETERS = [
     Parameter("max_tokens", "integer", "Length", "", "", 1, 1_000_000, default=512),
@@ -68,4 +69,4 @@ def test_texts_come_back_as_they_were(texts: list[str]) -> None:
 def test_a_number_beyond_all_numbers_is_reported() -> None:
     with pytest.raises(FormError) as refused:
         parse_parameters([NUMBER], {"p.temperature": "1e999"})
-    assert refused.value.fields == [("temperature", "is too large")]
+    assert refused.value.fields == (("temperature", "is too large"),)
