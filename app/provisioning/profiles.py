@@ -58,7 +58,10 @@ _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Tier(BaseModel):
-    """Resources of one size. If `max_model_size_gb` (10^9 bytes) is absent, it takes any model."""
+    """Resources of one server, on one node. `memory_gb`: host memory, Slurm's G.
+
+    If `max_model_size_gb` (10^9 bytes) is absent, it takes any model.
+    """
 
     model_config = _STRICT
 
