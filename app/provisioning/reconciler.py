@@ -132,15 +132,13 @@ class Reconciler:
         except TimeoutError:
             # A command may still be running, and be a submission.
             logger.warning("launch %s: a check took too long", launch.name, extra=extra)
-            return
         except DatabaseUnavailableError as error:
             logger.info("launch %s waits: %s", launch.name, error, extra=extra)
-            return
         except Exception:
             logger.exception("launch %s: unexpected error", launch.name, extra=extra)
-            return
-        if step.state != launch.state:
-            logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
+        else:
+            if step.state != launch.state:
+                logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
 
     async def _step_or_retry(self, launch: ClaimedLaunch) -> Step:
         """Make the step; after an error, repeat it later with a note for the user."""
@@ -202,12 +200,9 @@ class Reconciler:
         log = await directory.log() or ""
         state, reason = _END_STATES[job.end or End.FAILED], job.reason
         if job.phase is Phase.ABSENT:
-            who = (
-                "Slurm does not list the job"
-                if launch.provider == "slurm"
-                else "The job is missing"
-            )
-            reason = f"{who}, and it left no exit status: it was killed, or its node failed"
+            is_slurm = launch.provider == "slurm"
+            missing = "Slurm does not list the job" if is_slurm else "The job is missing"
+            reason = f"{missing}, and it left no exit status: it was killed, or its node failed"
         if state == "stopped" and launch.state != "submitted":
             by_itself = "the server ended by itself"
             cancelled = "the job was cancelled outside of the service"
@@ -229,8 +224,11 @@ class Reconciler:
         is_over = _has_passed(launch.now, launch.started_at, launch.spec.time_limit_minutes)
         if launch.provider == "local" and is_over:
             reason = f"the time limit of {launch.spec.time_limit_minutes} minutes was reached"
-            return replace(found, state="stopping", pause=0, reason=reason, end_state="timeout")
-        published = await self._published(launch, directory)
+            return _ended(found, reason, "timeout")
+        if launch.node is not None and launch.ports is not None:
+            published: PublishedAddress | None = PublishedAddress(launch.node, launch.ports)
+        else:
+            published = await directory.published()
         if published is None:
             return self._not_ready(launch, found, "")
         address = await self._servers.address(launch, profile, published)
@@ -245,9 +243,8 @@ class Reconciler:
         """Check the model of a reachable server, and reload one whose engine is dead."""
         assert found.address is not None
         grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
-        is_doubtful = (
-            launch.healthy_at is None or engine_probe.dead_since(launch.reason) is not None
-        )
+        dead_since = engine_probe.dead_since(launch.reason)
+        is_doubtful = launch.healthy_at is None or dead_since is not None
         finding = await engine_probe.check(
             grpc, model, _UNKNOWN_COUNT if is_doubtful else launch.requests,
             None if profile.is_supervised and not is_doubtful else seconds,
@@ -273,8 +270,11 @@ class Reconciler:
         advice = "" if profile.is_supervised else (
             f"; `supervise = true` in the profile {profile.name!r} has its job restart the server"
         )  # fmt: skip
-        reason = f"{reason}. It did not recover within {minutes:g} minutes: launch it again{advice}"
-        return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
+        return _ended(
+            found,
+            f"{reason}. It did not recover within {minutes:g} minutes: launch it again{advice}",
+            "failed",
+        )
 
     def _not_ready(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
         if engine_probe.dead_since(launch.reason) is not None:
@@ -287,7 +287,7 @@ class Reconciler:
         reason = f"the model was not ready {minutes:g} minutes after the job's start"
         if last := last_words(found.log or ""):
             reason = f"{reason}. The job's last words: {last}"
-        return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
+        return _ended(found, reason, "failed")
 
     async def _serve(
         self, launch: ClaimedLaunch, profile: Profile, found: Step, *, is_used: bool
@@ -297,14 +297,11 @@ class Reconciler:
         try:
             await self._servers.register(launch, profile, found.address)
         except ConflictError as error:
-            return replace(
-                found, state="stopping", pause=0, reason=error.detail, end_state="failed"
-            )
+            return _ended(found, error.detail, "failed")
         is_used = launch.healthy_at is None or is_used or await self._servers.has_running(launch)
         idle = launch.spec.idle_minutes
         if not is_used and idle and _has_passed(launch.now, launch.last_used_at, idle):
-            reason = f"idle for {idle:g} minutes"
-            return replace(found, state="stopping", pause=0, reason=reason, end_state="stopped")
+            return _ended(found, f"idle for {idle:g} minutes", "stopped")
         return replace(found, state="healthy", pause=self._poll, used=is_used)
 
     async def _stop(
@@ -316,9 +313,8 @@ class Reconciler:
             if not await self._servers.is_drained(launch):
                 return again
             await self._providers[launch.provider].cancel(profile, launch.id)
-            return replace(
-                again, pause=min(self._poll, _RECHECK_SECONDS), log=await directory.log()
-            )
+            pause = min(self._poll, _RECHECK_SECONDS)
+            return replace(again, pause=pause, log=await directory.log())
         log = await directory.log()
         if launch.address is not None:
             await self._servers.unregister(launch)
@@ -328,13 +324,6 @@ class Reconciler:
             launch.end_state or "stopped", 0, launch.reason, log=log, exit_code=job.exit_code
         )
 
-    async def _published(
-        self, launch: ClaimedLaunch, directory: Directory
-    ) -> PublishedAddress | None:
-        if launch.node is not None and launch.ports is not None:
-            return PublishedAddress(launch.node, launch.ports)
-        return await directory.published()
-
     def _pause(self, launch: ClaimedLaunch, since: datetime | None) -> float:
         """Seconds to the next check of a launch about to change, growing with the time it takes."""
         elapsed = (launch.now - since).total_seconds() if since else 0.0
@@ -343,6 +332,10 @@ class Reconciler:
     def _follower_of(self, launch: ClaimedLaunch) -> UUID | None:
         """This process, if the launch needs a tunnel: a tunnel belongs to a process."""
         return None if self._profiles[launch.profile].host is None else self._id
+
+
+def _ended(found: Step, reason: str, end_state: EndState) -> Step:
+    return replace(found, state="stopping", pause=0, reason=reason, end_state=end_state)
 
 
 def _has_passed(now: datetime, since: datetime | None, minutes: float) -> bool:
