@@ -71,7 +71,6 @@ class Directory:
         return (int(found[1]), int(found[2])) if found else None
 
     async def log(self) -> str | None:
-        """The end of the job's output; None if there is none."""
         answer = await self._run("tail", "-c", str(LOG_BYTES), "--", f"{self.path}/log")
         return answer.output if answer.status == 0 else None
 

@@ -45,7 +45,6 @@ class CommandOutput:
 
     @property
     def error_line(self) -> str:
-        """The end of standard error, in one line."""
         return " ".join(self.error.split())[-400:]
 
 
@@ -101,7 +100,6 @@ class Hosts:
         return await loop.run_in_executor(self._threads, _call, words, content, environment)
 
     def ssh(self, profile: Profile) -> list[str]:
-        """ssh with the profile's options, without the host."""
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
                    "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=2"]  # fmt: skip
         if profile.known_hosts is not None:

@@ -58,10 +58,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Tier(BaseModel):
-    """Resources of one server, on one node. `memory_gb`: host memory, Slurm's G.
-
-    If `max_model_size_gb` (10^9 bytes) is absent, it takes any model.
-    """
+    """Resources of one size. If `max_model_size_gb` (10^9 bytes) is absent, it takes any model."""
 
     model_config = _STRICT
 
@@ -70,7 +67,7 @@ class Tier(BaseModel):
     max_model_size_gb: Annotated[float, Field(gt=0)] | None = None
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     cpus: Annotated[int, Field(ge=1, le=1024)] = 4
-    memory_gb: Annotated[int, Field(ge=1, le=16_384)] = 16
+    memory_gb: Annotated[int, Field(ge=1, le=16_384)] = 16  # host memory, Slurm's G
     gres: Annotated[str, StringConstraints(pattern=patterns.GRES)] | None = None
     constraint: Name | None = None
     partition: Name | None = None
@@ -171,7 +168,6 @@ def read_profiles(file: Path | None) -> dict[str, Profile]:
 def find_profile(
     profiles: dict[str, Profile], name: str | None, provider: Provider | None
 ) -> Profile | None:
-    """The named one; else the provider's default, or else its first."""
     if name is not None:
         return profiles.get(name)
     fitting = [one for one in profiles.values() if provider in (None, one.provider)]

@@ -96,7 +96,6 @@ class Reconciler:
                 await asyncio.gather(*self._checks, return_exceptions=True)
 
     async def _start_due(self) -> float:
-        """Check the due launches, as far as slots are free; return the seconds until the next check."""
         names, late = list(self._profiles), self._poll * _TAKEOVER_CHECKS
         try:
             free = _MAX_CONCURRENT_CHECKS - len(self._checks)
@@ -123,7 +122,6 @@ class Reconciler:
         self._wake.set()
 
     async def _check(self, launch: ClaimedLaunch) -> None:
-        """Make one step, within two thirds of the lease."""
         extra = {"action": "launch", "launch_id": str(launch.id)}
         # After an error the lease stays: the launch is due again at its end.
         try:
@@ -141,7 +139,6 @@ class Reconciler:
                 logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
 
     async def _step_or_retry(self, launch: ClaimedLaunch) -> Step:
-        """Make the step; after an error, repeat it later with a note for the user."""
         try:
             async with asyncio.timeout(self._lease * 2 / 3):
                 return await self._step(launch)
@@ -240,7 +237,6 @@ class Reconciler:
         return await self._check_model(launch, profile, found)
 
     async def _check_model(self, launch: ClaimedLaunch, profile: Profile, found: Step) -> Step:
-        """Check the model of a reachable server, and reload one whose engine is dead."""
         assert found.address is not None
         grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
         dead_since = engine_probe.dead_since(launch.reason)
@@ -292,7 +288,6 @@ class Reconciler:
     async def _serve(
         self, launch: ClaimedLaunch, profile: Profile, found: Step, *, is_used: bool
     ) -> Step:
-        """Register the server of a ready model, and stop it after a time without use."""
         assert found.address is not None
         try:
             await self._servers.register(launch, profile, found.address)

@@ -118,7 +118,6 @@ class Slurm:
 
 
 def _rank(state: str) -> int:
-    """The most informative of several jobs has the lowest rank."""
     if state in _RUNNING:
         return 3
     return 2 if state in _WAITING else int(state != "COMPLETED")

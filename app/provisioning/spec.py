@@ -197,7 +197,6 @@ def _model(request: ModelChoice, profile: Profile, offered: CatalogueEntry | Non
 
 
 def is_below_a_root(path: str, roots: tuple[str, ...]) -> bool:
-    """True for a plain path inside one of the roots."""
     return any(
         path != root and PurePosixPath(path).is_relative_to(PurePosixPath(root)) for root in roots
     )

@@ -227,7 +227,6 @@ class LaunchStore:
         return Launch(**_members(_found(row, launch_id)))
 
     async def log(self, team_id: str, launch_id: UUID) -> str:
-        """The end of the job's output at the last check. Raises NotFoundError."""
         row = await self._database.fetchrow(
             "SELECT log FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
         )
@@ -235,7 +234,6 @@ class LaunchStore:
         return text
 
     async def stop(self, team_id: str, launch_id: UUID) -> Launch:
-        """Request a launch's stop, if it has not ended, and return it. Raises NotFoundError."""
         await self._database.fetch(_STOP, launch_id, team_id, STOPPED_ON_REQUEST)
         return await self.get(team_id, launch_id)
 

@@ -103,7 +103,6 @@ async def _is_open(process: asyncio.subprocess.Process, address: str, port: int)
 
 
 async def _listen(process: asyncio.subprocess.Process) -> str:
-    """Read ssh's output, so that it never blocks; return its end."""
     assert process.stderr is not None
     last = b""
     while said := await process.stderr.read(4096):

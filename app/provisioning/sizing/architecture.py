@@ -37,7 +37,6 @@ _DTYPES = {
 
 
 def read_facts(document: object) -> ModelFacts:
-    """Return the facts of a parsed config.json. Raises PlanError."""
     outer = Members(document)
     _refuse_uncounted(outer)
     config, notes = _language_model(outer)
@@ -97,7 +96,6 @@ def _refuse_uncounted(outer: Members) -> None:
 
 
 def _language_model(outer: Members) -> tuple[Members, list[str]]:
-    """Multimodal models keep their language model's members in `text_config`."""
     for name in ("text_config", "llm_config"):
         if not outer.has(name):
             continue
@@ -176,12 +174,10 @@ class _Model:
         return layer * self.layers + feed_forward + self._outside_layers()
 
     def mlp_elements(self) -> int:
-        """Elements that the widest feed-forward layer makes of one token."""
         expert = self.chosen * (3 * self.expert_inner + self.hidden)
         return max(self._matrices * self.inner, expert + 3 * self.shared_inner)
 
     def cache(self) -> tuple[tuple[CacheLayers, ...], list[str]]:
-        """The layers' parts of the cache, and notes on uncounted layers."""
         cache, notes = cache_layers(
             self.config, self.family, self.layers, self.kv_heads, 2 * self.head
         )

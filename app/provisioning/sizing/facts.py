@@ -98,5 +98,4 @@ class ModelFacts:
 
     @property
     def is_latent(self) -> bool:
-        """The cache is MLA's compressed vector."""
         return any(layers.is_latent for layers in self.cache)
