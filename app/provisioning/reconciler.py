@@ -96,6 +96,7 @@ class Reconciler:
                 await asyncio.gather(*self._checks, return_exceptions=True)
 
     async def _start_due(self) -> float:
+        """Check the due launches, as far as slots are free; return the seconds until the next check."""
         names, late = list(self._profiles), self._poll * _TAKEOVER_CHECKS
         try:
             free = _MAX_CONCURRENT_CHECKS - len(self._checks)

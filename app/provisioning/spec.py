@@ -14,13 +14,14 @@ from app.provisioning.profiles import Name, Profile, Provider, Tier, find_profil
 from app.provisioning.resources import choose_tier, size_of
 
 Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
-_STRICT = ConfigDict(extra="forbid", strict=True)
 
 
-class ResourceRequest(BaseModel):
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ResourceRequest(StrictModel):
     """Resources of one server, on one node; absent ones are the tier's."""
-
-    model_config = _STRICT
 
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -30,10 +31,8 @@ class ResourceRequest(BaseModel):
     )
 
 
-class EngineOptions(BaseModel):
+class EngineOptions(StrictModel):
     """Options of vLLM, under its own names. None of them for an entry of a Triton repository."""
-
-    model_config = _STRICT
 
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     dtype: Plain | None = None
@@ -42,10 +41,8 @@ class EngineOptions(BaseModel):
     enforce_eager: bool | None = None
 
 
-class ModelChoice(BaseModel):
+class ModelChoice(StrictModel):
     """A model, and the profile to launch it with."""
-
-    model_config = _STRICT
 
     model: ModelName = Field(
         description="A Hugging Face id, or a path below the profile's `model_roots`: a directory "
@@ -85,10 +82,8 @@ class LaunchCreate(ModelChoice):
     )
 
 
-class LaunchSpec(BaseModel):
+class LaunchSpec(StrictModel):
     """A complete request: stored in the table, and the source of the job's script."""
-
-    model_config = _STRICT
 
     name: Name
     model: ModelName

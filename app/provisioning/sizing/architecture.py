@@ -37,6 +37,7 @@ _DTYPES = {
 
 
 def read_facts(document: object) -> ModelFacts:
+    """Return the facts of a parsed config.json. Raises PlanError."""
     outer = Members(document)
     _refuse_uncounted(outer)
     config, notes = _language_model(outer)

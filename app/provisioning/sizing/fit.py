@@ -208,6 +208,7 @@ def _check_name(name: str, value: str | None, known: Iterable[str]) -> None:
 
 
 def _dtype(facts: ModelFacts, gpu: Gpu, engine: Engine) -> tuple[str, str]:
+    """The type that the model runs in on this GPU, and the reason if it cannot run."""
     dtype = engine.dtype or facts.dtype
     if engine.dtype is None and dtype == "float32":
         dtype = "bfloat16"  # vLLM's --dtype auto
