@@ -35,7 +35,7 @@ from app.provisioning.launched_servers import LaunchedServers
 from app.provisioning.local import Local
 from app.provisioning.profiles import Profile
 from app.provisioning.slurm import Slurm
-from app.provisioning.store import ClaimedLaunch, EndState, LaunchStore, Step
+from app.provisioning.store import ClaimedLaunch, EndState, Follower, LaunchStore, Step
 from app.provisioning.tunnels import TunnelError, Tunnels
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,9 @@ class Reconciler:
         self._profiles = profiles
         self._poll = settings.launch_poll_seconds
         self._lease = settings.launch_lease_seconds
-        self._id = uuid4()
-        self._machine = socket.gethostname()
+        self._follower = Follower(
+            list(profiles), socket.gethostname(), uuid4(), self._poll * _TAKEOVER_CHECKS
+        )
         self._hosts = Hosts()
         self._tunnels = Tunnels(self._hosts)
         self._servers = LaunchedServers(ServerStore(database), self._tunnels, settings)
@@ -97,20 +98,15 @@ class Reconciler:
 
     async def _start_due(self) -> float:
         """Check the due launches, as far as slots are free; return the seconds until the next check."""
-        names, late = list(self._profiles), self._poll * _TAKEOVER_CHECKS
         try:
             free = _MAX_CONCURRENT_CHECKS - len(self._checks)
             if not free:
                 return self._poll
-            claimed = await self._store.claim(
-                names, self._machine, self._id,
-                takeover_seconds=late, count=free, lease_seconds=self._lease,
-            )  # fmt: skip
-            for launch in claimed:
+            for launch in await self._store.claim(self._follower, free, self._lease):
                 task = asyncio.create_task(self._check(launch), name=f"launch {launch.id}")
                 self._checks.add(task)
                 task.add_done_callback(self._on_end)
-            seconds = await self._store.seconds_until_due(names, self._machine, self._id, late)
+            seconds = await self._store.seconds_until_due(self._follower)
         except Exception as error:
             if not is_transient(error) and not isinstance(error, DatabaseUnavailableError):
                 raise
@@ -183,7 +179,7 @@ class Reconciler:
     async def _submit(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Step:
         if launch.provider == "local" and launch.machine is None:
             # Stored before anything runs here: no other machine may look for it.
-            return Step("submitted", 0, machine=self._machine)
+            return Step("submitted", 0, machine=self._follower.machine)
         try:
             await directory.make(launch.spec)
             job_id = await self._providers[launch.provider].submit(
@@ -327,7 +323,7 @@ class Reconciler:
 
     def _follower_of(self, launch: ClaimedLaunch) -> UUID | None:
         """This process, if the launch needs a tunnel: a tunnel belongs to a process."""
-        return None if self._profiles[launch.profile].host is None else self._id
+        return None if self._profiles[launch.profile].host is None else self._follower.id
 
 
 def _ended(found: Step, reason: str, end_state: EndState) -> Step:

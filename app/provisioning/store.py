@@ -7,7 +7,7 @@ is recorded, and then ended.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -184,6 +184,19 @@ class Step:
         return self.state in ("stopped", "timeout", "failed")
 
 
+@dataclass(slots=True, frozen=True)
+class Follower:
+    """A process that follows launches of these profiles, and local ones of its machine.
+
+    It takes over the launch of another process's tunnel after a delay of `takeover_seconds`.
+    """
+
+    profiles: Sequence[str]
+    machine: str
+    id: UUID
+    takeover_seconds: float
+
+
 class LaunchStore:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -253,33 +266,16 @@ class LaunchStore:
     # --- for its follower -----------------------------------------------------------------------
 
     async def claim(
-        self,
-        profiles: Sequence[str],
-        machine: str,
-        follower_id: UUID,
-        *,
-        takeover_seconds: float,
-        count: int,
-        lease_seconds: float,
+        self, follower: Follower, count: int, lease_seconds: float
     ) -> Sequence[ClaimedLaunch]:
         """Claim launches that are due; no other follower claims them before the lease is over."""
         async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                _CLAIM, profiles, machine, follower_id, takeover_seconds, count, lease_seconds
-            )
+            rows = await connection.fetch(_CLAIM, *astuple(follower), count, lease_seconds)
         return [ClaimedLaunch(**_members(row), lease=row["lease"], now=row["now"]) for row in rows]
 
-    async def seconds_until_due(
-        self,
-        profiles: Sequence[str],
-        machine: str,
-        follower_id: UUID,
-        takeover_seconds: float,
-    ) -> float | None:
+    async def seconds_until_due(self, follower: Follower) -> float | None:
         """Seconds until the next launch is due, negative if it is overdue; None if none is open."""
-        row = await self._database.fetchrow(
-            _SECONDS_UNTIL_DUE, profiles, machine, follower_id, takeover_seconds
-        )
+        row = await self._database.fetchrow(_SECONDS_UNTIL_DUE, *astuple(follower))
         assert row is not None
         seconds: float | None = row[0]
         return seconds
