@@ -151,39 +151,38 @@ class Reconciler:
         return Step(launch.state, self._poll, note, follower_id=self._follower_of(launch))
 
     async def _step(self, launch: ClaimedLaunch) -> Step:
-        profile = self._profiles[launch.profile]
-        directory = Directory(self._hosts, profile, launch.id)
-        job = await self._job(launch, profile, directory)
+        directory = Directory(self._hosts, self._profiles[launch.profile], launch.id)
+        job = await self._job(launch, directory)
         if launch.state == "stopping":
-            return await self._stop(launch, profile, directory, job)
+            return await self._stop(launch, directory, job)
         if job.phase is Phase.ABSENT and launch.state == "submitted":
-            return await self._submit(launch, profile, directory)
+            return await self._submit(launch, directory)
         if job.phase in (Phase.ABSENT, Phase.ENDED):
             return await self._end(launch, directory, job)
         if job.phase is Phase.WAITING:
             reason = f"Slurm: {job.reason}" if job.reason else ""
             return Step("pending", self._pause(launch, launch.submitted_at), reason, job_id=job.id)
         try:
-            return await self._check_server(launch, profile, directory, job)
+            return await self._check_server(launch, directory, job)
         except RefusedError as error:
             return Step("stopping", _RECHECK_SECONDS, str(error), "failed", job_id=job.id)
 
-    async def _job(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Job:
+    async def _job(self, launch: ClaimedLaunch, directory: Directory) -> Job:
         """The job; if its provider has forgotten it, its state by its last file."""
-        job = await self._providers[launch.provider].find(profile, launch.id)
+        job = await self._providers[launch.provider].find(directory.profile, launch.id)
         if job.phase is not Phase.ABSENT:
             return job
         status = await directory.exit_status()
         return job if status is None else job_from_exit_file(launch, *status)
 
-    async def _submit(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Step:
+    async def _submit(self, launch: ClaimedLaunch, directory: Directory) -> Step:
         if launch.provider == "local" and launch.machine is None:
             # Stored before anything runs here: no other machine may look for it.
             return Step("submitted", 0, machine=self._follower.machine)
         try:
             await directory.make(launch.spec)
             job_id = await self._providers[launch.provider].submit(
-                profile, launch.id, directory.path
+                directory.profile, launch.id, directory.path
             )
         except RefusedError as error:
             return Step("stopping", 0, str(error), "failed")
@@ -208,9 +207,7 @@ class Reconciler:
             exit_code=job.exit_code,
         )  # fmt: skip
 
-    async def _check_server(
-        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
-    ) -> Step:
+    async def _check_server(self, launch: ClaimedLaunch, directory: Directory, job: Job) -> Step:
         found = Step(
             "starting", self._pause(launch, launch.started_at), job_id=job.id, node=job.node, log=await directory.log(),
             follower_id=self._follower_of(launch),
@@ -225,13 +222,13 @@ class Reconciler:
             published = await directory.published()
         if published is None:
             return self._not_ready(launch, found, "")
-        address = await self._servers.address(launch, profile, published)
+        address = await self._servers.address(launch, directory.profile, published)
         found = replace(found, node=published.node, ports=published.ports, address=address)
         if address != launch.address:
             # Stored before it is registered, so that the worker that ends the launch finds the entry.
             state = "starting" if launch.healthy_at is None else launch.state
             return replace(found, state=state, pause=0)
-        return await self._check_model(launch, profile, found)
+        return await self._check_model(launch, directory.profile, found)
 
     async def _check_model(self, launch: ClaimedLaunch, profile: Profile, found: Step) -> Step:
         assert found.address is not None
@@ -255,7 +252,6 @@ class Reconciler:
         return step
 
     def _dead(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
-        """Reload or restart a dead engine; end the job if that does not help."""
         minutes = launch.spec.start_minutes
         if not _has_passed(launch.now, engine_probe.dead_since(reason), minutes):
             return replace(found, state="unhealthy", pause=self._poll, reason=reason)
@@ -296,15 +292,13 @@ class Reconciler:
             return _ended(found, f"idle for {idle:g} minutes", "stopped")
         return replace(found, state="healthy", pause=self._poll, used=is_used)
 
-    async def _stop(
-        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
-    ) -> Step:
+    async def _stop(self, launch: ClaimedLaunch, directory: Directory, job: Job) -> Step:
         """Drain the server, end the job, remove its files: then the launch has ended."""
         again = Step("stopping", min(self._poll, 1.0), follower_id=self._follower_of(launch))
         if job.phase in (Phase.WAITING, Phase.RUNNING):
             if not await self._servers.is_drained(launch):
                 return again
-            await self._providers[launch.provider].cancel(profile, launch.id)
+            await self._providers[launch.provider].cancel(directory.profile, launch.id)
             pause = min(self._poll, _RECHECK_SECONDS)
             return replace(again, pause=pause, log=await directory.log())
         log = await directory.log()

@@ -29,7 +29,6 @@ class Members:
         return Members(self._document, self._place, {**defaults, **self._defaults})
 
     def name_of(self, *names: str) -> str:
-        """The first of the names that is present, with its place; else the first."""
         return f"{self._place}{self._first(names)[0]}"
 
     def has(self, name: str) -> bool:
