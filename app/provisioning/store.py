@@ -85,11 +85,10 @@ WITH made AS (
 SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
 """
 
-_MINE = "($3::uuid IS NOT NULL AND follower_id = $3)"
 # The follower of a tunnel is replaced only when it is late.
-_DUE_AT = f"""
+_DUE_AT = """
   greatest(next_check_at, lease_expires_at,
-           CASE WHEN follower_id IS NULL OR {_MINE} THEN next_check_at
+           CASE WHEN follower_id IS NULL OR follower_id = $3 THEN next_check_at
                 ELSE next_check_at + make_interval(secs => $4) END)
 """
 _FOLLOWED = """

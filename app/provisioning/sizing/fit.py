@@ -135,8 +135,7 @@ def _smallest(asked: _Request, gpu: Gpu) -> Plan:
 def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
     facts, engine = asked.facts, asked.engine
     dtype, refusal = _dtype(facts, gpu, engine)
-    total = weight_bytes(facts, dtype)
-    weights = _share(facts, total, gpus)
+    weights = _share(facts, weight_bytes(facts, dtype), gpus)
     overhead = _overhead(facts, gpus, DTYPE_BYTES[dtype], engine)
     cache = int(gpu.memory * engine.gpu_memory_utilization) - weights - overhead
     shape = cache_shape(facts, gpus, dtype, engine)
