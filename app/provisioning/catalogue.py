@@ -13,10 +13,10 @@ The file may lie on a path that several services share; each request reads it ag
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from app.provisioning import patterns
-from app.provisioning.profiles import Name, PlainPath, read_tables, validate_table
+from app.provisioning.profiles import Name, PlainPath, Table, read_tables, validate_table
 
 
 def _model(text: str) -> str:
@@ -35,10 +35,8 @@ ModelName = Annotated[str, AfterValidator(_model)]
 Revision = Annotated[str, AfterValidator(_revision)]
 
 
-class CatalogueEntry(BaseModel):
+class CatalogueEntry(Table):
     """One model on offer. `size_gb`: of its weights, 10^9 bytes."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: ModelName
     revision: Revision | None = None

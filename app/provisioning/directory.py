@@ -34,20 +34,20 @@ class Directory:
 
     def __init__(self, hosts: Hosts, profile: Profile, launch: UUID) -> None:
         self._hosts = hosts
-        self._profile = profile
+        self.profile = profile
         self._launch = launch
         self.path = directory_of(profile, launch)
 
     async def make(self, spec: LaunchSpec) -> None:
         """Write its first files. Raises HostError, and RefusedError if the model cannot be served."""
         place = await self._find_model(spec)
-        script = render_script(self._launch, spec, self._profile, place)
+        script = render_script(self._launch, spec, self.profile, place)
         made = await self._run("mkdir", "-p", "-m", "700", "--", self.path)
         if made.status != 0:
             raise RefusedError(f"The directory could not be made: {made.error_line}")
         content = pack_directory(script, spec, place)
         packed = await self._hosts.run(
-            self._profile,
+            self.profile,
             ["tar", "--extract", "--file=-", "--no-same-owner", f"--directory={self.path}"],
             content=content,
         )
@@ -71,7 +71,6 @@ class Directory:
         return (int(found[1]), int(found[2])) if found else None
 
     async def log(self) -> str | None:
-        """The end of the job's output; None if there is none."""
         answer = await self._run("tail", "-c", str(LOG_BYTES), "--", f"{self.path}/log")
         return answer.output if answer.status == 0 else None
 
@@ -84,7 +83,7 @@ class Directory:
     async def _find_model(self, spec: LaunchSpec) -> ModelPlace:
         if not spec.model.startswith("/"):
             return ModelPlace()
-        roots = self._profile.model_roots
+        roots = self.profile.model_roots
         answer = await self._run("realpath", "-m", "--", spec.model, *roots)
         path, *resolved = answer.output.splitlines() or [""]
         if answer.status != 0 or len(resolved) != len(roots):
@@ -95,10 +94,10 @@ class Directory:
                 "stay inside."
             )
         if (await self._run("test", "-f", f"{path}/config.pbtxt")).status == 0:
-            if not self._profile.triton_entries:
+            if not self.profile.triton_entries:
                 raise RefusedError(
                     "The model's path is an entry of a Triton model repository, which may run code "
-                    f"of its own; the profile {self._profile.name!r} does not allow that "
+                    f"of its own; the profile {self.profile.name!r} does not allow that "
                     "(triton_entries)."
                 )
             return ModelPlace(path, is_entry=True)
@@ -113,4 +112,4 @@ class Directory:
         return answer.output if answer.status == 0 else None
 
     async def _run(self, *words: str) -> CommandOutput:
-        return await self._hosts.run(self._profile, words)
+        return await self._hosts.run(self.profile, words)

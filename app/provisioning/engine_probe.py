@@ -71,7 +71,6 @@ def dead_reason(error: str, now: datetime, previous: str) -> str:
 
 
 def dead_since(reason: str) -> datetime | None:
-    """The time that such a reason names; None for other reasons."""
     found = _DEAD_SINCE.match(reason)
     return datetime.fromisoformat(found[1]) if found else None
 

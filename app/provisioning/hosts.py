@@ -45,7 +45,6 @@ class CommandOutput:
 
     @property
     def error_line(self) -> str:
-        """The end of standard error, in one line."""
         return " ".join(self.error.split())[-400:]
 
 
@@ -82,26 +81,18 @@ class Hosts:
 
         `environment` is added, if the host is this machine.
         """
-        if profile.host is None:
-            return await self._run(words, content, environment)
-        command = [*self.ssh(profile), "-o", f"ControlPath={self._socket_folder()}/%C"]
-        command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
-        answer = await self._run([*command, "--", profile.host, shlex.join(words)], content)
-        if answer.status == _SSH_FAILED:
+        if profile.host is not None:
+            command = [*self.ssh(profile), "-o", f"ControlPath={self._socket_folder()}/%C"]
+            command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
+            words = [*command, "--", profile.host, shlex.join(words)]
+            environment = None
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(self._threads, _call, words, content, environment)
+        if profile.host is not None and answer.status == _SSH_FAILED:
             raise HostError(f"{profile.host} cannot be reached by ssh: {answer.error_line}")
         return answer
 
-    async def _run(
-        self,
-        words: Sequence[str],
-        content: bytes,
-        environment: Mapping[str, str] | None = None,
-    ) -> CommandOutput:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _call, words, content, environment)
-
     def ssh(self, profile: Profile) -> list[str]:
-        """ssh with the profile's options, without the host."""
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
                    "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=2"]  # fmt: skip
         if profile.known_hosts is not None:
@@ -143,11 +134,7 @@ def _call(
         raise HostError(f"{words[0]} cannot be run here: {error.strerror}") from error
     except subprocess.TimeoutExpired:
         raise HostError(f"{words[0]} did not end in {COMMAND_SECONDS:.0f} s") from None
-    return CommandOutput(
-        done.returncode,
-        _text(done.stdout),
-        _text(done.stderr),
-    )
+    return CommandOutput(done.returncode, _text(done.stdout), _text(done.stderr))
 
 
 def _text(output: bytes) -> str:

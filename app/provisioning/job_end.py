@@ -11,7 +11,6 @@ _ERROR, _TRACE, _MAX_TRACE_LINES = "error: ", "At:", 100
 
 
 def job_from_exit_file(launch: Launch, status: int, seconds: int) -> Job:
-    """The end of a job by its own exit file."""
     limit = launch.spec.time_limit_minutes * 60
     if status == 0:
         end, words = End.COMPLETED, "the job ended with status 0"

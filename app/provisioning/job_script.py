@@ -207,7 +207,6 @@ def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
 
 
 def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace) -> bytes:
-    """The directory's first files as a tar archive: the script, and a repository of one entry."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
 

@@ -44,7 +44,6 @@ class LaunchedServers:
     async def address(
         self, launch: Launch, profile: Profile, server: PublishedAddress
     ) -> dict[str, str]:
-        """Addresses of the server for the workers, through a tunnel if one is needed."""
         host, ports = server.node, server.ports
         if profile.host is not None:
             wanted = _ports_of(launch.address) if launch.address else None

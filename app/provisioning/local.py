@@ -70,7 +70,6 @@ class _Termination:
 
 
 def processes_of(launch: UUID) -> dict[int, int]:
-    """The living processes of a launch, each with its session."""
     mark = f"{LAUNCH_VARIABLE}={launch}".encode()
     sessions: dict[int, int] = {}
     marked: set[int] = set()

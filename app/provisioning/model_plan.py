@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from app.core.errors import invalid_field
 from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
@@ -21,15 +21,13 @@ from app.provisioning.sizing.fit import (
 )
 from app.provisioning.sizing.gpus import GPUS, find_gpus
 from app.provisioning.sizing.weights import with_quantization
-from app.provisioning.spec import ModelChoice, resolve
+from app.provisioning.spec import ModelChoice, StrictModel, resolve
 
 _OPTIONS = ("context", "concurrency", "dtype", "quantization")
 
 
-class PlanCreate(BaseModel):
+class PlanCreate(StrictModel):
     """A model, by name or by its config.json, and its intended use."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: ModelName | None = Field(
         None, description="As in POST /launches. Its files must be on the API's machine."
@@ -105,12 +103,7 @@ def _facts(
             return read_facts(request.config)
         except PlanError as error:
             raise invalid_field("config", str(error)) from error
-    choice = ModelChoice(
-        model=request.model,
-        revision=request.revision,
-        provider=request.provider,
-        profile=request.profile,
-    )
+    choice = ModelChoice.model_validate(request, from_attributes=True)
     profile, model, revision = resolve(choice, profiles, catalogue.get(request.model))
     try:
         facts = facts_of(model, revision, profile)

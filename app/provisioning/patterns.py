@@ -26,7 +26,6 @@ def fits(pattern: str, text: str) -> bool:
 
 
 def is_plain_path(text: str) -> bool:
-    """True for an absolute path without detours."""
     return fits(PATH, text) and str(PurePosixPath(text)) == text and ".." not in text.split("/")
 
 
@@ -35,5 +34,4 @@ def is_model_id(text: str) -> bool:
 
 
 def is_revision(text: str) -> bool:
-    """True for a possible name of a branch, a tag or a commit."""
     return fits(REVISION, text) and ".." not in text and "//" not in text

@@ -54,29 +54,28 @@ def _plain(text: str) -> str:
 Name = Annotated[str, StringConstraints(pattern=patterns.NAME)]
 PlainPath = Annotated[str, AfterValidator(_plain)]
 Address = Annotated[str, StringConstraints(pattern=patterns.ADDRESS)]
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Tier(BaseModel):
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Tier(Table):
     """Resources of one size. If `max_model_size_gb` (10^9 bytes) is absent, it takes any model."""
-
-    model_config = _STRICT
 
     name: Name
     description: Annotated[str, Field(max_length=200)] = ""
     max_model_size_gb: Annotated[float, Field(gt=0)] | None = None
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     cpus: Annotated[int, Field(ge=1, le=1024)] = 4
-    memory_gb: Annotated[int, Field(ge=1, le=16_384)] = 16
+    memory_gb: Annotated[int, Field(ge=1, le=16_384)] = 16  # host memory, Slurm's G
     gres: Annotated[str, StringConstraints(pattern=patterns.GRES)] | None = None
     constraint: Name | None = None
     partition: Name | None = None
 
 
-class Profile(BaseModel):
+class Profile(Table):
     """One place to launch servers at. If `host` is absent, commands run on the worker's machine."""
-
-    model_config = _STRICT
 
     name: Name
     provider: Provider
@@ -151,9 +150,10 @@ def read_profiles(file: Path | None) -> dict[str, Profile]:
     if file is None:
         return {}
     tables = read_tables(file, "profiles")
-    profiles = {}
-    for name, table in tables.items():
-        profiles[name] = validate_table(Profile, file, f"profiles.{name}", table, name)
+    profiles = {
+        name: validate_table(Profile, file, f"profiles.{name}", table, name)
+        for name, table in tables.items()
+    }
     for provider in ("slurm", "local"):
         defaults = [
             one.name for one in profiles.values() if one.provider == provider and one.default
@@ -168,7 +168,6 @@ def read_profiles(file: Path | None) -> dict[str, Profile]:
 def find_profile(
     profiles: dict[str, Profile], name: str | None, provider: Provider | None
 ) -> Profile | None:
-    """The named one; else the provider's default, or else its first."""
     if name is not None:
         return profiles.get(name)
     fitting = [one for one in profiles.values() if provider in (None, one.provider)]

@@ -35,7 +35,7 @@ from app.provisioning.launched_servers import LaunchedServers
 from app.provisioning.local import Local
 from app.provisioning.profiles import Profile
 from app.provisioning.slurm import Slurm
-from app.provisioning.store import ClaimedLaunch, EndState, LaunchStore, Step
+from app.provisioning.store import ClaimedLaunch, EndState, Follower, LaunchStore, Step
 from app.provisioning.tunnels import TunnelError, Tunnels
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,9 @@ class Reconciler:
         self._profiles = profiles
         self._poll = settings.launch_poll_seconds
         self._lease = settings.launch_lease_seconds
-        self._id = uuid4()
-        self._machine = socket.gethostname()
+        self._follower = Follower(
+            list(profiles), socket.gethostname(), uuid4(), self._poll * _TAKEOVER_CHECKS
+        )
         self._hosts = Hosts()
         self._tunnels = Tunnels(self._hosts)
         self._servers = LaunchedServers(ServerStore(database), self._tunnels, settings)
@@ -97,20 +98,15 @@ class Reconciler:
 
     async def _start_due(self) -> float:
         """Check the due launches, as far as slots are free; return the seconds until the next check."""
-        names, late = list(self._profiles), self._poll * _TAKEOVER_CHECKS
         try:
             free = _MAX_CONCURRENT_CHECKS - len(self._checks)
             if not free:
                 return self._poll
-            claimed = await self._store.claim(
-                names, self._machine, self._id,
-                takeover_seconds=late, count=free, lease_seconds=self._lease,
-            )  # fmt: skip
-            for launch in claimed:
+            for launch in await self._store.claim(self._follower, free, self._lease):
                 task = asyncio.create_task(self._check(launch), name=f"launch {launch.id}")
                 self._checks.add(task)
                 task.add_done_callback(self._on_end)
-            seconds = await self._store.seconds_until_due(names, self._machine, self._id, late)
+            seconds = await self._store.seconds_until_due(self._follower)
         except Exception as error:
             if not is_transient(error) and not isinstance(error, DatabaseUnavailableError):
                 raise
@@ -123,7 +119,6 @@ class Reconciler:
         self._wake.set()
 
     async def _check(self, launch: ClaimedLaunch) -> None:
-        """Make one step, within two thirds of the lease."""
         extra = {"action": "launch", "launch_id": str(launch.id)}
         # After an error the lease stays: the launch is due again at its end.
         try:
@@ -132,18 +127,15 @@ class Reconciler:
         except TimeoutError:
             # A command may still be running, and be a submission.
             logger.warning("launch %s: a check took too long", launch.name, extra=extra)
-            return
         except DatabaseUnavailableError as error:
             logger.info("launch %s waits: %s", launch.name, error, extra=extra)
-            return
         except Exception:
             logger.exception("launch %s: unexpected error", launch.name, extra=extra)
-            return
-        if step.state != launch.state:
-            logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
+        else:
+            if step.state != launch.state:
+                logger.info("launch %s: %s %s", launch.name, step.state, step.reason, extra=extra)
 
     async def _step_or_retry(self, launch: ClaimedLaunch) -> Step:
-        """Make the step; after an error, repeat it later with a note for the user."""
         try:
             async with asyncio.timeout(self._lease * 2 / 3):
                 return await self._step(launch)
@@ -159,39 +151,38 @@ class Reconciler:
         return Step(launch.state, self._poll, note, follower_id=self._follower_of(launch))
 
     async def _step(self, launch: ClaimedLaunch) -> Step:
-        profile = self._profiles[launch.profile]
-        directory = Directory(self._hosts, profile, launch.id)
-        job = await self._job(launch, profile, directory)
+        directory = Directory(self._hosts, self._profiles[launch.profile], launch.id)
+        job = await self._job(launch, directory)
         if launch.state == "stopping":
-            return await self._stop(launch, profile, directory, job)
+            return await self._stop(launch, directory, job)
         if job.phase is Phase.ABSENT and launch.state == "submitted":
-            return await self._submit(launch, profile, directory)
+            return await self._submit(launch, directory)
         if job.phase in (Phase.ABSENT, Phase.ENDED):
             return await self._end(launch, directory, job)
         if job.phase is Phase.WAITING:
             reason = f"Slurm: {job.reason}" if job.reason else ""
             return Step("pending", self._pause(launch, launch.submitted_at), reason, job_id=job.id)
         try:
-            return await self._check_server(launch, profile, directory, job)
+            return await self._check_server(launch, directory, job)
         except RefusedError as error:
             return Step("stopping", _RECHECK_SECONDS, str(error), "failed", job_id=job.id)
 
-    async def _job(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Job:
+    async def _job(self, launch: ClaimedLaunch, directory: Directory) -> Job:
         """The job; if its provider has forgotten it, its state by its last file."""
-        job = await self._providers[launch.provider].find(profile, launch.id)
+        job = await self._providers[launch.provider].find(directory.profile, launch.id)
         if job.phase is not Phase.ABSENT:
             return job
         status = await directory.exit_status()
         return job if status is None else job_from_exit_file(launch, *status)
 
-    async def _submit(self, launch: ClaimedLaunch, profile: Profile, directory: Directory) -> Step:
+    async def _submit(self, launch: ClaimedLaunch, directory: Directory) -> Step:
         if launch.provider == "local" and launch.machine is None:
             # Stored before anything runs here: no other machine may look for it.
-            return Step("submitted", 0, machine=self._machine)
+            return Step("submitted", 0, machine=self._follower.machine)
         try:
             await directory.make(launch.spec)
             job_id = await self._providers[launch.provider].submit(
-                profile, launch.id, directory.path
+                directory.profile, launch.id, directory.path
             )
         except RefusedError as error:
             return Step("stopping", 0, str(error), "failed")
@@ -202,12 +193,9 @@ class Reconciler:
         log = await directory.log() or ""
         state, reason = _END_STATES[job.end or End.FAILED], job.reason
         if job.phase is Phase.ABSENT:
-            who = (
-                "Slurm does not list the job"
-                if launch.provider == "slurm"
-                else "The job is missing"
-            )
-            reason = f"{who}, and it left no exit status: it was killed, or its node failed"
+            is_slurm = launch.provider == "slurm"
+            missing = "Slurm does not list the job" if is_slurm else "The job is missing"
+            reason = f"{missing}, and it left no exit status: it was killed, or its node failed"
         if state == "stopped" and launch.state != "submitted":
             by_itself = "the server ended by itself"
             cancelled = "the job was cancelled outside of the service"
@@ -219,9 +207,7 @@ class Reconciler:
             exit_code=job.exit_code,
         )  # fmt: skip
 
-    async def _check_server(
-        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
-    ) -> Step:
+    async def _check_server(self, launch: ClaimedLaunch, directory: Directory, job: Job) -> Step:
         found = Step(
             "starting", self._pause(launch, launch.started_at), job_id=job.id, node=job.node, log=await directory.log(),
             follower_id=self._follower_of(launch),
@@ -229,25 +215,26 @@ class Reconciler:
         is_over = _has_passed(launch.now, launch.started_at, launch.spec.time_limit_minutes)
         if launch.provider == "local" and is_over:
             reason = f"the time limit of {launch.spec.time_limit_minutes} minutes was reached"
-            return replace(found, state="stopping", pause=0, reason=reason, end_state="timeout")
-        published = await self._published(launch, directory)
+            return _ended(found, reason, "timeout")
+        if launch.node is not None and launch.ports is not None:
+            published: PublishedAddress | None = PublishedAddress(launch.node, launch.ports)
+        else:
+            published = await directory.published()
         if published is None:
             return self._not_ready(launch, found, "")
-        address = await self._servers.address(launch, profile, published)
+        address = await self._servers.address(launch, directory.profile, published)
         found = replace(found, node=published.node, ports=published.ports, address=address)
         if address != launch.address:
             # Stored before it is registered, so that the worker that ends the launch finds the entry.
             state = "starting" if launch.healthy_at is None else launch.state
             return replace(found, state=state, pause=0)
-        return await self._check_model(launch, profile, found)
+        return await self._check_model(launch, directory.profile, found)
 
     async def _check_model(self, launch: ClaimedLaunch, profile: Profile, found: Step) -> Step:
-        """Check the model of a reachable server, and reload one whose engine is dead."""
         assert found.address is not None
         grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
-        is_doubtful = (
-            launch.healthy_at is None or engine_probe.dead_since(launch.reason) is not None
-        )
+        dead_since = engine_probe.dead_since(launch.reason)
+        is_doubtful = launch.healthy_at is None or dead_since is not None
         finding = await engine_probe.check(
             grpc, model, _UNKNOWN_COUNT if is_doubtful else launch.requests,
             None if profile.is_supervised and not is_doubtful else seconds,
@@ -265,7 +252,6 @@ class Reconciler:
         return step
 
     def _dead(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
-        """Reload or restart a dead engine; end the job if that does not help."""
         minutes = launch.spec.start_minutes
         if not _has_passed(launch.now, engine_probe.dead_since(reason), minutes):
             return replace(found, state="unhealthy", pause=self._poll, reason=reason)
@@ -273,8 +259,11 @@ class Reconciler:
         advice = "" if profile.is_supervised else (
             f"; `supervise = true` in the profile {profile.name!r} has its job restart the server"
         )  # fmt: skip
-        reason = f"{reason}. It did not recover within {minutes:g} minutes: launch it again{advice}"
-        return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
+        return _ended(
+            found,
+            f"{reason}. It did not recover within {minutes:g} minutes: launch it again{advice}",
+            "failed",
+        )
 
     def _not_ready(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:
         if engine_probe.dead_since(launch.reason) is not None:
@@ -287,38 +276,31 @@ class Reconciler:
         reason = f"the model was not ready {minutes:g} minutes after the job's start"
         if last := last_words(found.log or ""):
             reason = f"{reason}. The job's last words: {last}"
-        return replace(found, state="stopping", pause=0, reason=reason, end_state="failed")
+        return _ended(found, reason, "failed")
 
     async def _serve(
         self, launch: ClaimedLaunch, profile: Profile, found: Step, *, is_used: bool
     ) -> Step:
-        """Register the server of a ready model, and stop it after a time without use."""
         assert found.address is not None
         try:
             await self._servers.register(launch, profile, found.address)
         except ConflictError as error:
-            return replace(
-                found, state="stopping", pause=0, reason=error.detail, end_state="failed"
-            )
+            return _ended(found, error.detail, "failed")
         is_used = launch.healthy_at is None or is_used or await self._servers.has_running(launch)
         idle = launch.spec.idle_minutes
         if not is_used and idle and _has_passed(launch.now, launch.last_used_at, idle):
-            reason = f"idle for {idle:g} minutes"
-            return replace(found, state="stopping", pause=0, reason=reason, end_state="stopped")
+            return _ended(found, f"idle for {idle:g} minutes", "stopped")
         return replace(found, state="healthy", pause=self._poll, used=is_used)
 
-    async def _stop(
-        self, launch: ClaimedLaunch, profile: Profile, directory: Directory, job: Job
-    ) -> Step:
+    async def _stop(self, launch: ClaimedLaunch, directory: Directory, job: Job) -> Step:
         """Drain the server, end the job, remove its files: then the launch has ended."""
         again = Step("stopping", min(self._poll, 1.0), follower_id=self._follower_of(launch))
         if job.phase in (Phase.WAITING, Phase.RUNNING):
             if not await self._servers.is_drained(launch):
                 return again
-            await self._providers[launch.provider].cancel(profile, launch.id)
-            return replace(
-                again, pause=min(self._poll, _RECHECK_SECONDS), log=await directory.log()
-            )
+            await self._providers[launch.provider].cancel(directory.profile, launch.id)
+            pause = min(self._poll, _RECHECK_SECONDS)
+            return replace(again, pause=pause, log=await directory.log())
         log = await directory.log()
         if launch.address is not None:
             await self._servers.unregister(launch)
@@ -328,13 +310,6 @@ class Reconciler:
             launch.end_state or "stopped", 0, launch.reason, log=log, exit_code=job.exit_code
         )
 
-    async def _published(
-        self, launch: ClaimedLaunch, directory: Directory
-    ) -> PublishedAddress | None:
-        if launch.node is not None and launch.ports is not None:
-            return PublishedAddress(launch.node, launch.ports)
-        return await directory.published()
-
     def _pause(self, launch: ClaimedLaunch, since: datetime | None) -> float:
         """Seconds to the next check of a launch about to change, growing with the time it takes."""
         elapsed = (launch.now - since).total_seconds() if since else 0.0
@@ -342,7 +317,11 @@ class Reconciler:
 
     def _follower_of(self, launch: ClaimedLaunch) -> UUID | None:
         """This process, if the launch needs a tunnel: a tunnel belongs to a process."""
-        return None if self._profiles[launch.profile].host is None else self._id
+        return None if self._profiles[launch.profile].host is None else self._follower.id
+
+
+def _ended(found: Step, reason: str, end_state: EndState) -> Step:
+    return replace(found, state="stopping", pause=0, reason=reason, end_state=end_state)
 
 
 def _has_passed(now: datetime, since: datetime | None, minutes: float) -> bool:

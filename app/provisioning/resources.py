@@ -1,7 +1,6 @@
-"""Default resources of a launch: the smallest tier that is large enough for its model."""
+"""Facts of a launch's model, and the smallest tier that is large enough for it."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from app.provisioning.profiles import Profile, Tier
@@ -11,19 +10,6 @@ from app.provisioning.sizing.weights import weight_bytes
 
 _MAX_COMMIT = 64
 _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Resources of one server, on one node. `memory_gb`: host memory, Slurm's G."""
-
-    gpus: int
-    cpus: int
-    memory_gb: int
-    tier: str
-    gres: str | None = None
-    constraint: str | None = None
-    partition: str | None = None
 
 
 def facts_of(model: str, revision: str | None, profile: Profile) -> ModelFacts | None:
@@ -86,36 +72,18 @@ def _is_inside(path: Path, roots: tuple[str, ...]) -> bool:
     return any(real.is_relative_to(Path(root).resolve()) for root in roots)
 
 
-def suggest_resources(
-    profile: Profile, size_gb: float | None, tier: str | None
-) -> Resources | None:
+def choose_tier(profile: Profile, size_gb: float | None, name: str | None) -> Tier | None:
     """The named tier, else the smallest that takes the model; None if there is none.
 
     `size_gb` is the size of the weights (`size_of`); if it is None, the result is the profile's
     first tier.
     """
-    if tier is not None:
-        named = profile.tier(tier)
-        return None if named is None else _of(named)
+    if name is not None:
+        return profile.tier(name)
     if size_gb is None:
-        return _of(profile.tiers[0])
-    fitting = [
-        one
-        for one in profile.tiers
-        if one.max_model_size_gb is not None and size_gb <= one.max_model_size_gb
-    ]
-    if fitting:
-        return _of(min(fitting, key=lambda one: (one.max_model_size_gb or 0, one.gpus)))
-    return next((_of(one) for one in profile.tiers if one.max_model_size_gb is None), None)
-
-
-def _of(tier: Tier) -> Resources:
-    return Resources(
-        gpus=tier.gpus,
-        cpus=tier.cpus,
-        memory_gb=tier.memory_gb,
-        tier=tier.name,
-        gres=tier.gres or (f"gpu:{tier.gpus}" if tier.gpus else None),
-        constraint=tier.constraint,
-        partition=tier.partition,
-    )
+        return profile.tiers[0]
+    limited = [one for one in profile.tiers if one.max_model_size_gb is not None]
+    fitting = (one for one in limited if size_gb <= (one.max_model_size_gb or 0))
+    unlimited = (one for one in profile.tiers if one.max_model_size_gb is None)
+    smallest = min(fitting, key=lambda one: (one.max_model_size_gb, one.gpus), default=None)
+    return smallest or next(unlimited, None)

@@ -8,7 +8,7 @@ the file `exit` in the launch's directory has the job's end. https://slurm.sched
 import re
 from uuid import UUID
 
-from app.provisioning.hosts import CommandOutput, HostError, Hosts
+from app.provisioning.hosts import HostError, Hosts
 from app.provisioning.job_script import job_name
 from app.provisioning.jobs import End, Job, Phase, RefusedError
 from app.provisioning.profiles import Profile
@@ -51,7 +51,8 @@ class Slurm:
             profile, ["sbatch", "--parsable", "--", f"{directory}/job.sh"]
         )
         if answer.status != 0:
-            _raise_if_transient(answer, "sbatch")
+            if _PASSING.search(answer.error):
+                raise HostError(f"sbatch: {answer.error_line}")
             raise RefusedError(f"Slurm refused the job: {answer.error_line}")
         return answer.output.strip().split(";")[0]
 
@@ -95,14 +96,8 @@ class Slurm:
             words.append(f"signal {signal}")
         if state == "NODE_FAIL" and (why := await self._node_reason(profile, node)):
             words.append(f"node {node}: {why}")
-        return Job(
-            Phase.ENDED,
-            identifier,
-            node or None,
-            ", ".join(words),
-            _ENDS.get(state, End.FAILED),
-            code,
-        )
+        end = _ENDS.get(state, End.FAILED)
+        return Job(Phase.ENDED, identifier, node or None, ", ".join(words), end, code)
 
     async def _exit_code(self, profile: Profile, identifier: str) -> tuple[int | None, int | None]:
         answer = await self._hosts.run(profile, ["scontrol", "show", "job", "-o", identifier])
@@ -118,12 +113,6 @@ class Slurm:
 
 
 def _rank(state: str) -> int:
-    """The most informative of several jobs has the lowest rank."""
     if state in _RUNNING:
         return 3
     return 2 if state in _WAITING else int(state != "COMPLETED")
-
-
-def _raise_if_transient(answer: CommandOutput, command: str) -> None:
-    if _PASSING.search(answer.error):
-        raise HostError(f"{command}: {answer.error_line}")

@@ -1,6 +1,5 @@
 """A launch's request, and its completion by the profile, the tier and the catalogue."""
 
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -11,17 +10,18 @@ from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
 from app.provisioning import patterns
 from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
-from app.provisioning.profiles import Name, Profile, Provider, find_profile
-from app.provisioning.resources import Resources, size_of, suggest_resources
+from app.provisioning.profiles import Name, Profile, Provider, Tier, find_profile
+from app.provisioning.resources import choose_tier, size_of
 
 Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
-_STRICT = ConfigDict(extra="forbid", strict=True)
 
 
-class ResourceRequest(BaseModel):
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ResourceRequest(StrictModel):
     """Resources of one server, on one node; absent ones are the tier's."""
-
-    model_config = _STRICT
 
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -31,10 +31,8 @@ class ResourceRequest(BaseModel):
     )
 
 
-class EngineOptions(BaseModel):
+class EngineOptions(StrictModel):
     """Options of vLLM, under its own names. None of them for an entry of a Triton repository."""
-
-    model_config = _STRICT
 
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     dtype: Plain | None = None
@@ -43,10 +41,8 @@ class EngineOptions(BaseModel):
     enforce_eager: bool | None = None
 
 
-class ModelChoice(BaseModel):
+class ModelChoice(StrictModel):
     """A model, and the profile to launch it with."""
-
-    model_config = _STRICT
 
     model: ModelName = Field(
         description="A Hugging Face id, or a path below the profile's `model_roots`: a directory "
@@ -86,10 +82,8 @@ class LaunchCreate(ModelChoice):
     )
 
 
-class LaunchSpec(BaseModel):
+class LaunchSpec(StrictModel):
     """A complete request: stored in the table, and the source of the job's script."""
-
-    model_config = _STRICT
 
     name: Name
     model: ModelName
@@ -123,7 +117,10 @@ def to_spec(
         raise invalid_field("name", "is kept for the servers that TRITON_GRPC_SERVICE names")
     offered = catalogue.get(request.model)
     profile, model, revision = resolve(request, profiles, offered)
-    resources = _resources(request, profile, offered, model, revision)
+    tier = _tier(request, profile, offered, model, revision)
+    given = request.resources
+    gpus = tier.gpus if given.gpus is None else given.gpus
+    tier_gres = tier.gres if gpus == tier.gpus else None
     if request.trust_remote_code and not profile.trust_remote_code:
         raise invalid_field("trust_remote_code", f"the profile {profile.name!r} does not allow it")
     minutes = request.time_limit_minutes or profile.default_minutes
@@ -137,17 +134,17 @@ def to_spec(
         revision=revision,
         profile=profile.name,
         served_name=request.served_name or _served_name(request.model),
-        tier=resources.tier,
-        gpus=resources.gpus,
-        cpus=resources.cpus,
-        memory_gb=resources.memory_gb,
-        gres=resources.gres,
-        partition=request.partition or resources.partition or profile.partition,
+        tier=tier.name,
+        gpus=gpus,
+        cpus=given.cpus or tier.cpus,
+        memory_gb=given.memory_gb or tier.memory_gb,
+        gres=given.gres or tier_gres or (f"gpu:{gpus}" if gpus else None),
+        partition=request.partition or tier.partition or profile.partition,
         account=request.account or profile.account,
-        constraint=request.constraint or resources.constraint or profile.constraint,
+        constraint=request.constraint or tier.constraint or profile.constraint,
         modules=list(profile.modules if request.modules is None else request.modules),
         time_limit_minutes=minutes,
-        idle_minutes=_given(request.idle_minutes, profile.idle_minutes),
+        idle_minutes=profile.idle_minutes if request.idle_minutes is None else request.idle_minutes,
         start_minutes=request.start_minutes or profile.start_minutes,
         priority=request.priority,
         engine=request.engine,
@@ -166,10 +163,6 @@ def resolve(
     model = _model(choice, profile, offered)
     own = choice.revision or (offered.revision if offered else None)
     return profile, model, None if model.startswith("/") else own
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _profile(
@@ -199,39 +192,28 @@ def _model(request: ModelChoice, profile: Profile, offered: CatalogueEntry | Non
 
 
 def is_below_a_root(path: str, roots: tuple[str, ...]) -> bool:
-    """True for a plain path inside one of the roots."""
     return any(
         path != root and PurePosixPath(path).is_relative_to(PurePosixPath(root)) for root in roots
     )
 
 
-def _resources(
+def _tier(
     request: LaunchCreate,
     profile: Profile,
     offered: CatalogueEntry | None,
     model: str,
     revision: str | None,
-) -> Resources:
-    """The tier's resources, overridden by the request's."""
-    tier = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
+) -> Tier:
+    name = request.tier or (offered.tier if offered and profile.tier(offered.tier or "") else None)
     size = offered.size_gb if offered else None
-    if size is None and tier is None:
+    if size is None and name is None:
         size = size_of(model, revision, profile)
-    suggested = suggest_resources(profile, size, tier)
-    if suggested is None:
+    tier = choose_tier(profile, size, name)
+    if tier is None:
         names = ", ".join(one.name for one in profile.tiers)
-        what = "has no such tier" if tier else f"has no tier for {size} GB"
+        what = "has no such tier" if name else f"has no tier for {size} GB"
         raise invalid_field("tier", f"the profile {profile.name!r} {what}; there are {names}")
-    given = request.resources
-    gpus = suggested.gpus if given.gpus is None else given.gpus
-    follows = suggested.gres if gpus == suggested.gpus else (f"gpu:{gpus}" if gpus else None)
-    return replace(
-        suggested,
-        gpus=gpus,
-        cpus=given.cpus or suggested.cpus,
-        memory_gb=given.memory_gb or suggested.memory_gb,
-        gres=given.gres or follows,
-    )
+    return tier
 
 
 def _served_name(model: str) -> str:

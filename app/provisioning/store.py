@@ -7,7 +7,7 @@ is recorded, and then ended.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -85,11 +85,10 @@ WITH made AS (
 SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
 """
 
-_MINE = "($3::uuid IS NOT NULL AND follower_id = $3)"
 # The follower of a tunnel is replaced only when it is late.
-_DUE_AT = f"""
+_DUE_AT = """
   greatest(next_check_at, lease_expires_at,
-           CASE WHEN follower_id IS NULL OR {_MINE} THEN next_check_at
+           CASE WHEN follower_id IS NULL OR follower_id = $3 THEN next_check_at
                 ELSE next_check_at + make_interval(secs => $4) END)
 """
 _FOLLOWED = """
@@ -110,32 +109,38 @@ _SECONDS_UNTIL_DUE = f"""
 SELECT extract(epoch FROM min({_DUE_AT}) - now())::float8 FROM launches WHERE {_FOLLOWED}
 """
 
-# A stopping launch changes its state only to an end, and its reason stays.
+# `step` has the columns' names and types. A stopping launch changes its state only to an end, and
+# its reason stays.
 _ADVANCE = """
 UPDATE launches SET
-  state = CASE WHEN state = 'stopping' AND NOT $4::boolean THEN state ELSE $3::varchar END,
-  reason = CASE WHEN state = 'stopping' THEN reason ELSE $5::text END,
-  end_state = coalesce(end_state, $6::varchar),
-  job_id = coalesce($7::varchar, job_id),
-  node = coalesce($8::varchar, node),
-  machine = coalesce(machine, $9::varchar),
-  ports = coalesce($10::jsonb, ports),
-  address = coalesce($11::jsonb, address),
-  requests = coalesce($12::bigint, requests),
+  state = CASE WHEN launches.state = 'stopping' AND NOT $4::boolean THEN launches.state ELSE step.state END,
+  reason = CASE WHEN launches.state = 'stopping' THEN launches.reason ELSE left(step.reason, 2000) END,
+  end_state = coalesce(launches.end_state, step.end_state),
+  job_id = coalesce(step.job_id, launches.job_id),
+  node = coalesce(step.node, launches.node),
+  machine = coalesce(launches.machine, step.machine),
+  ports = coalesce(step.ports, launches.ports),
+  address = coalesce(step.address, launches.address),
+  requests = coalesce(step.requests, launches.requests),
   -- An unchanged log is not written again.
-  log = CASE WHEN log = $13::text THEN log ELSE coalesce($13::text, log) END,
-  exit_code = coalesce($14::int, exit_code),
-  submitted_at = CASE WHEN $7::varchar IS NULL THEN submitted_at ELSE coalesce(submitted_at, now()) END,
-  started_at = CASE WHEN $3::varchar IN ('starting', 'healthy', 'unhealthy')
-                    THEN coalesce(started_at, now()) ELSE started_at END,
-  healthy_at = CASE WHEN $3::varchar = 'healthy' THEN coalesce(healthy_at, now()) ELSE healthy_at END,
-  last_used_at = CASE WHEN $15::boolean THEN now() ELSE last_used_at END,
-  stopping_at = CASE WHEN $3::varchar = 'stopping' THEN coalesce(stopping_at, now()) ELSE stopping_at END,
+  log = CASE WHEN launches.log = step.log THEN launches.log ELSE coalesce(step.log, launches.log) END,
+  exit_code = coalesce(step.exit_code, launches.exit_code),
+  submitted_at = CASE WHEN step.job_id IS NULL THEN launches.submitted_at
+                      ELSE coalesce(launches.submitted_at, now()) END,
+  started_at = CASE WHEN step.state IN ('starting', 'healthy', 'unhealthy')
+                    THEN coalesce(launches.started_at, now()) ELSE launches.started_at END,
+  healthy_at = CASE WHEN step.state = 'healthy'
+                    THEN coalesce(launches.healthy_at, now()) ELSE launches.healthy_at END,
+  last_used_at = CASE WHEN $5::boolean THEN now() ELSE launches.last_used_at END,
+  stopping_at = CASE WHEN step.state = 'stopping'
+                     THEN coalesce(launches.stopping_at, now()) ELSE launches.stopping_at END,
   ended_at = CASE WHEN $4::boolean THEN now() END,
-  follower_id = $16::uuid,
+  follower_id = step.follower_id,
   lease_expires_at = NULL,
-  next_check_at = now() + make_interval(secs => CASE WHEN state = $17::varchar THEN $18::float8 ELSE 0 END)
-WHERE id = $1 AND lease_expires_at = $2 AND ended_at IS NULL
+  next_check_at = now() + make_interval(
+    secs => CASE WHEN launches.state = $6::varchar THEN $7::float8 ELSE 0 END)
+FROM jsonb_populate_record(NULL::launches, $3::jsonb) AS step
+WHERE launches.id = $1 AND launches.lease_expires_at = $2 AND launches.ended_at IS NULL
 """
 
 _STOP = f"""
@@ -176,6 +181,19 @@ class Step:
     @property
     def is_end(self) -> bool:
         return self.state in ("stopped", "timeout", "failed")
+
+
+@dataclass(slots=True, frozen=True)
+class Follower:
+    """A process that follows launches of these profiles, and local ones of its machine.
+
+    It takes over the launch of another process's tunnel after a delay of `takeover_seconds`.
+    """
+
+    profiles: Sequence[str]
+    machine: str
+    id: UUID
+    takeover_seconds: float
 
 
 class LaunchStore:
@@ -221,7 +239,6 @@ class LaunchStore:
         return Launch(**_members(_found(row, launch_id)))
 
     async def log(self, team_id: str, launch_id: UUID) -> str:
-        """The end of the job's output at the last check. Raises NotFoundError."""
         row = await self._database.fetchrow(
             "SELECT log FROM launches WHERE id = $1 AND team_id = $2", launch_id, team_id
         )
@@ -229,7 +246,6 @@ class LaunchStore:
         return text
 
     async def stop(self, team_id: str, launch_id: UUID) -> Launch:
-        """Request a launch's stop, if it has not ended, and return it. Raises NotFoundError."""
         await self._database.fetch(_STOP, launch_id, team_id, STOPPED_ON_REQUEST)
         return await self.get(team_id, launch_id)
 
@@ -249,33 +265,16 @@ class LaunchStore:
     # --- for its follower -----------------------------------------------------------------------
 
     async def claim(
-        self,
-        profiles: Sequence[str],
-        machine: str,
-        follower_id: UUID,
-        *,
-        takeover_seconds: float,
-        count: int,
-        lease_seconds: float,
+        self, follower: Follower, count: int, lease_seconds: float
     ) -> Sequence[ClaimedLaunch]:
         """Claim launches that are due; no other follower claims them before the lease is over."""
         async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                _CLAIM, profiles, machine, follower_id, takeover_seconds, count, lease_seconds
-            )
+            rows = await connection.fetch(_CLAIM, *astuple(follower), count, lease_seconds)
         return [ClaimedLaunch(**_members(row), lease=row["lease"], now=row["now"]) for row in rows]
 
-    async def seconds_until_due(
-        self,
-        profiles: Sequence[str],
-        machine: str,
-        follower_id: UUID,
-        takeover_seconds: float,
-    ) -> float | None:
+    async def seconds_until_due(self, follower: Follower) -> float | None:
         """Seconds until the next launch is due, negative if it is overdue; None if none is open."""
-        row = await self._database.fetchrow(
-            _SECONDS_UNTIL_DUE, profiles, machine, follower_id, takeover_seconds
-        )
+        row = await self._database.fetchrow(_SECONDS_UNTIL_DUE, *astuple(follower))
         assert row is not None
         seconds: float | None = row[0]
         return seconds
@@ -283,40 +282,15 @@ class LaunchStore:
     async def advance(self, launch: ClaimedLaunch, step: Step) -> None:
         """Commit a finding; no effect after the lease is lost."""
         await self._database.fetch(
-            _ADVANCE,
-            launch.id,
-            launch.lease,
-            step.state,
-            step.is_end,
-            step.reason[:2000],
-            step.end_state,
-            step.job_id,
-            step.node,
-            step.machine,
-            _json(step.ports),
-            _json(step.address),
-            step.requests,
-            step.log,
-            step.exit_code,
-            step.used,
-            step.follower_id,
-            launch.state,
-            step.pause,
-        )
-
-
-def launch_not_found(launch_id: UUID) -> NotFoundError:
-    return NotFoundError(f"There is no launch {launch_id}.")
+            _ADVANCE, launch.id, launch.lease, orjson.dumps(step).decode(), step.is_end, step.used,
+            launch.state, step.pause,
+        )  # fmt: skip
 
 
 def _found(row: asyncpg.Record | None, launch_id: UUID) -> asyncpg.Record:
     if row is None:
-        raise launch_not_found(launch_id)
+        raise NotFoundError(f"There is no launch {launch_id}.")
     return row
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
 
 
 def _members(row: asyncpg.Record) -> dict[str, Any]:

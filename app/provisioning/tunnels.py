@@ -7,7 +7,6 @@ again, on the same ports if they are free.
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
 from uuid import UUID
 
 from app.provisioning.hosts import Hosts, inherited
@@ -50,7 +49,11 @@ class Tunnels:
         known = self._open.get(launch)
         if known is not None and known[0].returncode is None:
             return known[1]
-        local = wanted if wanted and all(map(self._is_free(profile), wanted)) else None
+        local = (
+            wanted
+            if wanted and all(_is_free(profile.tunnel_listen, port) for port in wanted)
+            else None
+        )
         local = local or tuple(_free_port(profile.tunnel_listen) for _ in ports)
         process = await asyncio.create_subprocess_exec(
             *_DIES_WITH_US,
@@ -84,9 +87,6 @@ class Tunnels:
         for here, there in zip(local, ports, strict=True):
             command += ["-L", f"{profile.tunnel_listen}:{here}:{node}:{there}"]
         return [*command, "--", profile.host]
-
-    def _is_free(self, profile: Profile) -> Callable[[int], bool]:
-        return lambda port: _is_free(profile.tunnel_listen, port)
 
 
 async def _is_open(process: asyncio.subprocess.Process, address: str, port: int) -> bool:

@@ -6,9 +6,9 @@ Vh where the output head is a matrix of its own). The differences of other famil
 `families.py`; multi-head latent attention and experts are here. docs/plan.md has the sources.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from app.provisioning.sizing.facts import CacheLayers, ModelFacts, PlanError, Quantization
+from app.provisioning.sizing.facts import CacheLayers, ModelFacts, PlanError
 from app.provisioning.sizing.families import FAMILIES, GENERIC, NESTED_DEFAULTS, NOT_COUNTED, Family
 from app.provisioning.sizing.members import Members
 from app.provisioning.sizing.quantization import read_quantization
@@ -57,15 +57,32 @@ def read_facts(document: object) -> ModelFacts:
         notes.append(f"config.json names {named}: 16 bits are taken.")
     source = outer if outer.has("quantization_config") else config
     is_compressed = source.has("quantization_config")
-    quantization, kv_bytes, more = read_quantization(source)
-    return _Counter(config, family or GENERIC).facts(
+    quantization, kv_bytes, quantization_notes = read_quantization(source)
+    model = _Model(config, family or GENERIC)
+    total = model.parameters()
+    cache, cache_notes = model.cache()
+    return ModelFacts(
         model_type=model_type,
         is_known=family is not None,
         is_exact=family is not None and is_whole and is_compressed == (quantization is not None),
         dtype=_DTYPES.get(dtype.removeprefix("torch."), "bfloat16"),
         quantization=quantization,
         kv_bytes=kv_bytes,
-        notes=[*notes, *more],
+        parameters=total.linear + total.small + total.experts,
+        active_parameters=total.linear + total.small + total.chosen,
+        linear_parameters=total.linear,
+        expert_parameters=total.experts,
+        kv_parameters=total.kv,
+        replicated_parameters=total.replicated,
+        layers=model.layers,
+        hidden_size=model.hidden,
+        vocab_size=model.vocabulary,
+        attention_heads=model.heads,
+        inner_sizes=tuple(sorted({model.inner, model.expert_inner, model.shared_inner} - {0})),
+        mlp_elements=model.mlp_elements(),
+        cache=cache,
+        max_context=model.context,
+        notes=(*notes, *quantization_notes, *cache_notes),
     )
 
 
@@ -80,7 +97,6 @@ def _refuse_uncounted(outer: Members) -> None:
 
 
 def _language_model(outer: Members) -> tuple[Members, list[str]]:
-    """Multimodal models keep their language model's members in `text_config`."""
     for name in ("text_config", "llm_config"):
         if not outer.has(name):
             continue
@@ -92,19 +108,34 @@ def _language_model(outer: Members) -> tuple[Members, list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
-    """Parameters of one layer's attention."""
+class _Parameters:
+    """Parameters of a part of the model: linear layers, experts, and the small rest.
 
-    linear: int
-    kv: int
-    small: int  # biases and norms
-    replicated: int
+    `kv`: the part of `linear` that makes keys and values. `replicated`: the part of `linear` and
+    `small` that every GPU holds. `chosen`: the part of `experts` that one token passes.
+    """
+
+    linear: int = 0
+    small: int = 0
+    kv: int = 0
+    replicated: int = 0
+    experts: int = 0
+    chosen: int = 0
+
+    def __add__(self, other: "_Parameters") -> "_Parameters":
+        return _Parameters(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, layers: int) -> "_Parameters":
+        return _Parameters(*(layers * count for count in astuple(self)))
 
 
-class _Counter:
+class _Model:
+    """The sizes that config.json names; a part that the model does not have is 0 wide."""
+
     def __init__(self, config: Members, family: Family) -> None:
         self.config = config
         self.family = family
+        self.model_type = config.text("model_type")
         self.layers = config.number(*_LAYERS, high=MAX_LAYERS)
         self.hidden = config.number(*_HIDDEN, high=MAX_WIDTH)
         self.heads = config.number(*_HEADS, high=MAX_HEADS)
@@ -124,80 +155,66 @@ class _Counter:
         self.head = config.number("head_dim", high=MAX_WIDTH, default=self.hidden // self.heads)
         self.experts = config.number(*_EXPERTS, low=0, high=MAX_EXPERTS, default=0)
         self.context = config.number(*_CONTEXT, high=MAX_CONTEXT, default=0) or None
+        self.moe_layers = self._moe_layers() if self.experts else 0
+        self.inner = self.expert_inner = self.shared_inner = self.chosen = 0
+        if self.moe_layers < self.layers:
+            default = self.hidden * family.inner_factor if family.inner_factor else None
+            self.inner = config.number(*_INNER, high=MAX_WIDTH, default=default)
+        if self.moe_layers:
+            self.expert_inner = config.number("moe_intermediate_size", *_INNER, high=MAX_WIDTH)
+            self.shared_inner = self._shared_inner()
+            self.chosen = min(self.experts, config.number(*_CHOSEN, high=MAX_EXPERTS))
 
-    def facts(
-        self,
-        *,
-        model_type: str,
-        is_known: bool,
-        is_exact: bool,
-        dtype: str,
-        quantization: Quantization | None,
-        kv_bytes: int | None,
-        notes: list[str],
-    ) -> ModelFacts:
-        attention = self._latent() if self.is_latent else self._attention()
-        moe_layers = self._moe_layers()
-        dense = self._feed_forward(self._inner()) if moe_layers < self.layers else (0, 0)
-        routed, chosen, shared, router = self._expert_layer() if moe_layers else (0, 0, (0, 0), 0)
-        norms = self._norms()
-        linear = self.layers * attention.linear
-        linear += (self.layers - moe_layers) * dense[0] + moe_layers * shared[0]
-        replicated = self.layers * (norms + attention.replicated) + moe_layers * router
-        small = self.layers * (attention.small + norms) + moe_layers * (router + shared[1])
-        small += (self.layers - moe_layers) * dense[1]
-        outside, outside_replicated = self._outside_layers()
-        parameters = linear + small + moe_layers * routed + outside
-        cache, more = cache_layers(
+    def parameters(self) -> _Parameters:
+        norms = self._norms() * self.family.norm_vectors * self.hidden
+        layer = self._latent_attention() if self.is_latent else self._attention()
+        layer += _Parameters(small=norms, replicated=norms)
+        dense_layers = self.layers - self.moe_layers
+        feed_forward = self._feed_forward(self.inner) * dense_layers
+        feed_forward += self._expert_layer() * self.moe_layers
+        return layer * self.layers + feed_forward + self._outside_layers()
+
+    def mlp_elements(self) -> int:
+        expert = self.chosen * (3 * self.expert_inner + self.hidden)
+        return max(self._matrices * self.inner, expert + 3 * self.shared_inner)
+
+    def cache(self) -> tuple[tuple[CacheLayers, ...], list[str]]:
+        cache, notes = cache_layers(
             self.config, self.family, self.layers, self.kv_heads, 2 * self.head
         )
         if self.is_latent:
-            cache = (self._latent_cache(),)
-        return ModelFacts(
-            model_type=model_type,
-            is_known=is_known,
-            is_exact=is_exact,
-            dtype=dtype,
-            quantization=quantization,
-            kv_bytes=kv_bytes,
-            parameters=parameters,
-            active_parameters=parameters - moe_layers * (routed - chosen),
-            linear_parameters=linear,
-            expert_parameters=moe_layers * routed,
-            kv_parameters=self.layers * attention.kv,
-            replicated_parameters=replicated + outside_replicated,
-            layers=self.layers,
-            hidden_size=self.hidden,
-            vocab_size=self.vocabulary,
-            attention_heads=self.heads,
-            inner_sizes=self._inner_sizes(moe_layers),
-            mlp_elements=self._mlp_elements(moe_layers),
-            cache=cache,
-            max_context=self.context,
-            notes=(*notes, *more, *self._remarks()),
-        )
+            latent, rope, *_ = self._latent_sizes()
+            cache = (CacheLayers(self.layers, 1, latent + rope, is_latent=True),)
+        ahead = self.config.number("num_nextn_predict_layers", low=0, high=MAX_LAYERS, default=0)
+        if ahead:
+            notes.append(
+                f"Layers that predict further tokens ({ahead}) are not counted: they are loaded for "
+                "speculative decoding only."
+            )
+        return cache, notes
 
     # --- Attention -----------------------------------------------------------------------------
 
     def _kv_heads(self) -> int:
-        config = self.config
-        if config.text("model_type") == "falcon" and not config.flag(
+        flag = self.config.flag
+        is_old_falcon = self.model_type == "falcon" and not flag(
             "new_decoder_architecture", default=False
-        ):
-            return 1 if config.flag("multi_query", default=True) else self.heads
-        if config.text("model_type") == "gpt_bigcode":
-            return 1 if config.flag("multi_query", default=True) else self.heads
-        return config.number(*_KV_HEADS, high=MAX_HEADS, default=self.heads)
+        )
+        if is_old_falcon or self.model_type == "gpt_bigcode":
+            return 1 if flag("multi_query", default=True) else self.heads
+        return self.config.number(*_KV_HEADS, high=MAX_HEADS, default=self.heads)
 
-    def _attention(self) -> _Attention:
+    def _attention(self) -> _Parameters:
         h, width, kv_width = self.hidden, self.heads * self.head, self.kv_heads * self.head
-        small = self._is("qkv_bias") * (width + 2 * kv_width) + self._is("out_bias") * h
-        small += self.family.sinks * self.heads
-        if self.family.qk_norm and self._has_qk_norm():
-            small += 2 * self.head if self.family.qk_norm == "head" else width + kv_width
-        return _Attention(2 * h * width + 2 * h * kv_width, 2 * h * kv_width, small, 0)
+        family = self.family
+        small = family.sinks * self.heads
+        if self._has(family.attention_bias):
+            small += width + 2 * kv_width + family.output_bias * h
+        if family.qk_norm and self._has(family.qk_norm_flag):
+            small += 2 * self.head if family.qk_norm == "head" else width + kv_width
+        return _Parameters(2 * h * (width + kv_width), small, kv=2 * h * kv_width)
 
-    def _latent(self) -> _Attention:
+    def _latent_attention(self) -> _Parameters:
         """DeepSeek's multi-head latent attention (https://arxiv.org/abs/2405.04434, appendix C)."""
         h, heads = self.hidden, self.heads
         latent, rope, nope, value = self._latent_sizes()
@@ -205,142 +222,80 @@ class _Counter:
         down = h * (latent + rope) + h * rank
         up = (rank or h) * heads * (nope + rope) + latent * heads * (nope + value)
         small = latent + rank
-        if self._is("qkv_bias"):
+        if self._has(self.family.attention_bias):
             small += rank + latent + rope + h
-        return _Attention(down + up + heads * value * h, 0, small, down + latent + rank)
+        return _Parameters(down + up + heads * value * h, small, replicated=down + latent + rank)
 
-    def _latent_sizes(self) -> tuple[int, int, int, int]:
-        read = self.config.number
-        return (
-            read("kv_lora_rank", high=MAX_WIDTH),
-            read("qk_rope_head_dim", high=MAX_WIDTH),
-            read("qk_nope_head_dim", high=MAX_WIDTH),
-            read("v_head_dim", high=MAX_WIDTH),
-        )
-
-    def _latent_cache(self) -> CacheLayers:
-        latent, rope, _, _ = self._latent_sizes()
-        return CacheLayers(self.layers, 1, latent + rope, is_latent=True)
-
-    def _has_qk_norm(self) -> bool:
-        flag = self.family.qk_norm_flag
-        return self.config.flag(flag, default=False) if flag else True
+    def _latent_sizes(self) -> list[int]:
+        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        return [self.config.number(name, high=MAX_WIDTH) for name in names]
 
     # --- Feed-forward layers and experts ---------------------------------------------------------
 
-    def _inner(self) -> int:
-        factor = self.family.inner_factor
-        default = factor * self.hidden if factor else None
-        return self.config.number(*_INNER, high=MAX_WIDTH, default=default)
+    @property
+    def _matrices(self) -> int:
+        return 3 if self.family.gated else 2
 
-    def _expert_inner(self) -> int:
-        return self.config.number("moe_intermediate_size", *_INNER, high=MAX_WIDTH)
+    def _feed_forward(self, inner: int) -> _Parameters:
+        bias = self._has(self.family.mlp_bias) * ((self._matrices - 1) * inner + self.hidden)
+        return _Parameters(self._matrices * self.hidden * inner, bias)
 
-    def _feed_forward(self, inner: int) -> tuple[int, int]:
-        matrices = 3 if self.family.gated else 2
-        bias = self._is("mlp_bias") * ((matrices - 1) * inner + self.hidden)
-        return matrices * self.hidden * inner, bias
+    def _expert_layer(self) -> _Parameters:
+        """The experts, the shared ones, which every token passes, and the router."""
+        family = self.family
+        one = 3 * self.hidden * self.expert_inner
+        one += family.expert_bias * (2 * self.expert_inner + self.hidden)
+        router = (self.hidden + family.router_bias) * self.experts
+        router += family.shared_gate * self.hidden
+        return self._feed_forward(self.shared_inner) + _Parameters(
+            small=router, replicated=router, experts=self.experts * one, chosen=self.chosen * one
+        )
 
     def _shared_inner(self) -> int:
-        """Width of the shared experts, which every token passes."""
         if self.config.has("shared_expert_intermediate_size"):
             return self.config.number("shared_expert_intermediate_size", low=0, high=MAX_WIDTH)
         shared = self.config.number("n_shared_experts", low=0, high=MAX_EXPERTS, default=0)
-        return shared * self._expert_inner()
-
-    def _expert_layer(self) -> tuple[int, int, tuple[int, int], int]:
-        """Parameters of all experts, of those that a token chooses, of the shared ones, and of the router."""
-        inner = self._expert_inner()
-        one = 3 * self.hidden * inner
-        one += self.family.expert_bias * (2 * inner + self.hidden)
-        shared, bias = self._feed_forward(self._shared_inner())
-        router = self.hidden * self.experts + self.family.router_bias * self.experts
-        router += self.family.shared_gate * self.hidden
-        return self.experts * one, self._chosen() * one, (shared, bias), router
-
-    def _chosen(self) -> int:
-        return min(self.experts, self.config.number(*_CHOSEN, high=MAX_EXPERTS))
+        return shared * self.expert_inner
 
     def _moe_layers(self) -> int:
-        if not self.experts:
-            return 0
         config = self.config
         first = config.number("first_k_dense_replace", low=0, high=MAX_LAYERS, default=0)
         every = config.number("decoder_sparse_step", high=MAX_LAYERS, default=1)
         frequency = config.number("moe_layer_freq", high=MAX_LAYERS, default=1)
         dense = set(config.numbers("mlp_only_layers", MAX_LAYERS))
         return sum(
-            layer >= first
-            and layer not in dense
-            and (layer + 1) % every == 0
-            and layer % frequency == 0
-            for layer in range(self.layers)
+            layer not in dense and (layer + 1) % every == 0 and layer % frequency == 0
+            for layer in range(first, self.layers)
         )
-
-    def _inner_sizes(self, moe_layers: int) -> tuple[int, ...]:
-        sizes = {self._inner()} if moe_layers < self.layers else set()
-        if moe_layers:
-            sizes |= {self._expert_inner(), self._shared_inner()} - {0}
-        return tuple(sorted(sizes))
-
-    def _mlp_elements(self, moe_layers: int) -> int:
-        matrices = 3 if self.family.gated else 2
-        dense = matrices * self._inner() if moe_layers < self.layers else 0
-        if not moe_layers:
-            return dense
-        expert = self._chosen() * (3 * self._expert_inner() + self.hidden)
-        return max(dense, expert + 3 * self._shared_inner())
 
     # --- Norms, embeddings, the rest --------------------------------------------------------------
 
     def _norms(self) -> int:
-        norms = self.family.norms
-        config = self.config
-        if config.text("model_type") == "falcon":
-            is_new = config.flag("new_decoder_architecture", default=False)
-            shared = config.number("num_ln_in_parallel_attn", high=2, default=2 if is_new else 1)
-            is_parallel = is_new or config.flag("parallel_attn", default=True)
-            norms = shared if is_parallel else 2
-        if config.text("model_type") == "stablelm" and config.flag(
-            "use_parallel_residual", default=False
-        ):
-            norms = 1
-        return norms * self.family.norm_vectors * self.hidden
+        flag = self.config.flag
+        if self.model_type == "stablelm" and flag("use_parallel_residual", default=False):
+            return 1
+        if self.model_type == "falcon":
+            is_new = flag("new_decoder_architecture", default=False)
+            if is_new or flag("parallel_attn", default=True):
+                default = 2 if is_new else 1
+                return self.config.number("num_ln_in_parallel_attn", high=2, default=default)
+        return self.family.norms
 
-    def _outside_layers(self) -> tuple[int, int]:
-        """Parameters outside the layers, and the part of them that every GPU holds."""
+    def _outside_layers(self) -> _Parameters:
         family, h = self.family, self.hidden
         width = self.config.number("word_embed_proj_dim", high=MAX_WIDTH, default=h)
         tied = self.config.flag("tie_word_embeddings", default=family.tied)
-        embeddings = self.vocabulary * width * (1 if tied else 2)
-        embeddings += self.vocabulary * family.head_bias
-        norm = family.norm_vectors * h
-        replicated = norm * (self._has_final_norm() + family.embedding_norm)
+        embeddings = self.vocabulary * (width * (1 if tied else 2) + family.head_bias)
+        # OPT with 350M parameters normalizes behind each layer, and not at the end.
+        final_norm = family.final_norm and self.config.flag("do_layer_norm_before", default=True)
+        replicated = family.norm_vectors * h * (final_norm + family.embedding_norm)
         if family.positions is not None:
-            replicated += (self._positions() + family.positions) * h
+            if self.context is None:
+                raise PlanError(f"{self.config.name_of(*_CONTEXT)}: missing")
+            replicated += (self.context + family.positions) * h
         if width != h:
             replicated += 2 * width * h
-        return embeddings + replicated, replicated
+        return _Parameters(small=embeddings + replicated, replicated=replicated)
 
-    def _positions(self) -> int:
-        if self.context is None:
-            raise PlanError(f"{self.config.name_of(*_CONTEXT)}: missing")
-        return self.context
-
-    def _has_final_norm(self) -> bool:
-        # OPT with 350M parameters normalizes behind each layer, and not at the end.
-        return self.family.final_norm and self.config.flag("do_layer_norm_before", default=True)
-
-    def _is(self, trait: str) -> bool:
-        value: bool | str = getattr(self.family, trait)
-        return self.config.flag(value, default=False) if isinstance(value, str) else value
-
-    def _remarks(self) -> list[str]:
-        remarks = []
-        ahead = self.config.number("num_nextn_predict_layers", low=0, high=MAX_LAYERS, default=0)
-        if ahead:
-            remarks.append(
-                f"Layers that predict further tokens ({ahead}) are not counted: they are loaded for "
-                "speculative decoding only."
-            )
-        return remarks
+    def _has(self, trait: bool | str) -> bool:
+        return self.config.flag(trait, default=False) if isinstance(trait, str) else trait

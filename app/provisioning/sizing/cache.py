@@ -33,7 +33,6 @@ class CacheShape:
         return sum(layers.count * self._layer_bytes(layers) for layers in self.facts.cache)
 
     def request_bytes(self, context: int) -> int:
-        """Bytes that one request of `context` tokens takes at its full length."""
         return self._blocks(context) * self._block_bytes
 
     def requests(self, memory: int, context: int) -> float:

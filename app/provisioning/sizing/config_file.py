@@ -10,8 +10,11 @@ import dataclasses
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -44,11 +47,8 @@ def read_config(path: Path) -> ModelFacts:
     except OSError as error:
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from None
     file = path / "config.json" if is_directory else path
-    document = _json(file)
-    try:
-        facts = read_facts(document)
-    except PlanError as error:
-        raise PlanError(f"{file}: {error}") from None
+    with _errors_of(file):
+        facts = read_facts(_json(file))
     return _with_stored_weights(facts, path) if is_directory else facts
 
 
@@ -68,19 +68,14 @@ def find_model(path: Path) -> Path:
     engine = version / "model.json"
     if (version / "config.json").exists() or not engine.exists():
         return version
-    document = _json(engine)
-    try:
-        named = Members(document).text("model")
+    with _errors_of(engine):
+        named = Members(_json(engine)).text("model")
         if not named:
             raise PlanError("model: missing")
-    except PlanError as error:
-        raise PlanError(f"{engine}: {error}") from None
     # Triton resolves `models/NAME/1` against the folder above the repository.
     above = version.resolve().parent.parent.parent
-    for directory in (above / named, Path(named)):
-        if directory.exists():
-            return directory
-    return Path(named)
+    directory = above / named
+    return directory if directory.exists() else Path(named)
 
 
 def _with_stored_weights(facts: ModelFacts, directory: Path) -> ModelFacts:
@@ -118,7 +113,6 @@ def _shortage(files: list[Path]) -> str:
 
 
 def _stored(facts: ModelFacts, total: int, dtype: str | None, source: str) -> ModelFacts:
-    """The facts with this size, if it is plausible for the model."""
     plain = dataclasses.replace(facts, quantization=None)
     formula = weight_bytes(facts, dtype or facts.dtype)
     # A compressed checkpoint may leave some layers as they are. If the formula is only a first guess, both
@@ -138,9 +132,8 @@ def _noted(facts: ModelFacts, note: str) -> ModelFacts:
 
 
 def _index_total(index: Path) -> int | None:
-    parsed = _json(index)
-    try:
-        document = Members(parsed)
+    with _errors_of(index):
+        document = Members(_json(index))
         if not document.has("metadata"):
             return None
         size = document.inner("metadata").get("total_size")
@@ -150,36 +143,50 @@ def _index_total(index: Path) -> int | None:
         if size is None:
             return None
         return Members({"total_size": size}, "metadata.").number("total_size", high=1 << 50)
-    except PlanError as error:
-        raise PlanError(f"{index}: {error}") from None
 
 
 def _add_header(file: Path, sizes: dict[str, int]) -> None:
     """Add the bytes of its tensors by type. Raises PlanError."""
-    try:
+    with _errors_of(file):
         length = file.stat().st_size
         with file.open("rb") as opened:
             header_bytes = int.from_bytes(opened.read(8), "little")
             if header_bytes > min(MAX_HEADER_BYTES, length):
-                raise PlanError(f"{file}: is not a safetensors file (its header is too long)")
-            header = orjson.loads(opened.read(header_bytes))
+                raise PlanError("is not a safetensors file (its header is too long)")
+            content = opened.read(header_bytes)
+        try:
+            header = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            raise PlanError("is not a safetensors file (its header is not JSON)") from None
+        if not isinstance(header, dict):
+            raise PlanError("is not a safetensors file (its header is not a JSON object)")
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                dtype, size = _tensor(name[:80], tensor, length)
+                sizes[dtype] = sizes.get(dtype, 0) + size
+
+
+def _tensor(name: str, tensor: Any, file_length: int) -> tuple[str, int]:
+    """The type of a tensor and its bytes. Raises PlanError."""
+    try:
+        begin, end = tensor["data_offsets"]
+        dtype = str(tensor["dtype"])[:16]
+    except (KeyError, TypeError, ValueError):
+        raise PlanError(f"tensor {name!r} has no type or place") from None
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end <= file_length:
+        raise PlanError(f"tensor {name!r} is not inside the file")
+    return dtype, end - begin
+
+
+@contextmanager
+def _errors_of(file: Path) -> Iterator[None]:
+    """Name the file in errors of its content."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{file}: {error}") from None
     except OSError as error:
         raise PlanError(f"{file}: cannot be read: {error.strerror}") from None
-    except orjson.JSONDecodeError:
-        raise PlanError(f"{file}: is not a safetensors file (its header is not JSON)") from None
-    if not isinstance(header, dict):
-        raise PlanError(f"{file}: is not a safetensors file (its header is not a JSON object)")
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        try:
-            begin, end = tensor["data_offsets"]
-            dtype = str(tensor["dtype"])[:16]
-        except (KeyError, TypeError, ValueError):
-            raise PlanError(f"{file}: tensor {name[:80]!r} has no type or place") from None
-        if type(begin) is not int or type(end) is not int or not 0 <= begin <= end <= length:
-            raise PlanError(f"{file}: tensor {name[:80]!r} is not inside the file")
-        sizes[dtype] = sizes.get(dtype, 0) + end - begin
 
 
 def _absence(file: Path) -> str:
@@ -193,13 +200,12 @@ def _absence(file: Path) -> str:
 
 
 def _json(file: Path) -> object:
+    """Raises PlanError, OSError; neither names the file."""
+    if not file.is_file():
+        raise PlanError(_absence(file))
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise PlanError(f"is larger than {MAX_JSON_BYTES >> 20} MiB")
     try:
-        if not file.is_file():
-            raise PlanError(f"{file}: {_absence(file)}")
-        if file.stat().st_size > MAX_JSON_BYTES:
-            raise PlanError(f"{file}: is larger than {MAX_JSON_BYTES >> 20} MiB")
         return orjson.loads(file.read_bytes())
-    except OSError as error:
-        raise PlanError(f"{file}: cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
-        raise PlanError(f"{file}: is not valid JSON: {error}") from None
+        raise PlanError(f"is not valid JSON: {error}") from None

@@ -1,6 +1,6 @@
 """Facts of a model: counts of elements, before any choice of GPU or type."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 GIB = 1 << 30
 
@@ -50,46 +50,30 @@ class ModelFacts:
     """A model by its config.json. All sizes are of the whole model."""
 
     model_type: str
-    """Family, as config.json names it."""
-    is_known: bool
-    """Whether the count is made for this family; else it is the generic transformer's."""
-    is_exact: bool
-    """Whether that is all of the checkpoint, too: no part left out, no quantization unknown."""
+    is_known: bool  # else the count is the generic transformer's
+    is_exact: bool  # the whole checkpoint: no part left out, no quantization unknown
     parameters: int
-    active_parameters: int
-    """Parameters that compute one token: fewer than all where tokens choose experts."""
-    linear_parameters: int
-    """Parameters in the linear layers of the blocks, without experts."""
-    expert_parameters: int
-    """Parameters in the experts that tokens choose."""
-    kv_parameters: int
-    """The part of `linear_parameters` that makes keys and values, by head."""
-    replicated_parameters: int
-    """Held by every GPU whole, however many share the model."""
+    active_parameters: int  # that compute one token: fewer than all where tokens choose experts
+    linear_parameters: int  # in the linear layers of the blocks, without experts
+    expert_parameters: int  # in the experts that tokens choose
+    kv_parameters: int  # the part of `linear_parameters` that makes keys and values, by head
+    replicated_parameters: int  # held by every GPU whole, however many share the model
     layers: int
     hidden_size: int
     vocab_size: int
     attention_heads: int
-    inner_sizes: tuple[int, ...]
-    """Widths of feed-forward layers and experts: GPUs divide them among each other."""
+    inner_sizes: tuple[int, ...]  # widths of feed-forward layers and experts, which GPUs divide
+    # Elements that the widest feed-forward layer makes of one token, experts counted by choice.
     mlp_elements: int
-    """Elements that the widest feed-forward layer makes of one token, experts counted by choice."""
     cache: tuple[CacheLayers, ...]
-    max_context: int | None
-    """Most tokens of a sequence; None if not configured."""
-    dtype: str
-    """Type of the weights; what vLLM takes with --dtype auto."""
+    max_context: int | None  # most tokens of a sequence; None if not configured
+    dtype: str  # of the weights; what vLLM takes with --dtype auto
     quantization: Quantization | None = None
-    kv_bytes: int | None = None
-    """Bytes of an element in the cache, where the configuration fixes them."""
-    stored_bytes: int | None = None
-    """Bytes of the weights as they are on disk, where they are there to be seen."""
-    stored_dtype: str | None = None
-    """Type of the stored weights, where it is one for nearly all of them."""
-    read_bytes: int | None = None
-    """Bytes that loading reads, where it compresses them."""
-    notes: tuple[str, ...] = field(default=())
-    """Remarks on these figures, one sentence each."""
+    kv_bytes: int | None = None  # of an element in the cache, where the configuration fixes them
+    stored_bytes: int | None = None  # of the weights on disk, where they are there to be seen
+    stored_dtype: str | None = None  # of the stored weights, where it is one for nearly all
+    read_bytes: int | None = None  # that loading reads, where it compresses them
+    notes: tuple[str, ...] = ()  # remarks on these figures, one sentence each
 
     @property
     def kv_heads(self) -> int:
@@ -98,5 +82,4 @@ class ModelFacts:
 
     @property
     def is_latent(self) -> bool:
-        """The cache is MLA's compressed vector."""
         return any(layers.is_latent for layers in self.cache)

@@ -108,7 +108,6 @@ def plan_on(
 
 
 def cache_shape(facts: ModelFacts, gpus: int, dtype: str, engine: Engine) -> CacheShape:
-    """The cache on each of `gpus` GPUs of an engine with these settings."""
     element = 1 if engine.kv_cache_dtype == "fp8" else facts.kv_bytes or DTYPE_BYTES[dtype]
     # vLLM prepares the next step while the last one runs: two batches are in progress.
     return CacheShape(facts, gpus, element, 2 * engine.max_num_batched_tokens)
@@ -136,8 +135,7 @@ def _smallest(asked: _Request, gpu: Gpu) -> Plan:
 def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
     facts, engine = asked.facts, asked.engine
     dtype, refusal = _dtype(facts, gpu, engine)
-    total = weight_bytes(facts, dtype)
-    weights = _share(facts, total, gpus)
+    weights = _share(facts, weight_bytes(facts, dtype), gpus)
     overhead = _overhead(facts, gpus, DTYPE_BYTES[dtype], engine)
     cache = int(gpu.memory * engine.gpu_memory_utilization) - weights - overhead
     shape = cache_shape(facts, gpus, dtype, engine)
@@ -228,7 +226,6 @@ def _dtype(facts: ModelFacts, gpu: Gpu, engine: Engine) -> tuple[str, str]:
 
 
 def _share(facts: ModelFacts, total: int, gpus: int) -> int:
-    """Weights on each of the GPUs: its share, and all indivisible parts."""
     heads = min(gpus, facts.kv_heads)
     divided = facts.parameters - facts.replicated_parameters - facts.kv_parameters
     held = divided / gpus + facts.replicated_parameters + facts.kv_parameters / heads
@@ -236,7 +233,6 @@ def _share(facts: ModelFacts, total: int, gpus: int) -> int:
 
 
 def _overhead(facts: ModelFacts, gpus: int, element: int, engine: Engine) -> int:
-    """Activations of one batch, logits of all requests, and a fixed sum."""
     width = 2 * facts.hidden_size + facts.mlp_elements // gpus
     activations = engine.max_num_batched_tokens * width * element
     logits = engine.max_num_seqs * facts.vocab_size * LOGIT_BYTES

@@ -29,14 +29,12 @@ class Members:
         return Members(self._document, self._place, {**defaults, **self._defaults})
 
     def name_of(self, *names: str) -> str:
-        """The first of the names that is present, with its place; else the first."""
         return f"{self._place}{self._first(names)[0]}"
 
     def has(self, name: str) -> bool:
         return self._document.get(name) is not None
 
     def names(self, most: int) -> list[str]:
-        """The first names of its members, at most `most`."""
         return list(self._document)[:most]
 
     def get(self, name: str) -> Any:
@@ -71,7 +69,6 @@ class Members:
         return value
 
     def text(self, *names: str, default: str = "") -> str:
-        """A short text: the first of the names that is present."""
         name, value = self._first(names)
         if value is MISSING:
             return default
@@ -88,15 +85,6 @@ class Members:
         if not all(isinstance(item, str) for item in value):
             raise PlanError(f"{self._place}{name}: must be a list of texts")
         return value
-
-    def tables(self, name: str, most: int) -> "list[Members]":
-        """A list of objects, at most `most`; empty if absent."""
-        value = self.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list) or len(value) > most:
-            raise PlanError(f"{self._place}{name}: must be a list of at most {most} tables")
-        return [Members(item, f"{self._place}{name}[{place}].") for place, item in enumerate(value)]
 
     def numbers(self, name: str, high: int) -> list[int]:
         """A list of whole numbers from 0 to `high`, at most `high` of them; empty if absent."""
