@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query, Request, Response
 from app.api.admin.launches_schemas import (
     DryRunRead,
     LaunchRead,
-    LaunchState,
     LogRead,
     ProfileRead,
     launch_to_wire,
@@ -27,6 +26,7 @@ from app.provisioning.job_script import render_script
 from app.provisioning.model_plan import PlanCreate, plan_model
 from app.provisioning.profiles import ProfileError
 from app.provisioning.spec import LaunchCreate, to_spec
+from app.provisioning.store import State
 
 router = APIRouter(tags=["launches"])
 
@@ -63,7 +63,7 @@ async def list_launches(
     request: Request,
     services: ServicesOf,
     team: TeamOf,
-    state: LaunchState | None = None,
+    state: State | None = None,
     limit: Limit = 50,
     after: After = None,
 ) -> Response:

@@ -1,21 +1,16 @@
 """Wire schemas of launches: their state, profiles, and the operator's catalogue."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import orjson
 from pydantic import BaseModel, Field
 
 from app.core.ids import created_at
-from app.provisioning.profiles import Profile, Tier
+from app.provisioning.profiles import Profile, Provider, Tier
 from app.provisioning.spec import LaunchSpec
-from app.provisioning.store import Launch
-
-LaunchState = Literal[
-    "submitted", "pending", "starting", "healthy", "unhealthy", "stopping", "stopped", "timeout",
-    "failed",
-]  # fmt: skip
+from app.provisioning.store import Launch, State
 
 
 class ServerRead(BaseModel):
@@ -31,11 +26,11 @@ class LaunchRead(BaseModel):
 
     id: UUID
     name: str
-    provider: Literal["slurm", "local"]
+    provider: Provider
     profile: str
     model: str
     served_name: str = Field(description="The model's name in requests.")
-    state: LaunchState
+    state: State
     reason: str = Field(description="Why it waits, is unhealthy, stops or ended; for people.")
     job_id: str | None = Field(description="Slurm's job id, or a process id.")
     node: str | None
@@ -68,7 +63,7 @@ class ProfileRead(BaseModel):
     """A place where servers can be launched."""
 
     name: str
-    provider: Literal["slurm", "local"]
+    provider: Provider
     default: bool
     default_minutes: int
     max_minutes: int
