@@ -9,7 +9,7 @@
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
-#   JOBS=6               processes that share the tests (0: all in one, as for a debugger)
+#   JOBS=4               processes that share the tests (0: all in one, as for a debugger)
 #   BASE=main            branch that the changes are compared with by `make check`
 #   MINUTES=10 SEED=...  how long `make chaos` is; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
@@ -20,7 +20,7 @@ SHELL := /bin/sh
 PORT ?= 8887
 UI_PORT ?=
 DATA ?= .data
-JOBS ?= 6
+JOBS ?= 4
 BASE ?= main
 MINUTES ?= 10
 SEED ?=
