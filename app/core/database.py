@@ -62,6 +62,11 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, _PASSING) and not isinstance(error, ValueError)
 
 
+def statement_seconds(settings: Settings) -> float:
+    """The longest time that a statement may take before its connection is given up."""
+    return settings.database_timeout_seconds / 2
+
+
 class Database:
     """Connection pool of the process; work is retried for a bounded time, then fails with a 503."""
 
@@ -80,7 +85,7 @@ class Database:
             max_size=self._settings.database_pool_size,
             max_inactive_connection_lifetime=300,
             # A connection that went silent leaves time for one retry on another.
-            command_timeout=self._timeout / 2,
+            command_timeout=statement_seconds(self._settings),
             # Sessions carry no state between borrowers; the default reset costs a round trip.
             reset=_keep,
         )

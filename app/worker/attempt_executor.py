@@ -11,7 +11,7 @@ from uuid import UUID
 import orjson
 
 from app.core import logs, metrics
-from app.core.database import Connection
+from app.core.database import Connection, statement_seconds
 from app.core.settings import Settings
 from app.queue.claim import Claim, owned_results
 from app.queue.finish import AttemptEnd, AttemptOutcome
@@ -59,7 +59,8 @@ class AttemptExecutor:
         self._on_end = on_end
         self._ends = EndWriter(queue, worker_id, hub)
         self._early: dict[UUID, _Early] = {}  # their results are being stored
-        self._unknown: set[UUID] = set()
+        self._unknown: dict[UUID, float] = {}  # owned and not running, since this loop time
+        self._statement_seconds = statement_seconds(settings)
         self._generated: Counter[str] = Counter()
         self._is_stopping = False
 
@@ -217,13 +218,18 @@ class AttemptExecutor:
                 attempt.stop(StopReason.CANCELLED)
             elif number != attempt.claim.attempt and self.running.get(identifier) is attempt:
                 attempt.stop(StopReason.CANCELLED)  # ended or deleted: its write will find no row
-        # A claim whose answer was lost with its connection; seen twice, so not one under way.
-        unknown = {identifier for identifier in owned if identifier not in self.running}
-        for identifier in unknown & self._unknown:
-            extra = self._extra("handed_back") | {"result_id": str(identifier)}
-            logger.info("result %s is ours and does not run: handed back", identifier, extra=extra)
-            self._spawn(self._hand_back(identifier, owned[identifier][0]), f"return {identifier}")
-        self._unknown = unknown
+        # A claim whose answer was lost with its connection: unknown for longer than a statement may
+        # be under way. One heartbeat may follow another at once.
+        now = asyncio.get_running_loop().time()
+        self._unknown = {
+            one: self._unknown.get(one, now) for one in owned if one not in self.running
+        }
+        for identifier, since in self._unknown.items():
+            if now - since > self._statement_seconds:
+                extra = self._extra("handed_back") | {"result_id": str(identifier)}
+                logger.info("result %s does not run: handed back", identifier, extra=extra)
+                returning = self._hand_back(identifier, owned[identifier][0])
+                self._spawn(returning, f"return {identifier}")
 
     async def _hand_back(self, result_id: UUID, attempt: int) -> None:
         await self._ends.write(

@@ -380,7 +380,7 @@ async def test_a_server_that_comes_back_has_no_more_slots_than_before(both: Serv
 
 async def test_a_killed_server_fails_no_result(both: Service, second: MortalTriton) -> None:
     """Its results run again on the other server; later results go there at once."""
-    sent = [await send(both, f"{number} {{{{chunks=40 delay_ms=10}}}}") for number in range(40)]
+    sent = [await send(both, f"{number} {{{{chunks=40 delay_ms=40}}}}") for number in range(40)]
     await until_running_on(both, second=8)
     second.kill_server()
     ended = [await read(both, result["id"], wait=60) for result in sent]
