@@ -67,7 +67,7 @@ async def run(house: House, options: Options) -> Report:
         await arm.connection.execute("VACUUM ANALYZE results")
     for turn in range(-1, options.rounds * 2):  # the first one warms up
         for arm in (fifo, fair):
-            progress.tell(arm.name, turn, options.rounds * 2)
+            progress.show(arm.name, turn, options.rounds * 2)
             stored = await _cost(house, arm, _store, _STORED)
             claimed = await _cost(house, arm, _claim, _CLAIMED)
             if turn >= 0:
@@ -86,7 +86,7 @@ async def run(house: House, options: Options) -> Report:
         f"A row that waits costs {stored:.2f} times as much to store: two probes, and a second index "
         "over what waits. A row that is claimed as it is stored enters neither index."
     )
-    progress.tell("simulating throughput")
+    progress.show("simulating throughput")
     _simulate(report)
     return report
 

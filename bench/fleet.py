@@ -60,7 +60,7 @@ async def _measure(house: House, options: Options, report: Report, second: str) 
     async with house.api(one, with_worker=True) as small, house.api(two, with_worker=True) as large:
         for turn in range(-1, options.rounds):  # the first one warms up
             for name, api in (("one server", small), ("two servers", large)):
-                progress.tell(name, turn, options.rounds)
+                progress.show(name, turn, options.rounds)
                 load = await _load(api, max(options.seconds, 2.0))
                 if turn >= 0:
                     loads[name].append(load)

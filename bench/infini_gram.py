@@ -50,7 +50,7 @@ async def run(house: House, options: Options) -> Report:
     """Build the index, compare answers, then measure."""
     directory = house.directory / "indexes"
     directory.mkdir()
-    progress.tell(f"building an index of {options.corpus:,} bytes")
+    progress.show(f"building an index of {options.corpus:,} bytes")
     began = time.perf_counter()
     size = await asyncio.to_thread(_build, directory, options.corpus)
     seconds = time.perf_counter() - began
@@ -72,7 +72,7 @@ async def run(house: House, options: Options) -> Report:
     await connection.close()
     async with house.api(environment) as api:
         questions = min(_QUESTIONS, options.corpus // 40_000)
-        progress.tell(f"comparing {questions:,} answers of each type")
+        progress.show(f"comparing {questions:,} answers of each type")
         differing = await _compare(api, engine, bare, asker, questions)
         await _count(api, bare, asker, options, report)
         await _health(api, asker, options, report)
@@ -122,7 +122,7 @@ async def _count(api: Server, bare: Bare, asker: Asker, options: Options, report
     cpu: list[float] = []
     asked: dict[int, list[Sample]] = {1: [], _CALLERS: []}
     for turn in range(-1, options.rounds):  # the first one warms up
-        progress.tell("count", turn, options.rounds)
+        progress.show("count", turn, options.rounds)
         load, spent = _in_a_loop(bare.package.count, queries, options.seconds)
         for callers, samples in asked.items():
             async with connect(api.port, callers) as connections:
@@ -158,7 +158,7 @@ async def _health(api: Server, asker: Asker, options: Options, report: Report) -
     health = get("/health")
     loads: dict[str, list[Load]] = {"alone": [], f"beside {_CALLERS} callers of ntd": []}
     for turn in range(-1, options.rounds):
-        progress.tell("GET /health beside counts", turn, options.rounds)
+        progress.show("GET /health beside counts", turn, options.rounds)
         for name, measured in loads.items():
             async with connect(api.port, 1) as one, connect(api.port, _CALLERS) as others:
                 work = one.run(lambda: health, options.seconds / 2, (200,))
@@ -193,7 +193,7 @@ async def _beside_attributions(
     }
     attributions: list[Load] = []
     for turn in range(-1, options.rounds):
-        progress.tell("polls beside attributions", turn, options.rounds)
+        progress.show("polls beside attributions", turn, options.rounds)
         for (name, is_busy), measured in loads.items():
             polls = poll(api.port, watched[name], options.seconds)
             if is_busy:
@@ -231,7 +231,7 @@ def _attribute(engine: Engine, bare: Bare, asker: Asker, options: Options, repor
         "search": lambda response: _search(bare, response, parameters),
     }
     for turn in range(-1, options.rounds):
-        progress.tell("attribution", turn, options.rounds)
+        progress.show("attribution", turn, options.rounds)
         for name, call in work.items():
             load, cpu = _in_a_loop(call, responses, options.seconds)
             if turn >= 0:

@@ -39,7 +39,7 @@ async def run(house: House, options: Options) -> Report:
             seconds = options.seconds if turn >= 0 else _WARM_UP_SECONDS
             for samples, callers in ((many, CALLERS), (lone, 1)):
                 for name, (server, requests) in arms.items():
-                    progress.tell(f"{name}, {callers} callers", turn, options.rounds)
+                    progress.show(f"{name}, {callers} callers", turn, options.rounds)
                     parts = {"server": server.pid, "postgres": house.postgres_pid}
                     async with connect(server.port, callers) as open_callers:
                         load = open_callers.run(requests.__next__, seconds, (202,))

@@ -51,13 +51,13 @@ async def run(house: House, options: Options) -> Report:
         of_both = {"api": both.pid, "postgres": house.postgres_pid}
         for script, prompt in _SCRIPTS.items():
             arms = ((api, parts), (both, of_both))
-            progress.tell(f"{script}, warm-up")
+            progress.show(f"{script}, warm-up")
             for server, measured in arms:
                 await _live(server, measured, prompt, _WARM_UP_SECONDS)
             bare: list[_Bare] = []
             lives: list[list[Sample]] = [[], []]
             for turn in range(options.rounds):
-                progress.tell(
+                progress.show(
                     f"{script}: bare client, {', '.join(_PLACES.values())}", turn, options.rounds
                 )
                 bare.append(await _bare(house, prompt, options.seconds))
@@ -94,8 +94,8 @@ async def _bare(house: House, prompt: str, seconds: float) -> _Bare:
     output, _ = await process.communicate()
     if process.returncode != 0:
         raise RuntimeError("the bare client failed")
-    told = orjson.loads(output)
-    return _Bare(told["rate"], told["cpu"] / told["count"] * 1e6)
+    measured = orjson.loads(output)
+    return _Bare(measured["rate"], measured["cpu"] / measured["count"] * 1e6)
 
 
 def _add(report: Report, script: str, place: str, bare: list[_Bare], lives: list[Sample]) -> None:

@@ -62,7 +62,7 @@ async def run(house: House, options: Options) -> Report:
     theirs: dict[int, list[Sample]] = {callers: [] for callers in _CALLERS}
     tasks: dict[int, list[Sample]] = {callers: [] for callers in _CALLERS}
     bare: list[float] = []
-    progress.tell("starting LiteLLM and BentoML")
+    progress.show("starting LiteLLM and BentoML")
     async with (
         house.api(environment, with_worker=True) as api,
         house.baselines(environment) as upstream,
@@ -74,7 +74,7 @@ async def run(house: House, options: Options) -> Report:
         for turn in range(-1, options.rounds):  # the first one warms up
             seconds = options.seconds if turn >= 0 else _WARM_UP_SECONDS
             for callers in _CALLERS:
-                progress.tell(f"{callers} callers: ours, LiteLLM, BentoML", turn, options.rounds)
+                progress.show(f"{callers} callers: ours, LiteLLM, BentoML", turn, options.rounds)
                 parts = {"server": api.pid, "postgres": house.postgres_pid}
                 found = await _load(api, request, callers, seconds, parts)
                 peer = await _load(litellm, with_key, callers, seconds, {"server": litellm.pid})

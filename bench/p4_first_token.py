@@ -54,7 +54,7 @@ async def run(house: House, options: Options) -> Report:
             for turn in range(-1, options.rounds):  # the first one warms up
                 seconds = options.seconds if turn >= 0 else _WARM_UP_SECONDS
                 for name, arm in arms.items():
-                    progress.tell(f"{streams} streams, {name}", turn, options.rounds)
+                    progress.show(f"{streams} streams, {name}", turn, options.rounds)
                     async with arm(streams, prompt) as reads:
                         done = await repeat(reads, seconds, length)
                     if turn >= 0:

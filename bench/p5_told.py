@@ -68,7 +68,7 @@ async def run(house: House, options: Options) -> Report:
         rounds: Rounds = {name: [] for name in arms}
         for turn in range(-1, options.rounds):  # the first one warms up
             for name, arm in arms.items():
-                progress.tell(name, turn, options.rounds)
+                progress.show(name, turn, options.rounds)
                 found = await arm(options.seconds if turn >= 0 else _WARM_UP_SECONDS)
                 if turn >= 0:
                     rounds[name].append(found)
@@ -80,7 +80,7 @@ async def run(house: House, options: Options) -> Report:
         ]
         for place, server in (("one process", one), ("worker apart", api)):
             idle = await queue(house, databases[place], WAITERS - _ACTIVE)
-            progress.tell(f"{WAITERS:,} waiters, {place}, {options.rounds} rounds")
+            progress.show(f"{WAITERS:,} waiters, {place}, {options.rounds} rounds")
             many = [await _many(server, idle, options.seconds) for _ in range(options.rounds)]
             _add_many(report, f"{WAITERS:,} waiters, {place}", many)
     return report
@@ -181,8 +181,8 @@ def _add(report: Report, rounds: Rounds) -> None:
     for place in ("one process", "worker apart"):
         for way in _WAYS:
             above = statistics.median(
-                told - answer - commit
-                for told, answer, commit in zip(
+                notified - answer - commit
+                for notified, answer, commit in zip(
                     medians[f"{way}, {place}"], answers, commits, strict=True
                 )
             )

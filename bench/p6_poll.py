@@ -35,7 +35,7 @@ async def run(house: House, options: Options) -> Report:
         for turn in range(-1, options.rounds):  # the first one warms up
             seconds = options.seconds if turn >= 0 else _WARM_UP_SECONDS
             for name, (server, next_request) in arms.items():
-                progress.tell(name, turn, options.rounds)
+                progress.show(name, turn, options.rounds)
                 parts = {"server": server.pid, "postgres": house.postgres_pid}
                 async with connect(server.port, CALLERS) as callers:
                     sample = await measure(parts, callers.run(next_request, seconds, (200,)))

@@ -32,7 +32,7 @@ async def run(house: House, options: Options) -> Report:
     """Read pages with one caller, top and depth in turn."""
     environment = await house.environment("bench_p7")
     connection = await house.connect("bench_p7")
-    progress.tell(f"filling a table with {options.rows:,} rows")
+    progress.show(f"filling a table with {options.rows:,} rows")
     await fill(connection, options.rows)
     depth = min(_DEPTH, options.rows * 9 // 10)
     cursors = await _cursors(connection, depth)
@@ -70,7 +70,7 @@ async def _measure(
 ) -> tuple[float, float, float]:
     """The ratio of the p99s, and Postgres' CPU per page at the top and at depth, in us."""
     name = ", ".join(f"{key}={value[:16]}" for key, value in narrowed.items()) or "no filter"
-    progress.tell(name)
+    progress.show(name)
     top = get(f"/results/?{urlencode(narrowed)}")
     deep = [get(f"/results/?{urlencode(narrowed | {'after': str(cursor)})}") for cursor in cursors]
     next_requests: list[Callable[[], bytes]] = [lambda: top, lambda: random.choice(deep)]

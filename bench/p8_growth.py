@@ -129,11 +129,11 @@ def _sizes(least: int, largest: int) -> list[int]:
 
 async def _grow_held(options: Options, service: _Service, name: str, paths: list[str]) -> Samples:
     samples: Samples = {count: [] for count in _HELD}
-    progress.tell(f"no {name}, warm-up")
+    progress.show(f"no {name}, warm-up")
     await _lives(service, _WARM_UP_SECONDS)
     for turn in range(options.rounds):
         for count, taken in samples.items():
-            progress.tell(f"{count:,} {name}", turn, options.rounds)
+            progress.show(f"{count:,} {name}", turn, options.rounds)
             async with held(service.api, paths[:count]):
                 taken.append(await _lives(service, options.seconds))
     return samples
@@ -153,7 +153,7 @@ async def _lives(service: _Service, seconds: float, prompt: str = "{{chunks=1}} 
 async def _idle_cost(service: _Service, paths: list[str], options: Options) -> str:
     """Cost of open streams when nothing happens: keep-alives, announcements."""
     seconds = min(_IDLE_SECONDS, 2 * options.rounds * options.seconds)
-    progress.tell(f"{len(paths):,} idle streams and nothing else, 2 x {seconds:.0f} s")
+    progress.show(f"{len(paths):,} idle streams and nothing else, 2 x {seconds:.0f} s")
 
     async def spent() -> float:
         before = service.spent()
@@ -177,7 +177,7 @@ async def _grow_live(options: Options, service: _Service) -> Samples:
     rounds = math.ceil(options.rounds / turns)  # while the streams of a turn are open
     for turn in range(turns):
         for count, taken in samples.items():
-            progress.tell(f"{count:,} live streams, {rounds} rounds", turn, turns)
+            progress.show(f"{count:,} live streams, {rounds} rounds", turn, turns)
             taken += await _live(service, count, rounds, options.seconds)
     return samples
 
@@ -219,7 +219,7 @@ async def _grow_rows(options: Options, house: House) -> Samples:
     services = []
     async with contextlib.AsyncExitStack() as stack:
         for count in samples:
-            progress.tell(f"filling a table with {count:,} rows")
+            progress.show(f"filling a table with {count:,} rows")
             service = await stack.enter_async_context(_service(house, f"bench_p8_rows_{count}"))
             connection = await house.connect(service.database)
             await fill(connection, count)
@@ -227,7 +227,7 @@ async def _grow_rows(options: Options, house: House) -> Samples:
             services.append(service)
         for turn in range(-1, options.rounds):  # the first one warms up
             for service, (count, taken) in zip(services, samples.items(), strict=True):
-                progress.tell(f"{count:,} rows", turn, options.rounds)
+                progress.show(f"{count:,} rows", turn, options.rounds)
                 sample = await _lives(service, _seconds(options, turn))
                 if turn >= 0:
                     taken.append(sample)
@@ -248,7 +248,7 @@ async def _grow_queue(options: Options, house: House) -> Samples:
             apis[count] = await stack.enter_async_context(house.api(environments[count]))
         for turn in range(options.rounds):  # each worker is new, and warms up
             for count, taken in samples.items():
-                progress.tell(f"{count:,} queued", turn, options.rounds)
+                progress.show(f"{count:,} queued", turn, options.rounds)
                 environment, api = environments[count], apis[count]
                 taken.append(await _drain(house, environment, api, count, options.seconds))
     return samples
@@ -261,18 +261,18 @@ async def _drain(
     database = environment["LLM_DATABASE_DB"]
     await _fill_up(house, database, count)
     async with (
-        _ended(house, database) as told,
+        _ended(house, database) as ended,
         http_clients(api.port, 1) as (client,),
         house.worker(environment) as worker,
     ):
-        feeding = asyncio.create_task(_feed(client, told))
-        await told.first()
+        feeding = asyncio.create_task(_feed(client, ended))
+        await ended.first()
         await asyncio.sleep(_WARM_UP_SECONDS)
 
         async def drained() -> Load:
-            before = told.count
+            before = ended.count
             await asyncio.sleep(seconds)
-            return Load(told.count - before, (told.count - before) / seconds)
+            return Load(ended.count - before, (ended.count - before) / seconds)
 
         sample = await _Service(house, database, api, [worker]).measure(drained())
         feeding.cancel()
@@ -288,13 +288,13 @@ async def _fill_up(house: House, database: str, count: int) -> None:
     await queue(house, database, count - waiting, MODEL)
 
 
-async def _feed(client: HttpClient, told: "_Ended") -> None:
+async def _feed(client: HttpClient, ended: "_Ended") -> None:
     """Send as many as have ended."""
     item = {"model": MODEL, "content": "{{chunks=1}}", "parameters": {"max_tokens": 16}}
     items = post("/results/", orjson.dumps([item] * _LIST))
     sent = 0
     while True:
-        if told.count >= sent + _LIST:
+        if ended.count >= sent + _LIST:
             await client.ask(items)
             sent += _LIST
         else:
@@ -308,7 +308,7 @@ class _Ended:
         self.count = 0
         self._has_begun = asyncio.Event()
 
-    def hear(self, *news: object) -> None:
+    def record(self, *news: object) -> None:
         self.count += str(news[-1]).count(",") + 1
         self._has_begun.set()
 
@@ -322,7 +322,7 @@ class _Ended:
 async def _ended(house: House, database: str) -> AsyncIterator[_Ended]:
     ended = _Ended()
     connection: asyncpg.Connection = await house.connect(database)
-    await connection.add_listener("llm_ended", ended.hear)
+    await connection.add_listener("llm_ended", ended.record)
     try:
         yield ended
     finally:
@@ -337,13 +337,13 @@ async def _grow_workers(options: Options, house: House) -> Samples:
     services = []
     async with contextlib.AsyncExitStack() as stack:
         for count in samples:
-            progress.tell(f"starting {count} workers")
+            progress.show(f"starting {count} workers")
             slots = str(_PLACES // count)
             start = _service(house, f"bench_p8_workers_{count}", count, LLM_WORKER_SLOTS=slots)
             services.append(await stack.enter_async_context(start))
         for turn in range(-1, options.rounds):  # the first one warms up
             for service, (count, taken) in zip(services, samples.items(), strict=True):
-                progress.tell(f"{count} workers", turn, options.rounds)
+                progress.show(f"{count} workers", turn, options.rounds)
                 sample = await _lives(service, _seconds(options, turn), _PACED)
                 if turn >= 0:
                     taken.append(sample)

@@ -24,15 +24,15 @@ async def run(house: House, options: Options) -> Report:
     environment = await house.environment("bench_p9")
     async with house.api(environment) as api:
         await asyncio.sleep(_SETTLE_SECONDS)
-        progress.tell("idle")
+        progress.show("idle")
         idle = pss_kilobytes(api.pid)
         ids = await queue(house, "bench_p9", HOLDERS)
         used = await _use(api, ids, options)
-        progress.tell(f"{HOLDERS:,} long-polls")
+        progress.show(f"{HOLDERS:,} long-polls")
         polls = await _hold(api, [wait_for(identifier) for identifier in ids])
     async with house.api(environment) as api:
         used_again = await _use(api, ids, options)
-        progress.tell(f"{HOLDERS:,} streams")
+        progress.show(f"{HOLDERS:,} streams")
         streams = await _hold(api, [stream_of(identifier) for identifier in ids])
     report.rows = [
         ("idle", [idle / 1000]),

@@ -22,7 +22,7 @@ async def run(house: House, options: Options) -> Report:
     """Open every page."""
     environment = await house.environment("bench_pages")
     connection = await house.connect("bench_pages")
-    progress.tell(f"filling a table with {options.rows:,} rows, and making it searchable")
+    progress.show(f"filling a table with {options.rows:,} rows, and making it searchable")
     await fill(connection, options.rows)
     await digest(connection)
     deep = await connection.fetchval(
@@ -47,7 +47,7 @@ async def run(house: House, options: Options) -> Report:
         times: dict[str, list[float]] = {path: [] for path in paths}
         sizes: dict[str, int] = {}
         for turn in range(-1, options.rounds):  # the first one warms up
-            progress.tell(f"{len(paths)} pages", turn, options.rounds)
+            progress.show(f"{len(paths)} pages", turn, options.rounds)
             for path in paths:
                 for _ in range(_PER_ROUND if turn >= 0 else 1):
                     begun = time.perf_counter()

@@ -172,8 +172,8 @@ def _draw_bars(axes: Axes, plot: Bars) -> None:
 
 
 def _described(title: str, values: Iterator[str], goal: Goal | None) -> str:
-    told = [*values, *([f"{goal.text}: {_number(goal.value)}"] if goal else [])]
-    return f"{title}. {'; '.join(told)}."
+    members = [*values, *([f"{goal.text}: {_number(goal.value)}"] if goal else [])]
+    return f"{title}. {'; '.join(members)}."
 
 
 def _tick(value: float, _: float) -> str:
@@ -188,11 +188,11 @@ def _number(value: float) -> str:
 
 def _load(content: Mapping[str, Any]) -> Plot:
     """A plot as it stands in the raw numbers."""
-    told = dict(content)
-    told["goal"] = Goal(**told["goal"]) if told["goal"] else None
-    if "bars" in told:
-        return Bars(**told | {"bars": [Bar(**bar) for bar in told["bars"]]})
-    return Lines(**told | {"series": [Series(**one) for one in told["series"]]})
+    members = dict(content)
+    members["goal"] = Goal(**members["goal"]) if members["goal"] else None
+    if "bars" in members:
+        return Bars(**members | {"bars": [Bar(**bar) for bar in members["bars"]]})
+    return Lines(**members | {"series": [Series(**one) for one in members["series"]]})
 
 
 def main(results: Path, directory: Path) -> None:

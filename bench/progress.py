@@ -6,7 +6,7 @@ import time
 _BEGAN = time.monotonic()
 
 
-def tell(what: str, turn: int | None = None, rounds: int = 0) -> None:
+def show(what: str, turn: int | None = None, rounds: int = 0) -> None:
     """Print the step that begins now, `turn` of `rounds` (from 0; -1 warms up), and the elapsed time."""
     if turn is not None:
         what += ", warm-up" if turn < 0 else f", round {turn + 1} of {rounds}"

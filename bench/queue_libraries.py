@@ -78,7 +78,7 @@ async def run(house: House, options: Options) -> Report:
     rounds: dict[str, list[_Round]] = {name: [] for name in _ARMS}
     for turn in range(options.rounds):
         for place, (name, arm) in enumerate(_ARMS.items()):
-            progress.tell(f"{name}, {jobs:,} jobs", turn, options.rounds)
+            progress.show(f"{name}, {jobs:,} jobs", turn, options.rounds)
             rounds[name].append(await _measure(house, f"bench_queue_{turn}_{place}", arm, jobs))
     return _report(rounds, jobs)
 
@@ -107,11 +107,11 @@ async def _measure(house: House, database: str, arm: _Arm, jobs: int) -> _Round:
         line = await process.stdout.readline()
         if not line:
             raise RuntimeError(f"the queue's process failed; see above: {' '.join(command)}")
-        told = orjson.loads(line)
+        measured = orjson.loads(line)
         spent = tree_seconds(house.postgres_pid) - before
-        found.process[step] = told["cpu"] / jobs * 1e6
+        found.process[step] = measured["cpu"] / jobs * 1e6
         found.postgres[step] = spent / jobs * 1e6
-        found.rates[step] = jobs / told["seconds"]
+        found.rates[step] = jobs / measured["seconds"]
     await process.communicate()
     if process.returncode != 0:
         raise RuntimeError(f"the queue's process failed; see above: {' '.join(command)}")

@@ -175,7 +175,7 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
         began = time.perf_counter()
         arm = "as migrated" if has_parameters else "PostgreSQL's settings"
         for day in range(_DAYS):
-            progress.tell(f"{arm}, day {day + 1} of {_DAYS}")
+            progress.show(f"{arm}, day {day + 1} of {_DAYS}")
             for step in range(_STEPS):
                 now += _STEP
                 count = a_day * (step + 1) // _STEPS - a_day * step // _STEPS

@@ -60,7 +60,7 @@ async def run(house: House, options: Options) -> Report:
         found = [ratio[place] for ratio in ratios]
         report.check(f"{what}, simulated : measured, the least", min(found), ">=", _LEAST)
         report.check(f"{what}, simulated : measured, the largest", max(found), "<=", _MOST)
-    _tell(report, costs, stored)
+    _describe(report, costs, stored)
     report.raw["costs"] = asdict(costs)
     report.raw["stored"] = asdict(stored)
     return report
@@ -192,7 +192,7 @@ _MANY_PROCESSES = 100
 _WINDOWS = {False: (0.5, 0.5), True: (0.5, 1.0)}  # simulated seconds, and those before
 
 
-def _tell(report: Report, costs: Costs, stored: Stored) -> None:
+def _describe(report: Report, costs: Costs, stored: Stored) -> None:
     """Figures outside the columns: those of a day, and the cost of a result."""
     rate = _PER_DAY / _DAY
     report.notes += [
@@ -229,8 +229,8 @@ def _microseconds(costs: Costs) -> str:
         "hand-over": costs.hand_over,
     }
     wakes = ", ".join(f"{part} {seconds * 1e6:.0f}" for part, seconds in costs.wake.items())
-    told = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in named.items())
-    return f"{told}; a wake-up, us: {wakes}"
+    costs_text = ", ".join(f"{name} {seconds * 1e6:.0f} us" for name, seconds in named.items())
+    return f"{costs_text}; a wake-up, us: {wakes}"
 
 
 def _of_statement(name: str, statement: Statement) -> str:

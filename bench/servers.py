@@ -51,7 +51,7 @@ class House:
         )
 
     async def __aenter__(self) -> "House":
-        progress.tell("starting PostgreSQL and Triton")
+        progress.show("starting PostgreSQL and Triton")
         await self._postgres.start()
         await self._triton.start()
         return self
@@ -113,7 +113,7 @@ class House:
 
     async def environment(self, database: str) -> dict[str, str]:
         """Settings of a service on a new, migrated database."""
-        progress.tell(f"making the database {database}")
+        progress.show(f"making the database {database}")
         connection = await self.connect("postgres")
         try:
             await connection.execute(f"CREATE DATABASE {database}")
@@ -180,7 +180,7 @@ class House:
     async def _run(
         self, arguments: list[str], environment: Mapping[str, str], log: str
     ) -> AsyncIterator[int]:
-        progress.tell(f"starting python {' '.join(arguments)}")
+        progress.show(f"starting python {' '.join(arguments)}")
         process = processes.spawn(
             [sys.executable, *arguments],
             log_file=self._logs / log,

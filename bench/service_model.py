@@ -133,7 +133,7 @@ class _Postgres:
         self.queue.extend(news.waiting)
         self.notifying += 1
         for listener in self.listening:
-            listener.tell(news)
+            listener.show(news)
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class _Listener:
         """Notify another process of the host, too."""
         self._processes.append(process)
 
-    def tell(self, news: _News) -> None:
+    def show(self, news: _News) -> None:
         self._news.append(news)
         if len(self._news) == 1:
             self._simulation.spawn(self._fetch())

@@ -335,8 +335,8 @@ async def measure_notifications(house: House) -> Notified:
         await listener.close()
     row = max(0.0, (of_many - of_one) / _LISTENERS / (_MANY - 1))
     each = max(0.0, of_one / _LISTENERS - row)
-    told = max(0.0, postgres - alone) / _LISTENERS
-    return Notified(told, Cost(each, row), commits, unlocked)
+    per_listener = max(0.0, postgres - alone) / _LISTENERS
+    return Notified(per_listener, Cost(each, row), commits, unlocked)
 
 
 async def _commit(connections: Sequence[asyncpg.Connection], statement: str) -> float:

@@ -19,8 +19,8 @@ async def run_steps(steps: Sequence[Callable[[], Awaitable[None]]]) -> None:
             return
         began, before = time.perf_counter(), _cpu_seconds()
         await step()
-        told = {"seconds": time.perf_counter() - began, "cpu": _cpu_seconds() - before}
-        print(json.dumps(told), flush=True)
+        measured = {"seconds": time.perf_counter() - began, "cpu": _cpu_seconds() - before}
+        print(json.dumps(measured), flush=True)
 
 
 def _cpu_seconds() -> float:

@@ -116,8 +116,8 @@ class HttpClient:
 
 def at_database(stream: Stream, name: str) -> int:
     """A time of the terminal result as CLOCK_MONOTONIC: the database's clock is this machine's."""
-    told = datetime.fromisoformat(stream.result[name]).timestamp()
-    return int(told * 1e9) - (time.time_ns() - time.monotonic_ns())
+    moment = datetime.fromisoformat(stream.result[name]).timestamp()
+    return int(moment * 1e9) - (time.time_ns() - time.monotonic_ns())
 
 
 def submission(prompt: str, headers: str = "", model: str = MODEL) -> bytes:

@@ -23,7 +23,7 @@ from tests.chaos.replication import Pair, address, open_pair
 from tests.chaos.stack import PARAMETERS, Stack, ask_directly, open_stack
 from tests.conftest import SCRIPTED, TRITON_VENV
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 _PAUSE = 0.2  # seconds before a client sends again what was refused
 _END_SECONDS = 120.0
@@ -45,7 +45,7 @@ class Load:
     """Clients that send each prompt, under a key of its own, until they receive an id."""
 
     stack: Stack
-    told: dict[str, str] = field(default_factory=dict)
+    accepted: dict[str, str] = field(default_factory=dict)
     told_at: list[float] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
@@ -56,7 +56,7 @@ class Load:
                 senders.create_task(self._send(prompt))
                 await asyncio.sleep(1 / per_second)
 
-    async def until_told(self, count: int) -> None:
+    async def until_accepted(self, count: int) -> None:
         """Wait until the clients received this many ids."""
         while len(self.told_at) < count:  # noqa: ASYNC110 - one loop, and nothing to be exact about
             await asyncio.sleep(0.01)
@@ -81,7 +81,7 @@ class Load:
                 assert answer.status == 503, answer
                 self.refused[answer.json["code"]] += 1
             await asyncio.sleep(_PAUSE)
-        self.told[str(answer.json["id"])] = prompt
+        self.accepted[str(answer.json["id"])] = prompt
         self.told_at.append(time.monotonic())
 
 
@@ -89,7 +89,7 @@ class Load:
 class Outcome:
     """Outcome of the results whose ids the clients received."""
 
-    told: int
+    accepted: int
     lost: int  # received by a client, and missing or without its answer
     doubled: int  # stored twice for one key
     run_again: int
@@ -118,47 +118,47 @@ async def open_service(
 
 
 async def fail_over(
-    plan: Plan, directory: Path, triton: EmbeddedTriton, tell: Tell = lambda _: None
+    plan: Plan, directory: Path, triton: EmbeddedTriton, log: Log = lambda _: None
 ) -> Outcome:
     """Do it all. Raises AssertionError where results break a rule of their history."""
     prompts = make_prompts(plan.results)
-    async with open_pair(directory, tell) as pair:
+    async with open_pair(directory, log) as pair:
         if plan.is_synchronous:
             await pair.make_synchronous()
-            tell("synchronous_standby_names names the standby: a commit waits for its disk")
+            log("synchronous_standby_names names the standby: a commit waits for its disk")
         async with open_service(directory, triton, pair) as stack:
-            tell("API and two workers are ready")
+            log("API and two workers are ready")
             load = Load(stack)
             sending = asyncio.create_task(load.send(prompts, plan.per_second))
-            await load.until_told(plan.results // 3)
-            promoting = await _replace_primary(plan, pair, load, tell)
+            await load.until_accepted(plan.results // 3)
+            promoting = await _replace_primary(plan, pair, load, log)
             stack.postgres = address(pair.standby)
             await sending
-            tell(f"all is sent: {len(load.told)} ids were received")
+            log(f"all is sent: {len(load.accepted)} ids were received")
             await stack.until_terminal(_END_SECONDS)
-            tell("no result is pending")
+            log("no result is pending")
             outcome = await _judge(load, await ask_directly(triton, prompts), promoting)
             await check_history(stack)
             check_logs(stack)
     return outcome
 
 
-async def _replace_primary(plan: Plan, pair: Pair, load: Load, tell: Tell) -> float:
+async def _replace_primary(plan: Plan, pair: Pair, load: Load, log: Log) -> float:
     """Kill the primary, promote the standby; how long the promotion took."""
     if plan.stalls_for:
-        tell("the primary's log no longer reaches the standby")
+        log("the primary's log no longer reaches the standby")
         await pair.stall()
         await asyncio.sleep(plan.stalls_for)
     pair.primary.send_signal(signal.SIGKILL)
-    tell(f"kill -9 of the primary; {len(load.told)} ids were received so far")
+    log(f"kill -9 of the primary; {len(load.accepted)} ids were received so far")
     await asyncio.sleep(plan.promoted_after)
     began = time.monotonic()
     await pair.standby.promote()
     took = time.monotonic() - began
-    told = len(load.told)
-    tell(f"the standby is the primary: pg_promote() took {took:.2f} s")
-    await load.until_told(told + 1)
-    tell("the first id since then is received")
+    accepted = len(load.accepted)
+    log(f"the standby is the primary: pg_promote() took {took:.2f} s")
+    await load.until_accepted(accepted + 1)
+    log("the first id since then is received")
     return took
 
 
@@ -168,14 +168,14 @@ async def _judge(load: Load, expected: dict[str, str], promoting: float) -> Outc
     found = {str(row["id"]): row for row in rows}
     good = [
         result_id
-        for result_id, prompt in load.told.items()
+        for result_id, prompt in load.accepted.items()
         if (row := found.get(result_id))
         and (row["state"], row["output"]) == ("completed", expected[prompt])
     ]
     keyed = await stack.fetch("SELECT DISTINCT result_id FROM idempotency_keys")
     return Outcome(
-        told=len(load.told),
-        lost=len(load.told) - len(good),
+        accepted=len(load.accepted),
+        lost=len(load.accepted) - len(good),
         doubled=len(rows) - len(keyed),
         run_again=sum(row["attempt"] > 1 for row in rows),
         refused=load.refused.total(),
@@ -196,30 +196,30 @@ def main() -> int:
     )
     began = time.monotonic()
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         sys.stdout.write(f"{time.monotonic() - began:6.2f} s  {text}\n")
         sys.stdout.flush()
 
     with tempfile.TemporaryDirectory(prefix="llm-failover-") as name:
         Path(name).chmod(0o755)  # PostgreSQL may run as another user
-        outcome = asyncio.run(_show(plan, Path(name), tell))
+        outcome = asyncio.run(_show(plan, Path(name), log))
     sys.stdout.write(_table(outcome))
     return int(outcome.lost > 0 or outcome.doubled > 0)
 
 
-async def _show(plan: Plan, directory: Path, tell: Tell) -> Outcome:
+async def _show(plan: Plan, directory: Path, log: Log) -> Outcome:
     triton = EmbeddedTriton(TRITON_VENV, directory / "triton", SCRIPTED, directory / "triton.log")
     await triton.start()
     try:
-        tell("Triton is ready, with the scripted model")
-        return await fail_over(plan, directory, triton, tell)
+        log("Triton is ready, with the scripted model")
+        return await fail_over(plan, directory, triton, log)
     finally:
         await triton.stop()
 
 
 def _table(outcome: Outcome) -> str:
     lines = {
-        "ids received": outcome.told,
+        "ids received": outcome.accepted,
         "lost": outcome.lost,
         "doubled": outcome.doubled,
         "run again": outcome.run_again,

@@ -93,19 +93,19 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def open_pair(
-    directory: Path, tell: Callable[[str], None] = lambda _: None
+    directory: Path, log: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[Pair]:
     """Start a primary, migrate its database, and start a standby, not synchronous yet."""
     primary = MortalPostgres(directory / "primary", directory / "primary.log")
     standby = Standby(directory / "standby", directory / "standby.log", primary)
     try:
         await primary.start()
-        tell(f"primary on port {primary.port}")
+        log(f"primary on port {primary.port}")
         await migrate({**os.environ, **primary.environment}, directory / "migrate.log")
         await standby.start()
         pair = Pair(primary, standby)
         await pair.until_streaming("async")
-        tell(f"standby on port {standby.port}, by pg_basebackup, streaming through a slot")
+        log(f"standby on port {standby.port}, by pg_basebackup, streaming through a slot")
         yield pair
     finally:
         await asyncio.gather(primary.stop(), standby.stop())

@@ -352,9 +352,9 @@ async def ask_directly(triton: EmbeddedTriton, prompts: Sequence[str]) -> dict[s
     return dict(zip(prompts, texts, strict=True))
 
 
-async def check_completed(stack: Stack, told: dict[str, str], expected: dict[str, str]) -> None:
+async def check_completed(stack: Stack, accepted: dict[str, str], expected: dict[str, str]) -> None:
     """Every id that a client received is completed, with the model's bytes."""
-    assert len(told) == len(expected)
-    for result in await stack.read(told):
+    assert len(accepted) == len(expected)
+    for result in await stack.read(accepted):
         assert result["state"] == "completed", result
-        assert result["result"].encode() == expected[told[str(result["id"])]].encode()
+        assert result["result"].encode() == expected[accepted[str(result["id"])]].encode()

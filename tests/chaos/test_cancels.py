@@ -42,10 +42,10 @@ async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) ->
         answers, _ = await asyncio.wait_for(
             asyncio.gather(asyncio.gather(*cancels), asyncio.gather(*reads)), 60
         )
-        told = {answer.json["id"]: answer.json for answer in answers}
+        answered = {answer.json["id"]: answer.json for answer in answers}
         stored = {result["id"]: result for result in await stack.read(ids)}
         # The response to the cancellation stays true.
-        assert told == stored
+        assert answered == stored
         for reader in readers:
             reader.check_end()
             assert reader.result == stored[reader.result_id]

@@ -62,27 +62,27 @@ async def test_the_hosts_clock_jumps_a_day_ahead_and_back(
     await stack.restart_api(**shim)
     await stack.start_worker("alice", **shim)
 
-    told: dict[str, str] = {}
+    accepted: dict[str, str] = {}
     sent: dict[float, list[str]] = {}
     for jump in (0.0, DAY, 0.0, -DAY):
         # In one write: it is read at any moment.
         (tmp_path / "next").write_text(str(jump))
         (tmp_path / "next").replace(ahead)
-        new = await stack.send(prompts_of(f"At {len(told)}, {jump} s ahead", 20))
+        new = await stack.send(prompts_of(f"At {len(accepted)}, {jump} s ahead", 20))
         sent.setdefault(jump, []).extend(new)
-        told |= new
+        accepted |= new
         await stack.until(SPEAKING, 10, 60)
     await stack.until_terminal(90)
 
-    await check_completed(stack, told, await ask_directly(triton, list(told.values())))
-    assert await stack.count("attempt = 1 AND lost_attempts = 0") == len(told)
+    await check_completed(stack, accepted, await ask_directly(triton, list(accepted.values())))
+    assert await stack.count("attempt = 1 AND lost_attempts = 0") == len(accepted)
     assert "fenced" not in stack.log("alice")
     for jump, ids in sent.items():
         for one in ids:
             made = created_at(UUID(one)) - timedelta(seconds=jump)
             assert UUID(one).version == 7
             assert abs(made - datetime.now(UTC)) < timedelta(hours=1), (jump, made)
-    assert sorted(await list_all(stack)) == sorted(told)
+    assert sorted(await list_all(stack)) == sorted(accepted)
     await check_history(stack)
     check_logs(stack)
 
@@ -124,6 +124,6 @@ async def test_the_databases_clock_jumps_hours_ahead_and_back(
     await stack.start_worker("bob")
     await stack.until_terminal(60)
     assert await stack.count("lost_attempts = 1 AND attempt = 2") == len(second)
-    told = first | second
-    await check_completed(stack, told, await ask_directly(triton, list(told.values())))
+    accepted = first | second
+    await check_completed(stack, accepted, await ask_directly(triton, list(accepted.values())))
     check_logs(stack)

@@ -32,7 +32,7 @@ async def test_nothing_is_lost_with_the_primary(triton: EmbeddedTriton, tmp_path
     """A smaller `make failover`."""
     plan = Plan(results=300, per_second=75, promoted_after=1.0, stalls_for=0.5)
     outcome = await fail_over(plan, tmp_path, triton)
-    assert (outcome.told, outcome.lost, outcome.doubled) == (300, 0, 0)
+    assert (outcome.accepted, outcome.lost, outcome.doubled) == (300, 0, 0)
 
 
 Post = Callable[[], Coroutine[None, None, Answer]]
@@ -94,7 +94,7 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     pair, stack = house.pair, house.stack
     keyed = [f"Refused {n} {{{{chunks=2}}}}" for n in range(5)]
     long = [f"Long {n} {{{{chunks=10 delay_ms=1500}}}}" for n in range(20)]
-    told = await stack.send(long)
+    accepted = await stack.send(long)
     await stack.until(SPEAKING, len(long), 60)
 
     # Writes wait, and fail after their time-out; reads and running results go on.
@@ -103,8 +103,8 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     assert {(answer.status, answer.json["code"]) for answer in answers} == {
         (503, "database_unavailable")
     }
-    assert await stack.count("true") == len(told)  # a commit that was cancelled would show
-    assert {row["state"] for row in await stack.read(told)} == {"pending"}
+    assert await stack.count("true") == len(accepted)  # a commit that was cancelled would show
+    assert {row["state"] for row in await stack.read(accepted)} == {"pending"}
     assert not [name for name in stack.workers if "fenced" in stack.log(name)]
 
     # Started again without its standby, the primary shows what it had committed alone: to a
@@ -131,7 +131,7 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     for prompt in keyed:
         answer = await house.post(prompt, key=prompt)
         assert answer.status in (200, 202), answer  # 200: it was stored, and has ended
-        told[str(answer.json["id"])] = prompt
+        accepted[str(answer.json["id"])] = prompt
 
     # A planned change: nothing dies, the old primary only refuses to write.
     await execute(pair.primary, "ALTER SYSTEM SET default_transaction_read_only = on")
@@ -140,11 +140,11 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     await asyncio.sleep(0.5)
     await pair.standby.promote()
     stack.postgres = address(pair.standby)
-    told |= await late
+    accepted |= await late
     await house.until_all_listen()
     await stack.until_terminal(60)
-    await check_completed(stack, told, await ask_directly(triton, list(told.values())))
+    await check_completed(stack, accepted, await ask_directly(triton, list(accepted.values())))
     # No client knows if the results without a key are stored.
-    assert await stack.count("true") <= len(told) + alone
+    assert await stack.count("true") <= len(accepted) + alone
     await check_history(stack)
     check_logs(stack)

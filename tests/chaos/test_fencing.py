@@ -40,7 +40,7 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
     prompts = prompts_of(LEASE_SECONDS, 30) + prompts_of(3 * LEASE_SECONDS, 30)
     asking = asyncio.create_task(ask_directly(triton, prompts))
     frozen = await stack.start_worker("alice")
-    told = await stack.send(prompts)
+    accepted = await stack.send(prompts)
     await stack.until(SPEAKING, len(prompts), 60)
     frozen.send_signal(signal.SIGSTOP)
     stopped_at = time.monotonic()
@@ -58,7 +58,7 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
     await until(has_new_id, 60, "the frozen worker is back under a new id")
     assert "fenced" in stack.log("alice")
     await stack.until_terminal(60)
-    await check_completed(stack, told, await asking)
+    await check_completed(stack, accepted, await asking)
     assert await stack.count("attempt = 2 AND lost_attempts = 1") == len(prompts)
     (dead,) = await stack.fetch("SELECT id, dead_at FROM workers WHERE dead_at IS NOT NULL")
     written = "SELECT * FROM history WHERE writer = 'alice' AND at > $1"
@@ -68,9 +68,9 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
     # Under its new id it is a worker like any other.
     await stack.workers["bob"].stop()
     more = prompts_of(0.1, 10)
-    told = await stack.send(more)
+    accepted = await stack.send(more)
     await stack.until_terminal(60)
-    await check_completed(stack, told, await ask_directly(triton, more))
+    await check_completed(stack, accepted, await ask_directly(triton, more))
     by_old_id = "SELECT FROM history WHERE at > $1 AND $2 IN (old_worker, new_worker)"
     freed = f"{by_old_id} AND new_worker IS NOT NULL"
     assert not await stack.fetch(freed, dead["dead_at"], dead["id"])
@@ -83,8 +83,8 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
     settings = make_settings(
         stack.postgres, stack.database, triton, lease_seconds=1.0, database_user="alice"
     )
-    told = await stack.send(["Two owners {{chunks=1}}"])
-    (result_id,) = [UUID(one) for one in told]
+    accepted = await stack.send(["Two owners {{chunks=1}}"])
+    (result_id,) = [UUID(one) for one in accepted]
     async with Database(settings, "tests") as database:
         queue = JobQueue(database, settings)
         dead, alive = Lease(database, 1.0), Lease(database, 600.0)
@@ -111,7 +111,7 @@ async def test_a_dead_worker_finds_no_row_to_write(stack: Stack, triton: Embedde
 
         end = AttemptEnd(result_id, 2, AttemptOutcome.COMPLETED, "fresh", "stop")
         assert await queue.end_batcher(alive.id, retry_seconds=5.0).submit(end)
-    (result,) = await stack.read(told)
+    (result,) = await stack.read(accepted)
     assert (result["state"], result["result"]) == ("completed", "fresh")
     await check_history(stack)
     check_logs(stack)
@@ -125,7 +125,7 @@ async def test_database_away_for_two_leases_runs_nothing_again(
     prompts = [prompt for n in leases for prompt in prompts_of(n * LEASE_SECONDS, 25)]
     asking = asyncio.create_task(ask_directly(triton, prompts))
     await mortal_stack.start_worker("alice")
-    told = await mortal_stack.send(prompts)
+    accepted = await mortal_stack.send(prompts)
     await mortal_stack.until(SPEAKING, len(prompts) // 2, 60)
 
     await mortal_postgres.stop()
@@ -134,7 +134,7 @@ async def test_database_away_for_two_leases_runs_nothing_again(
 
     assert await mortal_stack.count("state = 'pending'") >= 25
     await mortal_stack.until_terminal(60)
-    await check_completed(mortal_stack, told, await asking)
+    await check_completed(mortal_stack, accepted, await asking)
     assert await mortal_stack.count("attempt = 1") == len(prompts)
     assert not await mortal_stack.fetch("SELECT FROM workers WHERE dead_at IS NOT NULL")
     await check_history(mortal_stack)
@@ -152,7 +152,7 @@ async def test_frozen_database_loses_and_doubles_nothing(
     asking = asyncio.create_task(ask_directly(triton, [*prompts, *late]))
     await mortal_stack.start_worker("alice")
     await mortal_stack.start_worker("bob")
-    told = await mortal_stack.send(prompts)
+    accepted = await mortal_stack.send(prompts)
     await mortal_stack.until(SPEAKING, len(prompts) // 2, 60)
 
     mortal_postgres.send_signal(signal.SIGSTOP)
@@ -162,10 +162,10 @@ async def test_frozen_database_loses_and_doubles_nothing(
     finally:
         mortal_postgres.send_signal(signal.SIGCONT)
 
-    told |= await sending
+    accepted |= await sending
     await mortal_stack.until_terminal(60)
-    await check_completed(mortal_stack, told, await asking)
-    assert await mortal_stack.count("true") == len(told)
+    await check_completed(mortal_stack, accepted, await asking)
+    assert await mortal_stack.count("true") == len(accepted)
     assert "fenced" in mortal_stack.log("alice")
     await check_history(mortal_stack)
     check_logs(mortal_stack)

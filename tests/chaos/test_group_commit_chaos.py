@@ -35,7 +35,7 @@ async def test_posts_while_connections_break_at_commit(stack: Stack) -> None:
     server = stack.postgres
     proxy = CuttingProxy(server.host, server.port, re.compile(_MARKER.encode()), FATES, CUTS)
     numbers = itertools.count()
-    told: dict[str, str] = {}
+    accepted: dict[str, str] = {}
     refused: Counter[int] = Counter()
 
     async def send_until_all_are_cut() -> None:
@@ -49,7 +49,7 @@ async def test_posts_while_connections_break_at_commit(stack: Stack) -> None:
                 refused[answer.status] += 1
             else:
                 assert answer.status == 202, answer
-                told[answer.json["id"]] = prompt
+                accepted[answer.json["id"]] = prompt
 
     async with proxy.run():
         await stack.restart_api(LLM_DATABASE_URL=f"127.0.0.1:{proxy.port}")
@@ -60,9 +60,9 @@ async def test_posts_while_connections_break_at_commit(stack: Stack) -> None:
         rows = await stack.fetch(
             "SELECT r.id, c.content FROM results r JOIN contexts c ON c.id = r.context_id"
         )
-        assert {str(row["id"]): row["content"] for row in rows} == told
+        assert {str(row["id"]): row["content"] for row in rows} == accepted
         (contexts,) = await stack.fetch("SELECT count(*) FROM contexts")
-        assert contexts["count"] == len(told)
+        assert contexts["count"] == len(accepted)
         assert set(refused) == {500}
         await stack.api.stop()
 
@@ -82,10 +82,10 @@ async def test_a_worker_whose_connections_break_at_commit(
         await stack.start_worker(
             "alice", LLM_DATABASE_URL=f"127.0.0.1:{proxy.port}", LLM_WORKER_SLOTS="20"
         )
-        told = await stack.send(prompts)
+        accepted = await stack.send(prompts)
         await stack.until_terminal(100)
         assert set(proxy.cuts) == set(Cut)
-        await check_completed(stack, told, await asking)
+        await check_completed(stack, accepted, await asking)
         assert await stack.count("lost_attempts = 0") == len(prompts)
         log = stack.log("alice")
         if "fenced" not in log:

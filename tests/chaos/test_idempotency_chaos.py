@@ -78,7 +78,7 @@ async def test_keys_while_connections_break_at_commit(stack: Stack) -> None:
     server = stack.postgres
     proxy = CuttingProxy(server.host, server.port, re.compile(_MARKER.encode()), FATES, CUTS)
     numbers = itertools.count()
-    told: dict[str, str] = {}
+    accepted: dict[str, str] = {}
 
     async def send_until_all_are_cut() -> None:
         while not proxy.all_cut.is_set():
@@ -90,8 +90,8 @@ async def test_keys_while_connections_break_at_commit(stack: Stack) -> None:
             )
             assert (first.status, again.status, other.status) == (202, 202, 202), (first, again)
             assert first.json["id"] == again.json["id"]
-            told[first.json["id"]] = str(keyed["content"])
-            told[other.json["id"]] = str(plain["content"])
+            accepted[first.json["id"]] = str(keyed["content"])
+            accepted[other.json["id"]] = str(plain["content"])
             late = await stack.client.post("/results/", keyed)
             assert late.json["id"] == first.json["id"]
 
@@ -103,10 +103,10 @@ async def test_keys_while_connections_break_at_commit(stack: Stack) -> None:
             """SELECT r.id, c.content, k.key FROM results r JOIN contexts c ON c.id = r.context_id
                LEFT JOIN idempotency_keys k ON k.result_id = r.id"""
         )
-        assert {str(row["id"]): row["content"] for row in rows} == told
+        assert {str(row["id"]): row["content"] for row in rows} == accepted
         for row in rows:
             kind, number, *_ = row["content"].split()
             assert row["key"] == (f"key {number}" if kind == "keyed" else None)
         (contexts,) = await stack.fetch("SELECT count(*) FROM contexts")
-        assert contexts["count"] == len(told)
+        assert contexts["count"] == len(accepted)
         await stack.api.stop()

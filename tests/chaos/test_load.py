@@ -14,10 +14,10 @@ async def test_a_thousand_results_at_once(stack: Stack, triton: EmbeddedTriton) 
     assert len(set(expected.values())) == COUNT
     await stack.start_worker("alice")
 
-    told = await stack.send(prompts)
+    accepted = await stack.send(prompts)
     await stack.until_terminal(60)
 
-    await check_completed(stack, told, expected)
+    await check_completed(stack, accepted, expected)
     assert await stack.count("true") == COUNT
     assert await stack.count("attempt = 1 AND lost_attempts = 0") == COUNT
     await check_history(stack)

@@ -20,12 +20,12 @@ async def test_poison_fails_and_the_other_results_complete(
     await mortal_stack.start_worker("alice", LLM_MAX_ATTEMPTS=str(ATTEMPTS))
 
     async with kept_running(mortal_triton):
-        told = await mortal_stack.send([*innocent, poison])
+        accepted = await mortal_stack.send([*innocent, poison])
         await mortal_stack.until_terminal(90)
 
-    (poisoned,) = [result_id for result_id, prompt in told.items() if prompt == poison]
-    del told[poisoned]
-    await check_completed(mortal_stack, told, expected)
+    (poisoned,) = [result_id for result_id, prompt in accepted.items() if prompt == poison]
+    del accepted[poisoned]
+    await check_completed(mortal_stack, accepted, expected)
     (result,) = await mortal_stack.read([poisoned])
     assert result["state"] == "failed"
     error = result["error"]

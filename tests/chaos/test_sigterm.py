@@ -19,11 +19,11 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit(
     late = ["Late {{chunks=1}}"]
     asking = asyncio.create_task(ask_directly(triton, short + long + late))
     leaving = await stack.start_worker("alice", LLM_SHUTDOWN_GRACE_SECONDS="5")
-    told = await stack.send(short + long)
+    accepted = await stack.send(short + long)
     await stack.until(f"({SPEAKING}) OR state = 'completed'", SHORT + LONG, 60)
     leaving.send_signal(signal.SIGTERM)
     await until(lambda: asyncio.sleep(0, "stopping: " in leaving.log_file.read_text()))
-    told |= await stack.send(late)
+    accepted |= await stack.send(late)
     assert await leaving.wait() == "ended with status 0"
 
     # All is handed back by the time it has gone: no lease has to run out.
@@ -36,7 +36,7 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit(
 
     await stack.start_worker("bob")
     await stack.until_terminal(60)
-    await check_completed(stack, told, await asking)
+    await check_completed(stack, accepted, await asking)
     assert await stack.count("attempt = 2") == LONG
     # Nothing of this counts as an attempt.
     failed = "jsonb_path_exists(attempt_history, '$[*] ? (@.error != null)')"

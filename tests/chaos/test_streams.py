@@ -27,8 +27,8 @@ async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> N
     other_api = await stack.start_api("other")
     for name in ("alice", "bob"):
         await stack.start_worker(name, LLM_WORKER_SLOTS=str(len(PROMPTS) * 3 // 5))
-    told = await stack.send(PROMPTS)
-    readers = [StreamReader(result_id) for result_id in told for _ in range(2)]
+    accepted = await stack.send(PROMPTS)
+    readers = [StreamReader(result_id) for result_id in accepted for _ in range(2)]
     ports = list(stack.ports.values())
     reading = [
         asyncio.create_task(
@@ -53,7 +53,7 @@ async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> N
     for reader in readers:
         reader.check_end()
         assert reader.connections > CUTS
-    await check_completed(stack, told, await asking)
+    await check_completed(stack, accepted, await asking)
     # Readers of the dead worker's result were notified of its second attempt.
     again = {
         str(row["id"]) for row in await stack.fetch("SELECT id FROM results WHERE attempt = 2")
@@ -74,9 +74,9 @@ async def test_a_frozen_process_shows_its_lost_attempt_to_no_reader(
     """
     solo = await stack.start_api("solo", "serve --with-worker")
     prompts = [long_words(number) for number in range(20)]
-    told = await stack.send(prompts)
+    accepted = await stack.send(prompts)
     await stack.until(SPEAKING, len(prompts), 60)
-    own, foreign = ([StreamReader(one) for one in told] for _ in range(2))
+    own, foreign = ([StreamReader(one) for one in accepted] for _ in range(2))
     port_of = stack.ports.__getitem__
     reading = [
         asyncio.create_task(reader.read_to_the_end(lambda: port_of("solo"))) for reader in own
@@ -110,7 +110,7 @@ async def test_a_frozen_process_shows_its_lost_attempt_to_no_reader(
     for reader in (*own, *foreign, *moved):
         reader.check_end()
         assert reader.attempts == [1, 2]
-    await check_completed(stack, told, {prompt: said(prompt) for prompt in prompts})
+    await check_completed(stack, accepted, {prompt: said(prompt) for prompt in prompts})
     assert "fenced" in stack.log("solo")
     await check_history(stack)
     check_logs(stack)

@@ -110,8 +110,8 @@ async def test_streams_outlive_a_silent_listener(crowd: Crowd) -> None:
     """Text of the silence is shown when it is noticed; then the text is live again."""
     stack, loop = crowd.stack, asyncio.get_running_loop()
     await stack.start_worker("alice", LLM_FLUSH_SECONDS="10")
-    told = await stack.send([f"Silence {n} {{{{chunks=140 delay_ms=75}}}}" for n in range(20)])
-    readers = [StreamReader(one) for one in told]
+    accepted = await stack.send([f"Silence {n} {{{{chunks=140 delay_ms=75}}}}" for n in range(20)])
+    readers = [StreamReader(one) for one in accepted]
     reading = [asyncio.create_task(crowd.read(reader)) for reader in readers]
 
     async def have(deltas: int) -> bool:

@@ -134,11 +134,11 @@ async def test_inference_client_samples_and_ranks(url: str) -> None:
 async def test_inference_client_stops_and_follows_grammars(url: str, expected: str) -> None:
     client = InferenceClient(model=url)
     stop = expected[5:8]
-    told: Any = await apart(
+    found: Any = await apart(
         lambda: client.text_generation(PROMPT, max_new_tokens=COUNT, stop=[stop], details=True)
     )
-    assert told.generated_text == expected[: expected.index(stop) + len(stop)]
-    assert told.details.finish_reason == "stop_sequence"
+    assert found.generated_text == expected[: expected.index(stop) + len(stop)]
+    assert found.details.finish_reason == "stop_sequence"
     regex = TextGenerationInputGrammarType(type="regex", value="[0-9]{4}")
     digits = await apart(lambda: client.text_generation(PROMPT, max_new_tokens=9, grammar=regex))
     assert re.fullmatch("[0-9]{4}", digits)
@@ -160,8 +160,8 @@ async def test_events_of_ends_and_of_pieces_of_characters(port: Service) -> None
         return [json.loads(line[5:]) for line in answer.text.splitlines() if line[:5] == "data:"]
 
     grammar = {"type": "regex", "value": "[é🙂]{4}"}
-    told = await events(max_new_tokens=60, grammar=grammar)
-    *pieces, end = told
+    found = await events(max_new_tokens=60, grammar=grammar)
+    *pieces, end = found
     assert end["token"]["special"]
     assert end["token"]["id"] == 0
     assert end["details"]["finish_reason"] == "eos_token"
@@ -170,7 +170,7 @@ async def test_events_of_ends_and_of_pieces_of_characters(port: Service) -> None
     assert "".join(texts) == end["generated_text"]
     assert "" in texts, "a piece of a character has no text"
     assert not any("\ufffd" in text for text in texts)
-    assert end["details"]["generated_tokens"] == len(told) == end["index"]
+    assert end["details"]["generated_tokens"] == len(found) == end["index"]
 
     whole = await events(max_new_tokens=COUNT)
     stop = whole[5]["token"]["text"]
@@ -188,9 +188,9 @@ async def test_truncated_prompts(url: str, port: Service) -> None:
             "/generate",
             json={"inputs": prompt, "parameters": {"truncate": keep, "max_new_tokens": 2}},
         )
-        told = int(answer.headers["x-prompt-tokens"])
-        assert told <= max(keep, 2), "one token beside the one that begins a prompt"
-        assert keep - told < 3
+        found = int(answer.headers["x-prompt-tokens"])
+        assert found <= max(keep, 2), "one token beside the one that begins a prompt"
+        assert keep - found < 3
     text = await apart(lambda: client.text_generation(prompt, truncate=50, max_new_tokens=4))
     assert text
 

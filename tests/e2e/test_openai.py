@@ -125,8 +125,8 @@ async def test_log_probabilities_are_the_engines(
         lists = [d.logprobs async for d in triton.generate("demo", "def ", asked)]
     direct = [token for one in lists for token in json.loads(one or "[]")]
     async with speak_to(vllm_settings) as (_, client):
-        told: Any = {"model": "demo", "prompt": "def ", **asked}
-        whole = (await client.completions.create(**told)).choices[0].logprobs
+        body: Any = {"model": "demo", "prompt": "def ", **asked}
+        whole = (await client.completions.create(**body)).choices[0].logprobs
         assert whole is not None
         sampled = [next(iter(token.values())) for token in direct]
         assert whole.tokens == [entry["decoded_token"] for entry in sampled]
@@ -137,7 +137,7 @@ async def test_log_probabilities_are_the_engines(
             assert whole.top_logprobs[place] == expected
         assert any(entry["rank"] > 1 for entry in sampled), "a test of the order needs one"
         streamed: list[str] = []
-        async for chunk in await client.completions.create(**told, stream=True):
+        async for chunk in await client.completions.create(**body, stream=True):
             streamed += (chunk.choices[0].logprobs and chunk.choices[0].logprobs.tokens) or []
         assert streamed == whole.tokens
         chat = await client.chat.completions.create(**ASKED | {"logprobs": True, "top_logprobs": 2})

@@ -14,6 +14,8 @@ from tests.integration.support import serve, serve_app
 
 pytestmark = [pytest.mark.vllm, pytest.mark.system, pytest.mark.timeout(300)]
 
+ENGINE_MS = 60_000  #: 300 tokens of an engine that shares two processors with three other tests
+
 
 @pytest.fixture
 async def api(vllm_settings: Settings) -> AsyncIterator[Service]:
@@ -43,9 +45,9 @@ async def test_watched_left_resumed_and_stopped(api: Service, page: Page) -> Non
     await page.fill("#p-temperature", "0")
     await page.click("summary:has-text('Length')")  # closes it
     await page.click("button.primary")
-    await expect(output).to_contain_text("(")
+    await expect(output).to_contain_text("(", timeout=ENGINE_MS)
     await page.reload()
-    await expect(badge).to_have_text("completed")
+    await expect(badge).to_have_text("completed", timeout=ENGINE_MS)
     result_id = page.url.rsplit("/", 1)[1]
     result = (await api.client.get(f"/results/{result_id}")).json()
     assert await output.text_content() == result["result"]
@@ -56,7 +58,7 @@ async def test_watched_left_resumed_and_stopped(api: Service, page: Page) -> Non
     await page.fill("#p-max_tokens", "1000")
     await page.click("button.primary")
     await page.wait_for_url(lambda url: result_id not in url)
-    await expect(output).to_contain_text(" ")
+    await expect(output).to_contain_text(" ", timeout=ENGINE_MS)
     await expect(page.locator(".live .figures")).to_contain_text("tokens/s")
     await page.click("button.danger")
     await expect(badge).to_have_text("cancelled")

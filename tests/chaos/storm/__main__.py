@@ -60,15 +60,15 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    outcome = uvloop.run(storm.run(directory, options, _tell))
+    outcome = uvloop.run(storm.run(directory, options, _print))
     _keep(directory, outcome)
     text = report.to_markdown(outcome)
     (directory / "report.md").write_text(text)
-    _tell(f"\n{text}\nReport, the clients' log and the logs of all processes: {directory}")
+    _print(f"\n{text}\nReport, the clients' log and the logs of all processes: {directory}")
     return int(not outcome.account.is_clean)
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 

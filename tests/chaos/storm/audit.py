@@ -97,11 +97,11 @@ async def _check_teams(account: Account, stack: Stack, scene: Scene, ledger: Led
     for team, token in scene.tokens.items():
         headers = {"Authorization": f"Bearer {token}"}
         async with ask(port, "GET", "/results/export", None, headers) as reply:
-            told = {orjson.loads(line)["id"] for line in (await reply.read()).splitlines()}
+            listed = {orjson.loads(line)["id"] for line in (await reply.read()).splitlines()}
         own = {result_id for result_id, row in ledger.by_id.items() if row["team_id"] == team}
         account.look(invariants.TEAMS, len(own))
-        if told != own:
-            account.accuse(invariants.TEAMS, f"{team} lists {len(told)} of its {len(own)}")
+        if listed != own:
+            account.accuse(invariants.TEAMS, f"{team} lists {len(listed)} of its {len(own)}")
         others = sorted(ledger.by_id.keys() - own)
         for result_id in chance.sample(others, min(_FOREIGN_READS, len(others))):
             async with ask(port, "GET", f"/results/{result_id}", None, headers) as reply:

@@ -110,8 +110,8 @@ class Client:
 
     def learn_ids(self, reply: Reply) -> None:
         """The result id in the header X-Result-Id."""
-        if told := reply.headers.get("x-result-id"):
-            self.order.ids = told.split(", ")
+        if result_ids := reply.headers.get("x-result-id"):
+            self.order.ids = result_ids.split(", ")
 
     async def follow(self, result_id: str) -> dict[str, Any]:
         """Long-poll until the result is terminal."""

@@ -81,8 +81,8 @@ async def _accepted(client: Client, answer: tuple[Reply, Any]) -> None:
     order.ids = [result["id"]]
     if order.intent == "cancel":
         await asyncio.sleep(order.pause)
-        reply, told = await client.insist("POST", f"/results/{result['id']}/cancel")
-        assert reply.status in (200, 202), (reply.status, told)
+        reply, state = await client.insist("POST", f"/results/{result['id']}/cancel")
+        assert reply.status in (200, 202), (reply.status, state)
     await client.follow(result["id"])
 
 
@@ -179,17 +179,17 @@ async def batch(client: Client) -> None:
     )
     assert reply.status == 200, (reply.status, file)
     body = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
-    reply, told = await client.insist("POST", "/v1/batches", body | {"completion_window": "24h"})
-    assert reply.status == 200, (reply.status, told)
-    while told["status"] in ("validating", "in_progress", "finalizing"):
+    reply, state = await client.insist("POST", "/v1/batches", body | {"completion_window": "24h"})
+    assert reply.status == 200, (reply.status, state)
+    while state["status"] in ("validating", "in_progress", "finalizing"):
         if client.scene.gives_up:
-            raise GivenUpError(f"{told['id']} is {told['status']}")
+            raise GivenUpError(f"{state['id']} is {state['status']}")
         await asyncio.sleep(1)
-        reply, told = await client.insist("GET", f"/v1/batches/{told['id']}")
-        assert reply.status == 200, (reply.status, told)
-    assert told["status"] == "completed", told
-    assert not told["error_file_id"], told
-    await _read_output(client, told["output_file_id"])
+        reply, state = await client.insist("GET", f"/v1/batches/{state['id']}")
+        assert reply.status == 200, (reply.status, state)
+    assert state["status"] == "completed", state
+    assert not state["error_file_id"], state
+    await _read_output(client, state["output_file_id"])
 
 
 async def _read_output(client: Client, file_id: str) -> None:
@@ -217,8 +217,8 @@ async def _read_output(client: Client, file_id: str) -> None:
     _take_texts(client, [body["choices"][0]["text"] for body in bodies])
 
 
-def _bare_id(told: str) -> str:
-    return told.partition("-")[2]
+def _bare_id(state: str) -> str:
+    return state.partition("-")[2]
 
 
 # --- TGI and Tenstorrent ------------------------------------------------------------------------

@@ -101,13 +101,13 @@ class Saboteur:
         names |= {"PostgreSQL": "PostgreSQL"}
         return names | dict.fromkeys(self.proxies, "network")
 
-    async def carry_out(self, faults: list[Fault], tell: Callable[[str], None]) -> None:
+    async def carry_out(self, faults: list[Fault], log: Callable[[str], None]) -> None:
         """Return when the last one is over."""
         began = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for fault in faults:
                 await asyncio.sleep(began + fault.at - asyncio.get_running_loop().time())
-                tell(str(fault))
+                log(str(fault))
                 group.create_task(self._do(fault))
 
     async def _do(self, fault: Fault) -> None:

@@ -174,9 +174,11 @@ def _check_told(
         return
     account.look(LOST)
     if final := order.finals.get(result_id):
-        told = (final["state"], final["result"], (final["error"] or {}).get("code"))
+        reported = (final["state"], final["result"], (final["error"] or {}).get("code"))
         stored = (row["state"], row["output"], row["error_code"])
-        account.require(SEEN, holds=told == stored, otherwise=f"{_of(order)}: {told}, {stored}")
+        account.require(
+            SEEN, holds=reported == stored, otherwise=f"{_of(order)}: {reported}, {stored}"
+        )
     if place < len(order.texts):
         text, expected = order.texts[place], ledger.expected(row)
         # Text is shown before it is stored: of what was lost, more may have been seen than is kept.
@@ -224,17 +226,17 @@ def check_webhooks(
     account: Account, orders: Sequence[Order], ledger: Ledger, receiver: Receiver
 ) -> None:
     """Each result with a webhook had at least one call, and every call reports the stored end."""
-    told: defaultdict[str, set[str]] = defaultdict(set)
+    reported: defaultdict[str, set[str]] = defaultdict(set)
     for call in receiver.calls:
         event = orjson.loads(call.body)
-        told[event["data"]["id"]].add(event["data"]["state"])
+        reported[event["data"]["id"]].add(event["data"]["state"])
     wanted = (order.ids for order in orders if order.wants_webhook)
     for result_id in (one for ids in wanted for one in ids):
         row = ledger.by_id.get(result_id)
         account.require(
             WEBHOOKS,
             holds=row is not None
-            and told[result_id] == {row["state"]}
+            and reported[result_id] == {row["state"]}
             and row["delivery"] == "delivered",
-            otherwise=f"{result_id}: received {told[result_id]}, {row and dict(row)}",
+            otherwise=f"{result_id}: received {reported[result_id]}, {row and dict(row)}",
         )

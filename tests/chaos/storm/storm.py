@@ -49,7 +49,7 @@ _VLLM = "Triton with vLLM"
 _NVIDIA = "Triton like NVIDIA"
 
 
-async def run(directory: Path, options: Options, tell: Callable[[str], None]) -> Outcome:
+async def run(directory: Path, options: Options, log: Callable[[str], None]) -> Outcome:
     """Raise the service, have the storm over it, and draw up the account."""
     async with (
         _servers(directory, options) as (postgres, tritons),
@@ -61,10 +61,10 @@ async def run(directory: Path, options: Options, tell: Callable[[str], None]) ->
         scene = Scene(options.seed, ports, tokens, receiver.url, options.with_vllm)
         saboteur = _saboteur(stack, postgres, tritons, proxies)
         faults = plan(options.seed, options.seconds, saboteur.parts, options.pause)
-        tell(f"{len(faults)} failures in {options.seconds:.0f} s; seed {options.seed}")
+        log(f"{len(faults)} failures in {options.seconds:.0f} s; seed {options.seed}")
         async with keepers:
-            await _storm(scene, saboteur, faults, options, tell)
-            tell("The storm is over: waiting for what is under way.")
+            await _storm(scene, saboteur, faults, options, log)
+            log("The storm is over: waiting for what is under way.")
             await _calm(stack)
             outcome = Outcome(options, saboteur.done, saboteur.failed, scene, Account())
             await draw_up(outcome, stack, receiver)
@@ -204,28 +204,28 @@ async def _storm(
     saboteur: Saboteur,
     faults: list[Fault],
     options: Options,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """Clients and failures, until both are over."""
     crowd = asyncio.create_task(send(scene, options.crowd))
-    telling = asyncio.create_task(_tell_progress(scene, tell))
+    logging_task = asyncio.create_task(_log_progress(scene, log))
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(saboteur.carry_out(faults, tell))
+            group.create_task(saboteur.carry_out(faults, log))
             group.create_task(asyncio.sleep(options.seconds))
         scene.is_over = True
         await asyncio.wait([crowd], timeout=_PATIENCE_SECONDS)
         scene.gives_up = True
         await asyncio.wait([crowd], timeout=_LAST_SECONDS)
     finally:
-        telling.cancel()
+        logging_task.cancel()
         crowd.cancel()
-        ends = await asyncio.gather(crowd, telling, return_exceptions=True)
+        ends = await asyncio.gather(crowd, logging_task, return_exceptions=True)
     if isinstance(ends[0], Exception):
         raise ends[0]
 
 
-async def _tell_progress(scene: Scene, tell: Callable[[str], None]) -> None:
+async def _log_progress(scene: Scene, log: Callable[[str], None]) -> None:
     began = asyncio.get_running_loop().time()
     while True:
         await asyncio.sleep(_PROGRESS_SECONDS)
@@ -233,7 +233,7 @@ async def _tell_progress(scene: Scene, tell: Callable[[str], None]) -> None:
         passed = asyncio.get_running_loop().time() - began
         faulty = sum(bool(order.faults) for order in orders)
         wrong = f", {faulty} WRONG" if faulty else ""
-        tell(f"{passed:6.1f} s  {len(orders):,} orders, {scene.under_way} under way{wrong}")
+        log(f"{passed:6.1f} s  {len(orders):,} orders, {scene.under_way} under way{wrong}")
 
 
 async def _calm(stack: Stack) -> None:
