@@ -5,12 +5,15 @@ import shutil
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 CHROMIUM = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+# A test machine may stall for seconds: 5 s, Playwright's default, is then too short.
+_TIMEOUT_MS = 20_000
+expect.set_options(timeout=_TIMEOUT_MS)
 
 
 @contextlib.asynccontextmanager
@@ -33,7 +36,7 @@ async def open_page(browser: Browser, url: str) -> AsyncIterator[Page]:
     """
     context = await browser.new_context(base_url=url)
     page = await context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(_TIMEOUT_MS)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(

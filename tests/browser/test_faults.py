@@ -187,8 +187,8 @@ async def test_a_result_is_deleted_while_it_is_watched(
     await page.goto(f"/{place}/{sent['id']}")
     await expect(page.locator(".live .output")).to_contain_text(" ")
     stack.api.delete(f"/results/{sent['id']}?force=true").raise_for_status()
-    await expect(page.locator("#offline")).to_contain_text("not there any more", timeout=15_000)
-    await expect(page.locator(".live .badge")).to_have_text("deleted", timeout=15_000)
+    await expect(page.locator("#offline")).to_contain_text("not there any more")
+    await expect(page.locator(".live .badge")).to_have_text("deleted")
 
 
 async def test_what_is_marked_is_not_replaced(stack: Stack, page: Page) -> None:
@@ -197,7 +197,7 @@ async def test_what_is_marked_is_not_replaced(stack: Stack, page: Page) -> None:
     await page.goto(f"/history/{sent['id']}")
     help_text = page.get_by_text("The time by phase is shown once it has ended.")
     await help_text.select_text()
-    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=15_000)
+    await expect(page.locator(".live .badge")).to_have_text("completed")
     assert await page.evaluate("getSelection().toString()")
     await page.evaluate("getSelection().removeAllRanges()")
     await expect(help_text).to_have_count(0)
