@@ -17,6 +17,7 @@ from app.core import schema_version
 from app.core.database import Database
 from app.core.listener import Listener
 from app.core.settings import Settings
+from app.core.waiting import cancel_all
 from app.inference.model_registry import ModelRegistry
 from app.inference.server_pool import ServerPool
 from app.infini_gram.declarations import read_declarations
@@ -188,6 +189,4 @@ async def background(
     try:
         yield tasks
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.core.waiting import cancel_all
+
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
@@ -68,9 +70,7 @@ class EventStreamResponse(Response):
             elif self._on_disconnect is not None:
                 await self._on_disconnect()
         finally:
-            disconnecting.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, disconnecting, return_exceptions=True)
+            await cancel_all([disconnecting, sending])
             await self._frames.aclose()
 
     async def _send_all(

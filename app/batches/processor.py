@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 
 from app.batches.dialect import BatchServices
 from app.batches.feed import BatchFeed
-from app.core.database import is_transient
 from app.core.listener import BATCHES, ENDED, split_ids
-from app.core.waiting import is_set_within
+from app.core.polling import PollingLoop
+from app.core.waiting import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +29,14 @@ class BatchProcessor:
         self.id = uuid4()
         self._services = services
         self._lease = services.settings.lease_seconds
-        self._signal = asyncio.Event()
+        self._loop = PollingLoop("batches", self._claim, seconds=min(_POLL_SECONDS, self._lease))
         self._feeds: dict[UUID, tuple[BatchFeed, asyncio.Task[None]]] = {}
         services.listener.subscribe(BATCHES, self._on_batch)
         services.listener.subscribe(ENDED, self._on_ended)
 
     async def run(self) -> None:
         try:
-            while True:
-                self._signal.clear()
-                try:
-                    await self._claim()
-                except Exception as error:
-                    if not is_transient(error):
-                        raise
-                    logger.info("batches wait: %s", error, extra={"action": "batches_wait"})
-                await is_set_within(self._signal, min(_POLL_SECONDS, self._lease))
+            await self._loop.run()
         finally:
             await self._release()
 
@@ -63,20 +55,17 @@ class BatchProcessor:
 
     def _on_end(self, batch_id: UUID) -> None:
         del self._feeds[batch_id]
-        self._signal.set()
+        self._loop.wake()
 
     async def _release(self) -> None:
         ids = list(self._feeds)
-        tasks = [task for _, task in self._feeds.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([task for _, task in self._feeds.values()])
         with contextlib.suppress(Exception):  # then the leases expire
             async with asyncio.timeout(_RELEASE_SECONDS):
                 await self._services.work.release(self.id, ids)
 
     def _on_batch(self, payload: str) -> None:
-        self._signal.set()
+        self._loop.wake()
         for feed, _ in self._feeds.values():
             if not payload or str(feed.batch_id) == payload:
                 feed.notify()

@@ -20,6 +20,7 @@ from app.core.database import Database
 from app.core.listener import Listener
 from app.core.settings import Settings
 from app.core.tracing import tracing
+from app.core.waiting import cancel_all
 from app.infini_gram.process import AttributionFailedError, EngineDiedError
 from app.queue.job_queue import JobQueue
 from app.queue.maintenance import Maintenance
@@ -136,9 +137,7 @@ async def _attribute(settings: Settings, file: Path, index: str, engines: int) -
         try:
             await _run_beside(worker, tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
 
 def _on_stop_signals(*handlers: Callable[[], object]) -> None:

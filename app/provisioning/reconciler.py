@@ -20,11 +20,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from app.core.database import Database, is_transient
+from app.core.database import Database
 from app.core.errors import ConflictError, DatabaseUnavailableError
 from app.core.listener import LAUNCHES, Listener
+from app.core.polling import PollingLoop
 from app.core.settings import Settings
-from app.core.waiting import is_set_within
+from app.core.waiting import cancel_all
 from app.inference.server_store import ServerStore
 from app.provisioning import engine_probe
 from app.provisioning.directory import Directory, PublishedAddress
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 _MAX_CONCURRENT_CHECKS = 8  # launches that one process checks at the same time
 _MIN_CHECK_SECONDS = 1.0  # seconds, at least, between checks of a launch that is about to change
 _RECHECK_SECONDS = 0.2  # seconds to a check that has work to do
-_DATABASE_RETRY_SECONDS = 1.0
 _MIN_PAUSE_SECONDS = 0.05
 # The follower of a tunnel is replaced when it is so many checks late.
 _TAKEOVER_CHECKS = 4
@@ -80,43 +80,33 @@ class Reconciler:
             "slurm": Slurm(self._hosts),
             "local": Local(self._hosts),
         }
-        self._wake = asyncio.Event()
+        self._loop = PollingLoop("launches", self._start_due, seconds=self._poll)
         self._checks: set[asyncio.Task[None]] = set()
-        listener.subscribe(LAUNCHES, lambda _: self._wake.set())
+        listener.subscribe(LAUNCHES, lambda _: self._loop.wake())
 
     async def run(self) -> None:
         """Follow until cancelled. The steps under way are cancelled; another worker resumes them."""
         async with self._hosts, self._tunnels:
             try:
-                while True:
-                    self._wake.clear()
-                    await is_set_within(self._wake, await self._start_due())
+                await self._loop.run()
             finally:
-                for check in self._checks:
-                    check.cancel()
-                await asyncio.gather(*self._checks, return_exceptions=True)
+                await cancel_all(self._checks)
 
     async def _start_due(self) -> float:
         """Check the due launches, as far as slots are free; return the seconds until the next check."""
-        try:
-            free = _MAX_CONCURRENT_CHECKS - len(self._checks)
-            if not free:
-                return self._poll
-            for launch in await self._store.claim(self._follower, free, self._lease):
-                task = asyncio.create_task(self._check(launch), name=f"launch {launch.id}")
-                self._checks.add(task)
-                task.add_done_callback(self._on_end)
-            seconds = await self._store.seconds_until_due(self._follower)
-        except Exception as error:
-            if not is_transient(error) and not isinstance(error, DatabaseUnavailableError):
-                raise
-            logger.info("launches wait: %s", error, extra={"action": "launches_wait"})
-            return _DATABASE_RETRY_SECONDS
+        free = _MAX_CONCURRENT_CHECKS - len(self._checks)
+        if not free:
+            return self._poll
+        for launch in await self._store.claim(self._follower, free, self._lease):
+            task = asyncio.create_task(self._check(launch), name=f"launch {launch.id}")
+            self._checks.add(task)
+            task.add_done_callback(self._on_end)
+        seconds = await self._store.seconds_until_due(self._follower)
         return self._poll if seconds is None else min(max(seconds, _MIN_PAUSE_SECONDS), self._poll)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         self._checks.discard(task)
-        self._wake.set()
+        self._loop.wake()
 
     async def _check(self, launch: ClaimedLaunch) -> None:
         extra = {"action": "launch", "launch_id": str(launch.id)}

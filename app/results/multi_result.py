@@ -12,6 +12,7 @@ from uuid import UUID
 
 from app.core.errors import AttemptLostError, DatabaseUnavailableError, NotFoundError, StoppingError
 from app.core.settings import Settings
+from app.core.waiting import cancel_all
 from app.queue.job_queue import JobQueue
 from app.results.rows import ResultRow, erased, failure_of
 from app.results.store import ResultStore
@@ -153,9 +154,7 @@ async def _merge(
             elif not isinstance(event, AttemptStarted):
                 yield place, event
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
 
 def _stopping(result_id: UUID) -> StoppingError:

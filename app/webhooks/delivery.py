@@ -18,10 +18,10 @@ from uuid import UUID
 import orjson
 
 from app.core import metrics
-from app.core.database import is_transient
 from app.core.errors import DatabaseUnavailableError, NotFoundError
 from app.core.listener import WEBHOOKS, Listener
-from app.core.waiting import is_set_within
+from app.core.polling import PollingLoop
+from app.core.waiting import cancel_all
 from app.inference.model_registry import ModelRegistry
 from app.results.rows import ResultRow
 from app.results.serialization import result_to_wire
@@ -46,7 +46,6 @@ _CALLS_OF_ONE = 8
 _MARGIN_SECONDS = 15.0  # of a claim beyond the call itself: to read the result, write the verdict
 _POLL_SECONDS = 30.0  # for deliveries of a dead process; all others are notified or scheduled
 _SHORTEST_PAUSE = 0.05
-_DATABASE_PAUSE = 1.0
 _STOP_SECONDS = 5.0  # calls under way when the process stops may end; what is cut is due again
 
 _OUTCOMES = {"delivered": "delivered", "failed": "given_up", "pending": "to_be_retried"}
@@ -72,40 +71,31 @@ class WebhookDeliverer:
         self._sender = sender
         self._schedule = schedule
         self._lease = sender.timeout + _MARGIN_SECONDS
-        self._wake = asyncio.Event()
+        self._loop = PollingLoop("webhooks", self._start_due, seconds=_POLL_SECONDS)
         self._calls: dict[asyncio.Task[None], str] = {}  # and the receiver of each
         self._is_short = False  # the last look was limited by places, not by the outbox
-        listener.subscribe(WEBHOOKS, lambda _: self._wake.set())
+        listener.subscribe(WEBHOOKS, lambda _: self._loop.wake())
 
     async def run(self) -> None:
         async with self._sender:
             try:
-                while True:
-                    self._wake.clear()
-                    pause = await self._start_due()
-                    await is_set_within(self._wake, pause)
+                await self._loop.run()
             finally:
                 await self._stop_calls()
 
     async def _start_due(self) -> float:
         """Start due calls, as far as there are free places; seconds until the next look."""
-        try:
-            while free := _CALLS - len(self._calls):
-                asked = min(free, _CALLS_OF_ONE)
-                due = await self._outbox.claim(asked, self._lease, self._busy())
-                teams = {delivery.team_id for delivery in due}
-                secrets = {team: (await self._outbox.secret(team)).all for team in teams}
-                for delivery in due:
-                    self._start(delivery, secrets[delivery.team_id])
-                if len(due) < asked:
-                    break
-            self._is_short = not free or bool(self._busy())
-            seconds = None if self._is_short else await self._outbox.seconds_until_due()
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            logger.info("webhooks wait: %s", error, extra={"action": "webhooks_wait"})
-            return _DATABASE_PAUSE
+        while free := _CALLS - len(self._calls):
+            asked = min(free, _CALLS_OF_ONE)
+            due = await self._outbox.claim(asked, self._lease, self._busy())
+            teams = {delivery.team_id for delivery in due}
+            secrets = {team: (await self._outbox.secret(team)).all for team in teams}
+            for delivery in due:
+                self._start(delivery, secrets[delivery.team_id])
+            if len(due) < asked:
+                break
+        self._is_short = not free or bool(self._busy())
+        seconds = None if self._is_short else await self._outbox.seconds_until_due()
         if seconds is None:
             return _POLL_SECONDS
         return min(max(seconds, _SHORTEST_PAUSE), _POLL_SECONDS)
@@ -122,7 +112,7 @@ class WebhookDeliverer:
     def _on_end(self, task: asyncio.Task[None]) -> None:
         del self._calls[task]
         if self._is_short:
-            self._wake.set()
+            self._loop.wake()
 
     async def _run(self, due: Due, secrets: Sequence[str]) -> None:
         try:
@@ -156,7 +146,7 @@ class WebhookDeliverer:
         await self._outbox.conclude(verdict)
         metrics.WEBHOOKS.of(_OUTCOMES[verdict.state]).inc()
         if verdict.state == "pending":
-            self._wake.set()  # it may be due before the next look
+            self._loop.wake()  # it may be due before the next look
 
     def _record_outcome(self, due: Due, answer: CallOutcome, entry: str) -> Verdict:
         if answer.error is None:
@@ -173,9 +163,7 @@ class WebhookDeliverer:
     async def _stop_calls(self) -> None:
         if self._calls:
             await asyncio.wait(self._calls, timeout=_STOP_SECONDS)
-        for task in self._calls:
-            task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await cancel_all(self._calls)
 
 
 def message_id(result_id: UUID) -> str:

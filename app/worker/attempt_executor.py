@@ -5,7 +5,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
 from uuid import UUID
 
 import orjson
@@ -13,6 +12,7 @@ import orjson
 from app.core import logs, metrics
 from app.core.database import Connection, statement_seconds
 from app.core.settings import Settings
+from app.core.waiting import cancel_all
 from app.queue.claim import Claim, owned_results
 from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.queue.job_queue import JobQueue
@@ -289,10 +289,3 @@ async def _wait_for_all(
     for task in side_tasks:
         if task.done():
             task.result()
-
-
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    cancelled = list(tasks)
-    for task in cancelled:
-        task.cancel()
-    await asyncio.gather(*cancelled, return_exceptions=True)

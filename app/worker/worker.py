@@ -16,13 +16,13 @@ from app.core.database import Database, is_transient
 from app.core.errors import DatabaseUnavailableError
 from app.core.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
 from app.core.settings import Settings
-from app.core.waiting import is_set_within
+from app.core.waiting import cancel_all, is_set_within
 from app.queue.claim import Claim
 from app.queue.job_queue import JobQueue
 from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
-from app.worker.attempt_executor import AttemptExecutor, cancel_all
+from app.worker.attempt_executor import AttemptExecutor
 from app.worker.lease import FencedError, Lease
 from app.worker.throughput import Throughput
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from app.cli.up import processes
 from app.cli.up.processes import StartError
 from app.cli.up.progress import Progress
+from app.core.waiting import cancel_all
 
 FIRST_DELAY = 0.1
 MAX_DELAY = 15.0
@@ -57,9 +58,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the parts, the last one first, and all their remaining processes."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         for part in reversed(self._parts):
             async with self._progress.step(part.name, done="stopped") as step:
                 step.report("stopping")

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any
 
-from app.core.waiting import is_set_within
+from app.core.waiting import cancel_all, is_set_within
 from app.inference.server_pool import DeadEngine
 from app.worker.attempt import Target
 
@@ -131,10 +130,7 @@ class CircuitBreaker:
             await is_set_within(circuit.settled, seconds)
 
     async def close(self) -> None:
-        tasks: list[asyncio.Future[Any]] = [*self._tasks, *self._probing.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([*self._tasks, *self._probing.values()])
 
     def _break(self, target: Target, closes_at: float) -> _Circuit:
         circuit = self._circuits[target] = _Circuit(closes_at)
