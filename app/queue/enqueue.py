@@ -149,6 +149,7 @@ WITH input AS MATERIALIZED ({results.select(2 + len(CONTEXTS.types))}),
   INSERT INTO results ({", ".join(_COLUMNS)}, deadline_at, fair_key, worker_id, attempt, started_at)
   SELECT i.{", i.".join(_COLUMNS)}, now() + make_interval(secs => i.deadline_seconds), f.first_key + {step_behind_sql("i")},
          idle.worker_id, (idle.worker_id IS NOT NULL)::int,
+         -- Not the clock: their attempts began with this statement, which may wait for locks.
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i JOIN flows f USING (team_id, model_name, priority)
   LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
