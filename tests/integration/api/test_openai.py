@@ -738,6 +738,5 @@ async def test_large_and_strange_input_is_answered(served: Service, client: Asyn
     answer = await served.client.post(
         "/v1/chat/completions", json=CHAT, headers={"X-Large": "x" * 100_000}
     )
-    # The server's own limit, or an answer: never a hanging or a broken service.
-    assert answer.status_code in (200, 400, 431)
+    assert answer.status_code == 200
     assert (await client.models.list()).data
