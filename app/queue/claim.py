@@ -10,7 +10,7 @@ from asyncpg import Record
 
 from app.core.database import Connection
 from app.queue.continuation import Interrupted, Resume, load_resumes
-from app.queue.team_limits import RunningLimits
+from app.queue.team_limits import RunningLimits, without_running_limits_sql
 
 # A result that was in flight at this many engine deaths runs alone from then on.
 SUSPECT_DEATHS = 2
@@ -81,7 +81,7 @@ WITH {_ME}, picked AS (
     ORDER BY r.priority DESC, r.fair_key, r.id
     LIMIT w.free FOR UPDATE SKIP LOCKED
   ) p
-  WHERE {_without_suspects("w.model_name")}
+  WHERE {_without_suspects("w.model_name")} AND {without_running_limits_sql("w.model_name")}
 )
 {_START_PICKED}
 """

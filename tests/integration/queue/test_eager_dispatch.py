@@ -12,7 +12,7 @@ from app.core.settings import Settings
 from app.queue.claim import Claim
 from app.worker.worker import Worker
 from tests.conftest import Service, run_service, short_lease
-from tests.integration.queue.queue_bench import Bench, keyed, make_result
+from tests.integration.queue.queue_bench import MODEL, Bench, keyed, make_result
 from tests.integration.support import finish, read, send, until
 
 
@@ -93,6 +93,19 @@ async def test_nothing_that_waits_is_overtaken(bench: Bench, dispatcher: Dispatc
     assert await state(bench.connection, later) == ("pending", None, 0, False)
     claims = await bench.claim(await bench.worker())
     assert [claim.id for claim in claims] == [waiting, later]
+
+
+async def test_a_team_with_a_running_limit_is_left_to_claims(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    """Also while the process of the request has not read it: what the model began is stopped."""
+    await bench.queue._limits.set("other team", MODEL, {"max_running": 1})
+    (free,) = await bench.add()
+    assert [claim.id for claim in dispatcher.started] == [free]
+    await bench.queue._limits.set("default", MODEL, {"max_running": 1})
+    (result_id,) = await bench.add()
+    assert (dispatcher.counts, dispatcher.begun, len(dispatcher.started)) == ([1, 1], [], 1)
+    assert await state(bench.connection, result_id) == ("pending", None, 0, False)
 
 
 async def test_only_as_many_as_there_is_room_for(bench: Bench, dispatcher: Dispatcher) -> None:

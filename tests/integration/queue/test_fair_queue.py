@@ -159,6 +159,16 @@ async def test_a_team_runs_no_more_than_it_may(bench: Bench, limits: TeamLimits)
     ]
 
 
+async def test_a_limit_holds_before_a_process_has_read_it(bench: Bench, limits: TeamLimits) -> None:
+    """A claim that began before the change came to its process starts no more than the limit."""
+    await limits.set("a", ANY_MODEL, {"max_running": 1})
+    first, _ = await add(bench, "a", 2)
+    worker = await bench.worker()
+    assert await bench.claim(worker) == []
+    await limits.refresh()
+    assert [claim.id for claim in await bench.claim(worker)] == [first]
+
+
 async def test_workers_that_claim_at_once_share_the_limit(bench: Bench, limits: TeamLimits) -> None:
     await limits.set("a", "m", {"max_running": 5})
     await limits.refresh()
