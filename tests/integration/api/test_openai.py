@@ -575,7 +575,7 @@ async def test_a_client_that_leaves_cancels(
             await served.client.post(f"/results/{ids[1]}/cancel")
             continue
         for one in ids:
-            result = await read(served, one, wait=10)
+            result = await read(served, one, wait=60)
             assert result["error"]["code"] == expected
 
 

@@ -11,7 +11,7 @@ import pytest
 from app.core.settings import Settings
 from app.queue.claim import Claim
 from app.worker.worker import Worker
-from tests.conftest import Service, run_service, short_lease
+from tests.conftest import Service, connect, run_service, short_lease
 from tests.integration.queue.queue_bench import MODEL, Bench, keyed, make_result
 from tests.integration.support import finish, read, send, until
 
@@ -178,7 +178,7 @@ async def test_what_is_not_stored_is_stopped(
     await finish(service, "{{chunks=1}}")
     await connection.execute("ALTER TABLE results RENAME TO hidden")
     refused = await service.client.post(
-        "/results/", json={"model": "scripted", "content": "{{chunks=500 delay_ms=20}}"}
+        "/results/", json={"model": "scripted", "content": "{{chunks=500 delay_ms=200}}"}
     )
     assert refused.status_code == 500
     await connection.execute("ALTER TABLE hidden RENAME TO results")
@@ -189,7 +189,7 @@ async def test_what_is_not_stored_is_stopped(
     async def is_quiet() -> bool:
         return not [task for task in worker._attempts.tasks if task.get_name().startswith("early")]
 
-    await until(is_quiet, 8)  # the script itself takes ten seconds
+    await until(is_quiet)  # the script itself takes 100 seconds
     assert (await finish(service, "{{chunks=3}} go"))["attempt"] == 1
 
 
@@ -214,7 +214,13 @@ async def test_retiring_waits_for_what_is_being_stored_as_claimed(
         dispatcher.worker_id,
     )
     retiring = asyncio.create_task(bench.queue.retire(dispatcher.worker_id))
-    await asyncio.sleep(0.2)
+    other = await connect(bench.settings)
+
+    async def is_waiting() -> bool:
+        return bool(await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+    await until(is_waiting)
+    await other.close()
     await storing.commit()
     assert await retiring == 1
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)
