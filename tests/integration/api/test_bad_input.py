@@ -543,7 +543,7 @@ async def test_more_items_than_allowed(served: Service, rows: asyncpg.Connection
 @pytest.mark.parametrize("path", ["/contexts/", "/results/", f"/results/{UNKNOWN_ID}/cancel"])
 @pytest.mark.parametrize("size", [2_000_001, 10_000_000])
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_bodies_over_the_limit(
+async def test_nothing_is_stored_of_bodies_over_the_limit(
     served: Service, rows: asyncpg.Connection, path: str, size: int, is_chunked: bool
 ) -> None:
     before = await count_rows(rows)

@@ -128,7 +128,7 @@ BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", POSTS)
-async def test_members(indexed: Service, name: str) -> None:
+async def test_members_of_answers(indexed: Service, name: str) -> None:
     """Exactly those of the description; the same for snake_case, and unknown members are ignored."""
     answer = await post(indexed, f"/corpus/{name}", BODIES[name])
     model = POSTS[name]
@@ -386,7 +386,7 @@ BAD: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-async def test_bad_bodies(indexed: Service) -> None:
+async def test_bad_bodies_of_queries(indexed: Service) -> None:
     for name, body, field in BAD:
         answer = await indexed.client.post(
             f"/corpus/{name}",

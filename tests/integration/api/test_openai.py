@@ -209,7 +209,7 @@ async def test_choices_and_prompts_are_rows_of_one_group(
     assert usage == parsed.usage
 
 
-async def test_the_best_of_several(client: AsyncOpenAI) -> None:
+async def test_the_best_of_several_are_as_many_as_wanted(client: AsyncOpenAI) -> None:
     answer = await client.completions.with_raw_response.create(
         model="scripted", prompt="one", n=2, best_of=5, max_tokens=3
     )

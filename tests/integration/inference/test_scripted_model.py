@@ -157,7 +157,7 @@ async def test_hundreds_wait_at_the_same_time(triton: EmbeddedTriton, script: Mo
             await asyncio.gather(*(generate(client, number) for number in range(400)))
 
 
-async def test_a_request_can_cancel_another(triton: EmbeddedTriton) -> None:
+async def test_a_request_cancels_another_of_the_scripted_model(triton: EmbeddedTriton) -> None:
     address = triton.address("grpc")
     request = ask(
         "scripted", "{{delay_ms=50}}", {"max_tokens": 1000}, request_id="victim", stream=True

@@ -84,7 +84,7 @@ async def test_logprobs_are_stored_when_asked_for(service: Service) -> None:
     assert "logprobs" not in await finish(service, "hi {{chunks=3}}")
 
 
-async def test_text_that_postgres_cannot_hold_is_replaced(service: Service) -> None:
+async def test_a_text_with_nul_is_stored(service: Service) -> None:
     result = await finish(service, "hi {{nul chunks=2}}")
     assert result["state"] == "completed"
     assert result["result"].startswith("\ufffd")

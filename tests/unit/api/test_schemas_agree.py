@@ -163,7 +163,7 @@ def test_the_principal() -> None:
 
 
 @pytest.mark.parametrize("expires_at", [None, ENDED])
-def test_files(expires_at: datetime | None) -> None:
+def test_files_have_the_schemas_members(expires_at: datetime | None) -> None:
     wire = file_to_wire(File(new_id(), "batch", "lines.jsonl", 1, expires_at))
     check(FileRead, wire)
     assert wire.keys() | {"expires_at"} == FileRead.model_fields.keys()

@@ -118,6 +118,21 @@ async def test_bad_claims(claims: dict[str, Any]) -> None:
     assert await refused(verifier(), raw({"alg": "HS256"}, OURS | claims))
 
 
+@pytest.mark.parametrize("name", ["exp", "nbf", "iat"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 5000, "9007199254740993", "NaN", "Infinity",
+        "-Infinity", "1e400", "1e300", "-1e300", "-1", "-0.5", "true", "false", "null",
+        '"2000000000"', "[]", "{}",
+    ],
+)  # fmt: skip
+async def test_a_time_that_is_none(name: str, value: str) -> None:
+    """As written: Python's JSON reads more numbers than there are."""
+    claims = json.dumps(OURS)[:-1] + f', "{name}": {value}}}'
+    assert await refused(verifier(), raw({"alg": "HS256"}, claims.encode()))
+
+
 @pytest.mark.parametrize("name", OURS)
 async def test_missing_claims(name: str) -> None:
     assert name in await refused(
@@ -143,7 +158,7 @@ async def test_clocks_may_differ_a_little(name: str, monkeypatch: pytest.MonkeyP
         b'{"alg": "HS256", "alg": "none"}', b"[" * 5000,
     ],
 )  # fmt: skip
-async def test_bad_headers(header: object) -> None:
+async def test_bad_headers_of_tokens(header: object) -> None:
     for by in (verifier(), JwtVerifier(make_settings(LLM_AUTH="on"))):
         assert await refused(by, raw(header, OURS))
 

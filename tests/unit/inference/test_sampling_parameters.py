@@ -81,7 +81,7 @@ def bounds(field: FieldInfo) -> set[type]:
 
 
 @pytest.mark.parametrize("name", ["best_of", "max_new_tokens", "stream", "Temperature", "prompt"])
-def test_unknown_names_are_reported(name: str) -> None:
+def test_unknown_parameters_are_reported(name: str) -> None:
     assert problem(f'{{"{name}": 1}}') == (name, "unknown field")
 
 

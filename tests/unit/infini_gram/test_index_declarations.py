@@ -35,7 +35,7 @@ tokenizer = "bytes"
 """
 
 
-def test_whole() -> None:
+def test_whole_declarations_are_read() -> None:
     pile, raw = parse_declarations(WHOLE, FILE)
     assert pile == Declaration(
         "pile",
