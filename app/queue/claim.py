@@ -10,7 +10,7 @@ from asyncpg import Record
 
 from app.core.database import Connection
 from app.queue.continuation import Interrupted, Resume, load_resumes
-from app.queue.team_limits import RunningLimits
+from app.queue.team_limits import RunningLimits, without_running_limits_sql
 
 # A result that was in flight at this many engine deaths runs alone from then on.
 SUSPECT_DEATHS = 2
@@ -38,14 +38,16 @@ class Claim:
 _ME = """me AS (
   SELECT id FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE
 )"""
+# By the clock and not by `now()`, the begin of a transaction that may have waited for LOCK_QUEUE: an
+# attempt starts behind the end of the one whose place it takes, and has the time that is left then.
 _START = """
 UPDATE results r
-SET worker_id = $1, attempt = r.attempt + 1, started_at = now(), not_before = NULL
+SET worker_id = $1, attempt = r.attempt + 1, started_at = clock_timestamp(), not_before = NULL
 FROM contexts c
 WHERE c.id = r.context_id AND """
 _CLAIMED = """
 RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
-          extract(epoch FROM r.deadline_at - now())::float8 AS seconds_left, r.engine_deaths,
+          extract(epoch FROM r.deadline_at - clock_timestamp())::float8 AS seconds_left, r.engine_deaths,
           r.attribution, r.team_id, r.trace, r.resumable, r.text_attempt,
           CASE WHEN r.text_attempt IS NOT NULL THEN r.attempt_history END AS attempt_history
 """
@@ -79,7 +81,7 @@ WITH {_ME}, picked AS (
     ORDER BY r.priority DESC, r.fair_key, r.id
     LIMIT w.free FOR UPDATE SKIP LOCKED
   ) p
-  WHERE {_without_suspects("w.model_name")}
+  WHERE {_without_suspects("w.model_name")} AND {without_running_limits_sql("w.model_name")}
 )
 {_START_PICKED}
 """

@@ -13,7 +13,7 @@ from app.core.record_set import Json, RecordSet
 from app.queue.claim import SUSPECT_DEATHS, Claim
 from app.queue.idempotency import NewKey, take_keys_sql
 from app.queue.notifications import notify_enqueued
-from app.queue.team_limits import Limits
+from app.queue.team_limits import Limits, without_running_limits_sql
 from app.queue.virtual_time import next_key_sql, step_behind_sql
 
 MAX_ENQUEUE = 1000
@@ -137,21 +137,23 @@ WITH input AS MATERIALIZED ({results.select(2 + len(CONTEXTS.types))}),
   SELECT id FROM workers WHERE id = $1::uuid AND dead_at IS NULL FOR KEY SHARE
 ), idle AS MATERIALIZED (
   -- Models with an empty queue: a new result overtakes no other.
-  SELECT m.model_name, me.id AS worker_id
-  FROM me, (SELECT DISTINCT model_name FROM input WHERE may_start) m
+  SELECT m.model_name, m.team_id, me.id AS worker_id
+  FROM me, (SELECT DISTINCT model_name, team_id FROM input WHERE may_start) m
   WHERE NOT EXISTS (
     SELECT FROM results w WHERE w.model_name = m.model_name
       AND w.state = 'pending' AND w.worker_id IS NULL)
   AND NOT EXISTS (
     SELECT FROM results s WHERE s.model_name = m.model_name
       AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
+  AND {without_running_limits_sql("m.model_name", "m.team_id")}
 ), inserted AS (
   INSERT INTO results ({", ".join(_COLUMNS)}, deadline_at, fair_key, worker_id, attempt, started_at)
   SELECT i.{", i.".join(_COLUMNS)}, now() + make_interval(secs => i.deadline_seconds), f.first_key + {step_behind_sql("i")},
          idle.worker_id, (idle.worker_id IS NOT NULL)::int,
+         -- Not the clock: their attempts began with this statement, which may wait for locks.
          CASE WHEN idle.worker_id IS NOT NULL THEN now() END
   FROM input i JOIN flows f USING (team_id, model_name, priority)
-  LEFT JOIN idle ON i.may_start AND idle.model_name = i.model_name
+  LEFT JOIN idle ON i.may_start AND (idle.model_name, idle.team_id) = (i.model_name, i.team_id)
   WHERE {_HAS_SOURCES} AND {is_result_kept}
   ON CONFLICT (id) DO NOTHING
   RETURNING id, model_name, context_id, prompt, worker_id

@@ -57,6 +57,13 @@ SELECT pg_notify('{LIMITS}', '') FROM removed
 Stored = Mapping[str, float | int | None]
 
 
+def without_running_limits_sql(model: str, team: str = "l.team_id") -> str:
+    """Condition: a team, or any, has no running limit for a model, as stored: a process may read late."""
+    return f"""NOT EXISTS (
+    SELECT FROM team_limits l WHERE l.team_id = {team}
+      AND l.max_running IS NOT NULL AND l.model_name IN ({model}, '{ANY_MODEL}'))"""
+
+
 class TeamLimits:
     """The limits in force; `run` keeps them current."""
 

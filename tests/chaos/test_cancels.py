@@ -22,7 +22,7 @@ _QUIET_SECONDS = 0.5
 
 
 @pytest.mark.timeout(240)
-async def test_cancels_race_completions(stack: Stack, triton: EmbeddedTriton) -> None:
+async def test_cancels_race_completions_of_a_worker(stack: Stack, triton: EmbeddedTriton) -> None:
     """50 at a time, 60 times over."""
     await stack.start_worker("alice")
     chosen = random.Random(7)  # noqa: S311 - not for secrets

@@ -21,7 +21,7 @@ CUTS = 20
 PROMPTS = [f"Streamed {number} {{{{chunks=60 delay_ms=250}}}}" for number in range(CLIENTS // 2)]
 
 
-async def test_disconnects_and_deaths(stack: Stack, triton: EmbeddedTriton) -> None:
+async def test_disconnects_and_deaths_splice_no_text(stack: Stack, triton: EmbeddedTriton) -> None:
     """Two clients for each result, 20 disconnects for each client, an API and a worker killed."""
     asking = asyncio.create_task(ask_directly(triton, PROMPTS))
     other_api = await stack.start_api("other")

@@ -182,7 +182,7 @@ async def _until_running(
 
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
-async def test_a_client_that_leaves(
+async def test_a_client_that_leaves_frees_the_engine(
     vllm_settings: Settings, vllm_triton: EmbeddedTriton, on_disconnect: str
 ) -> None:
     """A stream dropped by its client frees the engine, or loses nothing: as the client chose."""

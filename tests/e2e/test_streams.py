@@ -39,7 +39,7 @@ async def send(stack: Stack, prompt: str, sampling: dict[str, Any], *, continues
     return str(answer.json["id"])
 
 
-async def test_disconnects_and_deaths(vllm_stack: Stack) -> None:
+async def test_disconnects_and_deaths_splice_no_sampled_text(vllm_stack: Stack) -> None:
     """Sampled without a seed, each attempt generates another text: a splice would show.
 
     Every other result is continued after its worker's death; its readers keep what was stored.

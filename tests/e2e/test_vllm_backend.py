@@ -26,7 +26,9 @@ def generating(triton: EmbeddedTriton, sampling: dict[str, Any], **tensors: Any)
     return collect(triton.address("grpc"), ask("demo", PROMPT, sampling, **tensors))
 
 
-async def test_a_stream_is_the_whole_answer_in_pieces(vllm_triton: EmbeddedTriton) -> None:
+async def test_the_outputs_of_a_stream_are_those_of_the_whole_answer(
+    vllm_triton: EmbeddedTriton,
+) -> None:
     sampling = {"max_tokens": 12, "temperature": 0, "logprobs": 2, "ignore_eos": True}
     streamed = await generating(vllm_triton, sampling, stream=True, **EVERYTHING)
     (whole,) = await generating(vllm_triton, sampling, **EVERYTHING)
@@ -113,7 +115,7 @@ async def test_old_clients_and_structured_outputs(vllm_triton: EmbeddedTriton) -
     assert answer["text_output"][0] in ("yes", "no")
 
 
-async def test_a_request_can_cancel_another(vllm_triton: EmbeddedTriton) -> None:
+async def test_a_request_cancels_another_of_the_vllm_backend(vllm_triton: EmbeddedTriton) -> None:
     address = vllm_triton.address("grpc")
     sampling = {"max_tokens": 900, "ignore_eos": True}
     request = ask(

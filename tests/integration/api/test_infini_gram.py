@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.routing import APIRoute
+from fastapi.routing import RouteContext, iter_route_contexts
 from pydantic import BaseModel
-from starlette.routing import BaseRoute
 
 from app.api import app
 from app.api.infini_gram import response_schemas as answers
+from app.api.native import exports
 from app.core.settings import Settings
 from app.infini_gram.declarations import RESERVED_NAMES
 from app.infini_gram.engine import Engine
@@ -128,7 +128,7 @@ BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", POSTS)
-async def test_members(indexed: Service, name: str) -> None:
+async def test_members_of_answers(indexed: Service, name: str) -> None:
     """Exactly those of the description; the same for snake_case, and unknown members are ignored."""
     answer = await post(indexed, f"/corpus/{name}", BODIES[name])
     model = POSTS[name]
@@ -386,7 +386,7 @@ BAD: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-async def test_bad_bodies(indexed: Service) -> None:
+async def test_bad_bodies_of_queries(indexed: Service) -> None:
     for name, body, field in BAD:
         answer = await indexed.client.post(
             f"/corpus/{name}",
@@ -527,28 +527,32 @@ async def test_other_methods(indexed: Service) -> None:
 # -- Next to the other routes
 
 
-def _all(service: Service) -> list[APIRoute]:
-    routes: list[BaseRoute] = service.app.routes
-    return [route for route in routes if isinstance(route, APIRoute)]
+def _all(service: Service) -> list[RouteContext]:
+    """The routes that have methods, those of included routers too."""
+    routes = [route for route in iter_route_contexts(service.app.routes) if route.methods]
+    assert len(routes) > 90
+    return routes
 
 
 async def test_no_route_hides_another(indexed: Service) -> None:
     """Each path, with a value that no other route has in it, is answered by its own route."""
-    raw = [route for module in app._RAW for route in module.raw.routes]
-    in_order = [*(route for route in raw if isinstance(route, APIRoute)), *_all(indexed)]
+    raw = [route for module in (*app._RAW, *app._OF_INDEXES) for route in module.raw.routes]
+    in_order = list(iter_route_contexts([*exports.router.routes, *raw, *indexed.app.routes]))
     for route in _all(indexed):
+        assert route.path_format is not None
         path = re.sub(r"{\w+}", "some-name", route.path_format)
         for method in route.methods or ():
             first = next(
                 one
                 for one in in_order
-                if one.path_regex.match(path) and method in (one.methods or ())
+                if method in (one.methods or ()) and one.path_regex.match(path)
             )
             assert first.path_format == route.path_format, path
 
 
 async def test_no_index_is_called_as_another_route_begins(indexed: Service) -> None:
-    first = {route.path_format.split("/")[1] for route in _all(indexed)} - {"", "{index}"}
+    paths = [route.path_format or "" for route in _all(indexed)]
+    first = {path.split("/")[1] for path in paths} - {"", "{index}"}
     assert first <= RESERVED_NAMES
 
 

@@ -209,7 +209,7 @@ async def test_choices_and_prompts_are_rows_of_one_group(
     assert usage == parsed.usage
 
 
-async def test_the_best_of_several(client: AsyncOpenAI) -> None:
+async def test_the_best_of_several_are_as_many_as_wanted(client: AsyncOpenAI) -> None:
     answer = await client.completions.with_raw_response.create(
         model="scripted", prompt="one", n=2, best_of=5, max_tokens=3
     )
@@ -575,7 +575,7 @@ async def test_a_client_that_leaves_cancels(
             await served.client.post(f"/results/{ids[1]}/cancel")
             continue
         for one in ids:
-            result = await read(served, one, wait=10)
+            result = await read(served, one, wait=60)
             assert result["error"]["code"] == expected
 
 
@@ -738,6 +738,5 @@ async def test_large_and_strange_input_is_answered(served: Service, client: Asyn
     answer = await served.client.post(
         "/v1/chat/completions", json=CHAT, headers={"X-Large": "x" * 100_000}
     )
-    # The server's own limit, or an answer: never a hanging or a broken service.
-    assert answer.status_code in (200, 400, 431)
+    assert answer.status_code == 200
     assert (await client.models.list()).data

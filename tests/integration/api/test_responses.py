@@ -610,7 +610,7 @@ async def test_a_format_and_probabilities(served: Service, client: AsyncOpenAI) 
         ({"n": 2}, "n"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_name(
+async def test_members_that_are_not_supported_are_refused_by_name(
     served: Service, members: dict[str, Any], param: str
 ) -> None:
     body = {"model": "scripted", "input": "x"} | members

@@ -113,12 +113,12 @@ async def test_no_more_streams_than_allowed_when_all_send_at_once(settings: Sett
 # --- clients that leave ---------------------------------------------------------------------------
 
 
-async def leave(service: Service, headers: dict[str, str]) -> str:
-    """Send a long prompt, and leave once it runs; the result's id."""
+async def leave(service: Service, headers: dict[str, str], delay: float = 0.02) -> str:
+    """Send a long prompt, and leave once it has text; the result's id."""
     before = {item["id"] for item in (await service.client.get("/results/")).json()}
     async with httpx.AsyncClient(base_url=service.client.base_url) as client:
         sending = asyncio.create_task(
-            client.post("/results/", json=body(200, 0.02), headers=headers, timeout=60)
+            client.post("/results/", json=body(200, delay), headers=headers, timeout=60)
         )
 
         async def is_running() -> str | None:
@@ -128,7 +128,11 @@ async def leave(service: Service, headers: dict[str, str]) -> str:
             return None
 
         result_id: str = await until(is_running)
-        await asyncio.sleep(0.2)
+
+        async def has_text() -> bool:
+            return bool((await read(service, result_id, partial=True))["result"])
+
+        await until(has_text)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
     return result_id
@@ -140,7 +144,7 @@ async def test_cancelled_when_its_client_leaves(
     one: Service, reader_side: Service, mode: dict[str, str], side: str
 ) -> None:
     service = one if side == "one" else reader_side
-    result = await read(service, await leave(service, mode | CANCEL), wait=30)
+    result = await read(service, await leave(service, mode | CANCEL, 0.2), wait=60)
     assert result["error"]["code"] == "cancelled"
     assert result["result"], "the text so far is kept"
     assert result["usage"]["completion_tokens"] < 200
@@ -148,7 +152,7 @@ async def test_cancelled_when_its_client_leaves(
 
 @pytest.mark.parametrize("mode", [STREAM, WAIT], ids=["stream", "wait"])
 async def test_goes_on_when_its_client_leaves(one: Service, mode: dict[str, str]) -> None:
-    result = await read(one, await leave(one, mode), wait=20)
+    result = await read(one, await leave(one, mode), wait=60)
     assert result["state"] == "completed"
     assert result["usage"]["completion_tokens"] == 200
 
@@ -167,7 +171,7 @@ async def test_leaving_a_stream_while_the_database_is_away(
         patch.setattr(one.services.queue, "cancel", away)
         result_id = await leave(one, STREAM | CANCEL)
         await asyncio.wait_for(asked.wait(), 30)
-    assert (await read(one, result_id, wait=20))["state"] == "completed"
+    assert (await read(one, result_id, wait=60))["state"] == "completed"
     assert not [record for record in caplog.records if record.exc_info]
 
 

@@ -268,7 +268,9 @@ async def test_a_grammar_with_nul_inside_is_refused(service: Service) -> None:
     assert_error(answer, 422, "validation")
 
 
-async def test_the_best_of_several(service: Service) -> None:
+async def test_the_best_of_several_is_the_likeliest_with_the_others_in_its_details(
+    service: Service,
+) -> None:
     content = body(HELLO, best_of=4, details=True, top_n_tokens=1, **SAMPLING)
     answer = await service.client.post("/generate", json=content)
     results = await results_of(service, answer)
@@ -432,63 +434,16 @@ async def test_times_are_told_in_headers(service: Service) -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("parameters", "text"),
-    [
-        ({"temperature": 0}, "`temperature` must be strictly positive"),
-        ({"repetition_penalty": 0.0}, "`repetition_penalty` must be strictly positive"),
-        ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
-        ({"top_p": 0}, "`top_p` must be > 0.0 and < 1.0"),
-        ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
-        ({"top_k": 0}, "`top_k` must be strictly positive"),
-        ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
-        ({"max_new_tokens": -1}, "`max_new_tokens` must be strictly positive"),
-        ({"stop": ["x"] * 17}, "`stop` supports up to 16 stop sequences. Given: 17"),
-        ({"best_of": 0}, "`best_of` must be > 0 and <= 16. Given: 0"),
-        ({"best_of": 17}, "`best_of` must be > 0 and <= 16. Given: 17"),
-        ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
-        (
-            {"best_of": 2, "do_sample": True, "seed": 1},
-            "`seed` must not be set when `best_of` > 1",
-        ),
-        ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
-        ({"top_n_tokens": -1}, "`top_n_tokens` must be >= 0 and <= 5. Given: -1"),
-        ({"watermark": True}, "`watermark` is not supported: the backend cannot do it"),
-        ({"typical_p": 0.5}, "`typical_p` is not supported: the backend cannot do it"),
-        (
-            {"decoder_input_details": True},
-            "`decoder_input_details` is not supported: the backend cannot do it",
-        ),
-        ({"adapter_id": "x"}, "`adapter_id` is not supported: the backend cannot do it"),
-        (
-            {"grammar": {"type": "regex", "value": 1}},
-            "grammar is not valid: a regex must be a string",
-        ),
-        (
-            {"grammar": {"type": "json", "value": {"type": "object"}}},
-            "grammar is not valid: Grammar must have a 'properties' field",
-        ),
-        (
-            {"grammar": {"type": "json", "value": []}},
-            "grammar is not valid: a JSON schema must be an object",
-        ),
-        ({"stop": [""]}, "`stop.0` String should have at least 1 character"),
-        ({"seed": 2**64}, f"`parameters.seed` Input should be less than {2**64}"),
-        ({"seed": -1}, "`parameters.seed` Input should be greater than or equal to 0"),
+async def test_values_out_of_their_bounds(api: Service) -> None:
+    """A fault of each step: the shape, TGI's rules, the engine's parameters."""
+    for parameters, text in (
         ({"temperature": "1"}, "`parameters.temperature` Input should be a valid number"),
-        (
-            {"max_new_tokens": 10_000_000},
-            "`max_new_tokens` Input should be less than or equal to 1000000",
-        ),
-    ],
-)
-async def test_values_out_of_their_bounds(
-    api: Service, parameters: dict[str, Any], text: str
-) -> None:
-    for path in ("/generate", "/"):
-        answer = await api.client.post(path, json=body(HELLO, **parameters))
-        assert assert_error(answer, 422, "validation") == f"Input validation error: {text}"
+        ({"temperature": 0}, "`temperature` must be strictly positive"),
+        ({"stop": [""]}, "`stop.0` String should have at least 1 character"),
+    ):
+        for path in ("/generate", "/"):
+            answer = await api.client.post(path, json=body(HELLO, **parameters))
+            assert assert_error(answer, 422, "validation") == f"Input validation error: {text}"
     assert (await api.client.get("/results/")).json() == []
 
 
@@ -550,7 +505,7 @@ async def test_streams_that_fail(service: Service, script: str, kind: str) -> No
     assert last["error_type"] == kind
 
 
-async def test_a_full_queue(api: Service) -> None:
+async def test_a_full_queue_is_an_overloaded_model(api: Service) -> None:
     full = api.services.settings.model_copy(update={"max_queued": 1})
     async with run_service(full, with_worker=False) as running:
         await send(running, "x")
@@ -601,7 +556,7 @@ async def test_no_model_is_ready(service: Service) -> None:
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 @pytest.mark.parametrize("policy", ["cancel", "continue"])
-async def test_a_client_that_leaves(settings: Settings, path: str, policy: str) -> None:
+async def test_a_tgi_client_that_leaves(settings: Settings, path: str, policy: str) -> None:
     headers = {"X-On-Disconnect": policy} if policy == "continue" else {}
     count = 200 if policy == "cancel" else 20
     inputs = f"slow {{{{chunks={count} delay_ms=50}}}}"

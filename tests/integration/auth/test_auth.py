@@ -277,7 +277,7 @@ async def test_dialects_refuse_in_their_own_way(guarded: Settings) -> None:
     ],
     ids=lambda value: value[:24] if isinstance(value, bytes) else value,
 )  # fmt: skip
-async def test_bad_headers(guarded: Settings, header: bytes, code: str) -> None:
+async def test_bad_authorization_headers(guarded: Settings, header: bytes, code: str) -> None:
     """Over a socket: the server's own limits are part of it."""
     async with serve(guarded) as service:
         for method, body in (("GET", None), ("POST", b'{"model": "scripted", "content": "x"}')):
@@ -330,9 +330,7 @@ async def test_several_headers_are_refused(closed: Service) -> None:
 async def test_other_headers_may_be_long(guarded: Settings) -> None:
     async with serve(guarded) as service:
         headers = bearer(sign(CLAIMS)) | {"X-Long": "x" * 100_000}
-        with contextlib.suppress(httpx.RemoteProtocolError):
-            answer = await service.client.get("/results/", headers=headers)
-            assert answer.status_code in (200, 400, 431)
+        assert (await service.client.get("/results/", headers=headers)).status_code == 200
         assert await status(service, sign(CLAIMS)) == 200
 
 
@@ -543,19 +541,11 @@ async def test_a_stranger_receives_no_model_names(closed: Service) -> None:
     assert "scripted" not in answer.text
 
 
-@pytest.mark.parametrize("name", ["exp", "nbf", "iat"])
-@pytest.mark.parametrize(
-    "value",
-    [
-        "1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 5000, "9007199254740993", "NaN", "Infinity",
-        "-Infinity", "1e400", "1e300", "-1e300", "-1", "-0.5", "true", "false", "null",
-        '"2000000000"', "[]", "{}",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "NaN", "true"], ids=["huge", "nan", "bool"])
 async def test_a_time_that_is_none_is_refused_in_each_dialects_way(
-    closed: Service, name: str, value: str
+    closed: Service, value: str
 ) -> None:
-    claims = json.dumps(CLAIMS)[:-1] + f', "{name}": {value}}}'
+    claims = json.dumps(CLAIMS)[:-1] + f', "exp": {value}}}'
     headers = bearer(raw({"alg": "HS256"}, claims.encode()))
     for method, path in (
         ("GET", "/results/"),

@@ -95,7 +95,7 @@ async def test_a_file_that_expires_is_gone(
         ({"purpose": "x" * 5000}, "purpose"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_name(
+async def test_uploads_that_are_not_supported_are_refused_by_name(
     running: Service, connection: asyncpg.Connection, data: dict[str, str], param: str
 ) -> None:
     answer = await running.client.post("/v1/files", data=data, files={"file": CONTENT})

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -183,7 +184,7 @@ def test_keys_are_bound_to_what_a_key_is(empty: Settings) -> None:
         ("t", "llm_2", "'short'", "ck_api_keys_whole_hash"),
         ("", "llm_2", good, "ck_api_keys_team"),
     ):
-        with pytest.raises(Exception, match=constraint):
+        with pytest.raises(asyncpg.IntegrityConstraintViolationError, match=constraint):
             asyncio.run(rows(empty, insert.format(team, prefix, value)))
     with pytest.raises(CommandError, match="revoked JWTs would be good again"):
         migrate(empty, "0002", down=True)
@@ -308,22 +309,26 @@ def test_checks_and_partial_indexes_too(empty: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "constraint"),
     [
-        "state = 'running'",
-        "state = 'completed'",
-        "state = 'completed', finished_at = now()",
-        "state = 'failed', finished_at = now()",
-        "state = 'failed', finished_at = now(), error_code = 'x'",
-        "error_code = 'x', error_message = 'y', error_retryable = true",
-        "finished_at = now()",
-        "kind = 'x'",
-        "parameters = '[]'",
-        "context_id = gen_random_uuid()",
-        "erased_at = now()",
+        ("state = 'running', finished_at = now()", "ck_results_state"),
+        ("state = 'completed', output = ''", "ck_results_finished"),
+        ("state = 'completed', finished_at = now()", "ck_results_completed_has_output"),
+        ("state = 'failed', finished_at = now()", "ck_results_failed_has_error"),
+        ("state = 'failed', finished_at = now(), error_code = 'x'", "ck_results_whole_error"),
+        (
+            "error_code = 'x', error_message = 'y', error_retryable = true",
+            "ck_results_failed_has_error",
+        ),
+        ("finished_at = now()", "ck_results_finished"),
+        ("on_disconnect = 'x'", "ck_results_on_disconnect"),
+        ("kind = 'x'", "ck_results_kind"),
+        ("parameters = '[]'", "ck_results_parameters_object"),
+        ("context_id = gen_random_uuid()", "fk_results_context_id"),
+        ("erased_at = now()", "ck_results_erased_at_end"),
     ],
 )
-def test_impossible_rows_are_refused(empty: Settings, change: str) -> None:
+def test_impossible_rows_are_refused(empty: Settings, change: str, constraint: str) -> None:
     migrate(empty)
     context = secrets.token_hex(16)
     asyncio.run(rows(empty, f"INSERT INTO contexts (id, content) VALUES ('{context}', 'x')"))
@@ -334,9 +339,9 @@ def test_impossible_rows_are_refused(empty: Settings, change: str) -> None:
             f"VALUES ('{context}', '{context}', 'm', '{{}}', now())",
         )
     )
-    with pytest.raises(Exception, match="violates"):
+    with pytest.raises(asyncpg.IntegrityConstraintViolationError, match=f'"{constraint}"'):
         asyncio.run(rows(empty, f"UPDATE results SET {change}"))
-    with pytest.raises(Exception, match="ck_contexts_one_form"):
+    with pytest.raises(asyncpg.CheckViolationError, match="ck_contexts_one_form"):
         asyncio.run(rows(empty, "UPDATE contexts SET messages = '[]'"))
 
 

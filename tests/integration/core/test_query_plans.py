@@ -690,7 +690,7 @@ async def test_lines_of_a_batch(table: Table) -> None:
     await check(table, work.over(table.ids[:500]), "pk_results")
 
 
-async def test_files(table: Table) -> None:
+async def test_lists_and_removal_of_files(table: Table) -> None:
     files = FileStore(table.database)
     page = files.list(TEAM, purpose=None, after=table.ids[5_000], limit=50, order="desc")
     await check(table, page, "ix_files_team_id_id")

@@ -137,7 +137,7 @@ def test_the_environment_is_one_of_known_settings(monkeypatch: pytest.MonkeyPatc
     assert settings.allow_unauthenticated
 
 
-def test_the_page_is_told_of_the_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_container_is_given_the_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     service = SERVICES["ui"]
     assert "env_file" not in service  # it holds the database's password
     aliases = {field.alias for field in UiSettings.model_fields.values()}

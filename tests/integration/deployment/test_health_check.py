@@ -142,7 +142,6 @@ async def running(triton: EmbeddedTriton, prompt: str) -> AsyncIterator[None]:
     """A request that the scripted model has meanwhile; at the end its server is killed."""
     async with TritonClient(triton.address("grpc")) as client:
         task = asyncio.create_task(generate(client, "scripted", prompt))
-        await asyncio.wait([task], timeout=0.5)
         try:
             yield
         finally:
@@ -151,21 +150,25 @@ async def running(triton: EmbeddedTriton, prompt: str) -> AsyncIterator[None]:
             await task
 
 
+async def until_found(triton: EmbeddedTriton, fault: str, *options: str) -> None:
+    async def is_found() -> bool:
+        return await check(triton, *options) == (1, fault)
+
+    await until(is_found)
+
+
 async def test_a_dead_process_behind_a_ready_model(server: EmbeddedTriton) -> None:
     assert await check(server) == (0, "healthy: 1 models answer")
     async with running(server, "{{crash_at=1}}"):
-        assert await check(server) == (
-            1, "model scripted: Stub process 'scripted_0_0' is not healthy.",
-        )  # fmt: skip
+        await until_found(server, "model scripted: Stub process 'scripted_0_0' is not healthy.")
         async with TritonClient(server.address("grpc")) as client:
             assert [entry.ready for entry in await client.index()] == [True]
 
 
 async def test_a_model_that_hangs(server: EmbeddedTriton) -> None:
     async with running(server, "{{delay_ms=10 hang_at=3}}"):
-        assert await check(server, "--timeout", "1") == (
-            1, "model scripted: no token within 1 s, and no progress of other requests",
-        )  # fmt: skip
+        fault = "model scripted: no token within 1 s, and no progress of other requests"
+        await until_found(server, fault, "--timeout", "1")
 
 
 async def test_a_full_model_is_healthy(crowded: EmbeddedTriton) -> None:

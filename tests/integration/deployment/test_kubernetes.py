@@ -86,7 +86,7 @@ def test_settings_are_known_and_secrets_in_the_secret() -> None:
     assert set(re.findall(r"--from-literal=(\w+)=", text)) == SECRETS | UI_SECRETS
 
 
-def test_the_page_is_told_of_the_api_alone() -> None:
+def test_the_pages_pod_is_given_the_api_alone() -> None:
     known = {field.alias for field in UiSettings.model_fields.values()}
     (pod,) = [pod for name, pod in pods() if name == "Deployment llm-ui"]
     (container,) = pod["spec"]["containers"]

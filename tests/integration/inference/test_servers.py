@@ -353,13 +353,13 @@ async def test_no_model_starves_beside_one_without_requests(with_two_models: Ser
     for model in ("scripted", "another"):
         sent = [await send(with_two_models, "{{chunks=2}}", model=model) for _ in range(3)]
         for result in sent:
-            assert (await read(with_two_models, result["id"], wait=10))["state"] == "completed"
+            assert (await read(with_two_models, result["id"], wait=60))["state"] == "completed"
         # Also where they come while the slot is in use.
         busy = await send(with_two_models, LONG, model=model)
         await until_running_on(with_two_models, only=1)
         waiting = await send(with_two_models, "{{chunks=2}}", model=model)
         await cancel(with_two_models, [busy])
-        assert (await read(with_two_models, waiting["id"], wait=10))["state"] == "completed"
+        assert (await read(with_two_models, waiting["id"], wait=60))["state"] == "completed"
 
 
 async def test_a_server_that_comes_back_has_no_more_slots_than_before(both: Service) -> None:
@@ -370,7 +370,8 @@ async def test_a_server_that_comes_back_has_no_more_slots_than_before(both: Serv
     assert (await both.client.delete("/servers/second")).status_code == 204
     await register(both, "again", grpc=address)
     more = [await send(both, LONG) for _ in range(4)]
-    await asyncio.sleep(0.3)
+    await until_running_on(both, default=8, again=8)
+    await asyncio.sleep(0.3)  # in which more would start
     assert running(both) == {"default": 8, "again": 8}
     await cancel(both, sent + more)
 
@@ -520,8 +521,11 @@ async def test_loading_goes_on_when_a_server_leaves_meanwhile(
         await lost.query_index()
         return not lost.models
 
+    async def is_loading() -> bool:
+        return (await lost.client.index())[0].reason != "unloaded"
+
     loading = asyncio.create_task(both.client.post("/models/scripted/load"))
-    await asyncio.sleep(0.3)
+    await until(is_loading)
     assert not loading.done()  # to start a model's process takes longer
     second.kill_server()
     await until(is_gone)

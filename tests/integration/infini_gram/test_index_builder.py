@@ -93,7 +93,7 @@ def lines(*rows: object) -> bytes:
 
 
 @pytest.mark.parametrize("how", [(), ("--model", "demo"), ("--tokenizer", str(DEMO_TOKENIZER))])
-def test_lines_of_json(tmp_path: Path, how: tuple[str, ...]) -> None:
+def test_lines_of_json_are_built(tmp_path: Path, how: tuple[str, ...]) -> None:
     texts = some_texts()
     rows = [{"text": text, "url": f"u{number}"} for number, text in enumerate(texts)]
     (tmp_path / "news.jsonl").write_bytes(lines(*rows))
@@ -508,7 +508,7 @@ def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None
     assert running.exists()
 
 
-def test_help_teaches(tmp_path: Path) -> None:
+def test_help_of_index_teaches(tmp_path: Path) -> None:
     text = index(tmp_path, "--help").stdout
     assert "index build news/ --name news --model demo" in text
     text = index(tmp_path, "build", "--help").stdout

@@ -160,7 +160,9 @@ def test_attribution_finds_the_longest_parts(index: BuiltIndex) -> None:
         logprobs = [math.log(counts[one] / total) for one in part]
         assert span.unigram_logprob_sum == pytest.approx(sum(logprobs), rel=1e-5)
     starts = index.engine.tokenizer.word_start_ids()
-    for span in index.engine.attribute(ids, [], 1, 1_000_000, allow_partial_words=False):
+    whole = index.engine.attribute(ids, [], 1, 1_000_000, allow_partial_words=False)
+    assert whole
+    for span in whole:
         assert ids[span.left] in starts
         assert span.right == len(ids) or ids[span.right] in starts
 
@@ -168,9 +170,13 @@ def test_attribution_finds_the_longest_parts(index: BuiltIndex) -> None:
 def test_delimiters_and_frequency_bound_spans(index: BuiltIndex) -> None:
     ids = index.engine.tokenizer.encode("only here: zyzzyva")
     middle = ids[len(ids) // 2]
-    for span in index.engine.attribute(ids, [middle], 1, 1_000_000, allow_partial_words=True):
+    divided = index.engine.attribute(ids, [middle], 1, 1_000_000, allow_partial_words=True)
+    assert divided
+    for span in divided:
         assert middle not in ids[span.left : span.right - 1]
-    for span in index.engine.attribute(ids, [], 2, 1, allow_partial_words=True):
+    rare = index.engine.attribute(ids, [], 2, 1, allow_partial_words=True)
+    assert rare
+    for span in rare:
         assert span.count == 1
         assert span.length >= 2
 

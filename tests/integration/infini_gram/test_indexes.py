@@ -61,7 +61,7 @@ def to_directory(file: Path) -> None:
 DAMAGES = [Path.unlink, cut, lengthen, alter, empty, to_directory]
 
 
-def test_whole(copy: Declaration) -> None:
+def test_a_whole_index_is_verified(copy: Declaration) -> None:
     told: list[tuple[int, int]] = []
     manifest = verify(copy.path, report=lambda done, of: told.append((done, of)))
     assert told[-1] == (manifest.size, manifest.size)

@@ -106,7 +106,7 @@ async def test_a_server_that_is_killed(launching: Service, tmp_path: Path) -> No
     assert list((tmp_path / "home" / "launches").iterdir()) == []
 
 
-async def test_the_time_limit(launching: Service) -> None:
+async def test_the_time_limit_of_a_local_launch(launching: Service) -> None:
     accepted = await launch(launching, profile="silent", time_limit_minutes=1)
     await until_state(launching, accepted["id"], "starting")
     await launching.services.database.fetch(
@@ -245,7 +245,7 @@ async def test_a_launch_is_its_teams_and_an_operators(guarded: Settings, tmp_pat
         assert (await client.get(url, headers=RED)).json()["state"] == "submitted"
 
 
-async def test_bad_bodies(launching: Service) -> None:
+async def test_bad_bodies_of_launches(launching: Service) -> None:
     for body, field in (
         ({"name": "$(x)", "model": SCRIPTED}, "name"),
         ({"name": "one", "model": f"{SCRIPTED}/../../x"}, "model"),

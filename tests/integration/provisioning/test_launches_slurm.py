@@ -438,7 +438,7 @@ async def test_a_cluster_behind_ssh(
 
 
 @pytest.mark.timeout(150)
-async def test_the_time_limit(limited: Limited, cluster: SlurmCluster) -> None:
+async def test_the_time_limit_of_a_slurm_job(limited: Limited, cluster: SlurmCluster) -> None:
     async with Database(limited.settings, "test") as database:
         store = LaunchStore(database)
 

@@ -11,8 +11,8 @@ import pytest
 from app.core.settings import Settings
 from app.queue.claim import Claim
 from app.worker.worker import Worker
-from tests.conftest import Service, run_service, short_lease
-from tests.integration.queue.queue_bench import Bench, keyed, make_result
+from tests.conftest import Service, connect, run_service, short_lease
+from tests.integration.queue.queue_bench import MODEL, Bench, keyed, make_result
 from tests.integration.support import finish, read, send, until
 
 
@@ -95,6 +95,19 @@ async def test_nothing_that_waits_is_overtaken(bench: Bench, dispatcher: Dispatc
     assert [claim.id for claim in claims] == [waiting, later]
 
 
+async def test_a_team_with_a_running_limit_is_left_to_claims(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    """Also while the process of the request has not read it: what the model began is stopped."""
+    await bench.queue._limits.set("other team", MODEL, {"max_running": 1})
+    (free,) = await bench.add()
+    assert [claim.id for claim in dispatcher.started] == [free]
+    await bench.queue._limits.set("default", MODEL, {"max_running": 1})
+    (result_id,) = await bench.add()
+    assert (dispatcher.counts, dispatcher.begun, len(dispatcher.started)) == ([1, 1], [], 1)
+    assert await state(bench.connection, result_id) == ("pending", None, 0, False)
+
+
 async def test_only_as_many_as_there_is_room_for(bench: Bench, dispatcher: Dispatcher) -> None:
     dispatcher.room = 2
     ids = await bench.add(5)
@@ -165,7 +178,7 @@ async def test_what_is_not_stored_is_stopped(
     await finish(service, "{{chunks=1}}")
     await connection.execute("ALTER TABLE results RENAME TO hidden")
     refused = await service.client.post(
-        "/results/", json={"model": "scripted", "content": "{{chunks=500 delay_ms=20}}"}
+        "/results/", json={"model": "scripted", "content": "{{chunks=500 delay_ms=200}}"}
     )
     assert refused.status_code == 500
     await connection.execute("ALTER TABLE hidden RENAME TO results")
@@ -176,7 +189,7 @@ async def test_what_is_not_stored_is_stopped(
     async def is_quiet() -> bool:
         return not [task for task in worker._attempts.tasks if task.get_name().startswith("early")]
 
-    await until(is_quiet, 8)  # the script itself takes ten seconds
+    await until(is_quiet)  # the script itself takes 100 seconds
     assert (await finish(service, "{{chunks=3}} go"))["attempt"] == 1
 
 
@@ -201,7 +214,13 @@ async def test_retiring_waits_for_what_is_being_stored_as_claimed(
         dispatcher.worker_id,
     )
     retiring = asyncio.create_task(bench.queue.retire(dispatcher.worker_id))
-    await asyncio.sleep(0.2)
+    other = await connect(bench.settings)
+
+    async def is_waiting() -> bool:
+        return bool(await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+    await until(is_waiting)
+    await other.close()
     await storing.commit()
     assert await retiring == 1
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)

@@ -15,6 +15,7 @@ from app.queue.finish import AttemptOutcome
 from app.queue.team_limits import ANY_MODEL, Limits, TeamLimits
 from tests.conftest import connect, make_settings
 from tests.integration.queue.queue_bench import Bench, ended, make_result
+from tests.integration.support import until
 from tests.postgres import PostgresServer
 
 
@@ -158,6 +159,16 @@ async def test_a_team_runs_no_more_than_it_may(bench: Bench, limits: TeamLimits)
     ]
 
 
+async def test_a_limit_holds_before_a_process_has_read_it(bench: Bench, limits: TeamLimits) -> None:
+    """A claim that began before the change came to its process starts no more than the limit."""
+    await limits.set("a", ANY_MODEL, {"max_running": 1})
+    first, _ = await add(bench, "a", 2)
+    worker = await bench.worker()
+    assert await bench.claim(worker) == []
+    await limits.refresh()
+    assert [claim.id for claim in await bench.claim(worker)] == [first]
+
+
 async def test_workers_that_claim_at_once_share_the_limit(bench: Bench, limits: TeamLimits) -> None:
     await limits.set("a", "m", {"max_running": 5})
     await limits.refresh()
@@ -183,6 +194,16 @@ async def test_the_default_limit_holds_for_every_team(
     )
 
 
+async def until_a_claim_waits(bench: Bench) -> None:
+    """Wait for a claim that waits for the lock of its model's queue."""
+    await until(
+        lambda: bench.connection.fetchval(
+            """SELECT true FROM pg_locks JOIN pg_database d ON d.oid = database
+               WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"""
+        )
+    )
+
+
 async def test_a_claim_that_must_wait_for_another_holds_up_no_other_model(
     bench: Bench, limits: TeamLimits
 ) -> None:
@@ -196,9 +217,62 @@ async def test_a_claim_that_must_wait_for_another_holds_up_no_other_model(
         claims = bench.queue.claims(worker, {"m": 5, "n": 5})
         assert [claim.id for claim in await anext(claims)] == [free]
         waiting = asyncio.ensure_future(anext(claims))
-        await asyncio.sleep(0.1)
+        await until_a_claim_waits(bench)
         assert not waiting.done()
     assert [claim.model_name for claim in await waiting] == ["n"]
+
+
+async def test_an_attempt_that_waited_for_a_free_place_starts_after_the_one_before(
+    bench: Bench, limits: TeamLimits
+) -> None:
+    """The claim begins, and the place gets free while it waits for the lock of its queue."""
+    await limits.set("a", ANY_MODEL, {"max_running": 1})
+    await limits.refresh()
+    first, second = await add(bench, "a", 2)
+    worker = await bench.worker()
+    (claim,) = await bench.claim(worker)
+    async with bench.connection.transaction():
+        await bench.connection.execute(LOCK_QUEUE, "m")
+        claiming = asyncio.create_task(bench.claim(worker))
+        await until_a_claim_waits(bench)
+        assert await bench.end(worker, ended(claim)) == [True]
+    assert [one.id for one in await claiming] == [second]
+    assert (await bench.row(first))["finished_at"] < (await bench.row(second))["started_at"]
+
+
+async def test_a_suspect_that_waited_for_its_model_starts_after_the_one_before(
+    bench: Bench,
+) -> None:
+    """The same for a result that runs alone."""
+    first, suspect = await add(bench, "a", 2)
+    worker = await bench.worker()
+    (claim,) = await bench.claim(worker, 1)
+    await bench.connection.execute("UPDATE results SET engine_deaths = 2 WHERE id = $1", suspect)
+    async with bench.connection.transaction():
+        await bench.connection.execute(LOCK_QUEUE, "m")
+        claiming = asyncio.create_task(bench.queue.claim_suspects(worker, ["m"]))
+        await until_a_claim_waits(bench)
+        assert await bench.end(worker, ended(claim)) == [True]
+    assert [one.id for one in await claiming] == [suspect]
+    assert (await bench.row(first))["finished_at"] < (await bench.row(suspect))["started_at"]
+
+
+async def test_a_claim_that_waited_leaves_no_more_time_than_the_deadline(
+    bench: Bench, limits: TeamLimits
+) -> None:
+    """Its seconds count from the claim, and not from when it began to wait."""
+    await limits.set("a", ANY_MODEL, {"max_running": 1})
+    await limits.refresh()
+    (result_id,) = await add(bench, "a", 1)
+    worker = await bench.worker()
+    async with bench.connection.transaction():
+        await bench.connection.execute(LOCK_QUEUE, "m")
+        claiming = asyncio.create_task(bench.claim(worker))
+        await until_a_claim_waits(bench)
+        released_at = await bench.connection.fetchval("SELECT clock_timestamp()")
+    (claim,) = await claiming
+    deadline_at = (await bench.row(result_id))["deadline_at"]
+    assert claim.seconds_left < (deadline_at - released_at).total_seconds()
 
 
 async def test_priority_precedes_virtual_time_under_running_limits(

@@ -640,7 +640,7 @@ async def test_cancel_by_filter_goes_on_past_rows_that_end_meanwhile(bench: Benc
     )
 
 
-async def test_cancels_race_completions(bench: Bench) -> None:
+async def test_cancels_race_the_statements_of_completions(bench: Bench) -> None:
     identifiers = await bench.add(60)
     worker = await bench.worker()
     claims = await bench.claim(worker)

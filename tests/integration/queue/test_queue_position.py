@@ -104,13 +104,15 @@ async def test_a_database_that_is_away_is_not_waited_for(api: Service) -> None:
     """The row was read; the estimate is then unknown, not an error."""
     accepted = await send(api, "x")
     row = await api.services.results.get(TEAM, UUID(accepted["id"]))
-    nowhere = api.services.settings.model_copy(update={"database_host": "127.0.0.1:1"})
+    nowhere = api.services.settings.model_copy(
+        update={"database_host": "127.0.0.1:1", "database_timeout_seconds": 100.0}
+    )
     async with Database(nowhere, "test") as database:
         began = asyncio.get_running_loop().time()
         positions = QueuePositions(database)
         estimate = await positions.estimate(row.id, row.model_name, is_running=False)
         assert estimate == Estimate(None, None)
-        assert asyncio.get_running_loop().time() - began < 8
+        assert asyncio.get_running_loop().time() - began < 50
 
 
 async def test_a_long_queue_is_told_as_such(api: Service) -> None:

@@ -61,7 +61,7 @@ async def poem(api: Service, connection: asyncpg.Connection) -> list[UUID]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("walks", [(1, 2), (1_000, 8_000)])
-async def test_words(
+async def test_words_are_found_by_either_way(
     api: Service, poem: list[UUID], q: str, places: list[int], walks: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

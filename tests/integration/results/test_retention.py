@@ -204,6 +204,7 @@ async def test_a_prompt_may_go_before_its_answers_and_they_are_found_by_their_ow
     words = await house.connection.fetch(
         "SELECT words::text FROM result_search WHERE result_id = ANY($1)", answers
     )
+    assert len(words) == len(answers)
     assert all("answer" in row["words"] and "prompt" not in row["words"] for row in words)
     # The last of a prompt's results comes to its turn later.
     later = house.now + timedelta(days=2)

@@ -262,8 +262,7 @@ async def test_a_stopping_process_ends_its_streams(settings: Settings, service: 
     reader = Reader()
     async with serve(settings) as other:
         reading = asyncio.create_task(reader.read(other.client, sent["id"]))
-        await until_running(service, sent["id"])
-        await asyncio.sleep(0.1)
+        await until(lambda: asyncio.sleep(0, reader.text))
         other.app.state.stop()
         await asyncio.wait_for(reading, 30)
     assert not reader.is_over

@@ -117,7 +117,7 @@ async def test_expired_results_owe_one_delivery_each(
 ) -> None:
     told = await send(api, "x", webhook_url=URL, deadline_seconds=0.1)
     await send(api, "x", deadline_seconds=0.1)
-    result = await read(api, told["id"], wait=10)
+    result = await read(api, told["id"], wait=60)
     assert result["error"]["code"] == "deadline_exceeded"
     assert await owed(connection) == {told["id"]: "pending"}
 

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import asyncpg
 
+from app.core.database import statement_seconds
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.results.streams.interest import StreamInterest
@@ -30,7 +31,7 @@ def executor_of(api: Service, worker_id: UUID) -> AttemptExecutor:
         api.services.hub,
         cast(StreamInterest, frozenset()),
         Throughput(),
-        api.services.settings.model_copy(update={"database_timeout_seconds": 0.8}),
+        api.services.settings,
         lambda _: None,
     )
 
@@ -52,8 +53,9 @@ async def test_a_claim_under_way_is_not_handed_back(
         "UPDATE results SET worker_id = $1, attempt = 1, started_at = now()", worker_id
     )
     executor = executor_of(api, worker_id)
-    for owner, later in ((worker_id, 0.0), (worker_id, 0.0), (None, 0.5)):
-        await asyncio.sleep(later)
+    assert executor._statement_seconds == statement_seconds(api.services.settings)
+    for owner, seconds in ((worker_id, 60.0), (worker_id, 60.0), (None, 0.0)):
+        executor._statement_seconds = seconds
         await executor.check_owned(connection)
         await asyncio.gather(*executor.tasks)
         assert await connection.fetchval("SELECT worker_id FROM results") == owner

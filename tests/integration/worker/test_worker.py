@@ -170,7 +170,7 @@ async def test_a_suspect_runs_although_the_queue_is_never_silent(
     noise = asyncio.create_task(never_silent())
     try:
         await service.client.post("/models/scripted/load")
-        result = await read(service, accepted["id"], wait=10)
+        result = await read(service, accepted["id"], wait=60)
     finally:
         noise.cancel()
         await asyncio.wait([noise])

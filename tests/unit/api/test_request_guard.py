@@ -140,7 +140,7 @@ async def test_a_body_in_pieces_arrives_whole() -> None:
     "messages",
     [body(b"x" * 101), body(b"x" * 60, b"x" * 60), body(b"x" * 60, b"x" * 41, b"x" * 10**6)],
 )
-async def test_bodies_over_the_limit(messages: list[Message]) -> None:
+async def test_bodies_over_the_limit_reach_no_route(messages: list[Message]) -> None:
     inner, status = await knock(*messages, content_type="application/json")
     assert (inner.calls, status) == (0, 413)
     assert (await knock(*body(b"x" * 100), content_type="application/json"))[0].calls == 1

@@ -22,7 +22,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(stream: io.StringIO, text: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while text not in stream.getvalue():  # noqa: ASYNC110 - a stream has no event
             await asyncio.sleep(0.005)
 

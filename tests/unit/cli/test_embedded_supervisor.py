@@ -45,7 +45,7 @@ def _no_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(events: list[str], expected: list[str]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while events != expected:  # noqa: ASYNC110 - a list has no event
             await asyncio.sleep(0.001)
 

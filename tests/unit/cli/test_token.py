@@ -39,7 +39,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize("path", [[], ["create"], ["list"], ["revoke"], ["jwt"], ["jwt", "encode"]])
-def test_help_teaches(path: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_token_teaches(path: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["token", *path, "--help"])
     assert ended.value.code == 0
@@ -63,7 +63,7 @@ def test_help_teaches(path: list[str], capsys: pytest.CaptureFixture[str]) -> No
         ["jwt", "encode", "{"], ["jwt", "encode", "[]"], ["jwt", "decode"],
     ],
 )  # fmt: skip
-def test_wrong_arguments_end_with_two(
+def test_wrong_arguments_of_token_end_with_two(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -136,7 +136,7 @@ async def test_every_address_of_a_name_is_judged(executor: ThreadPoolExecutor) -
         assert private in await resolve(url, mixed, executor, allow_private=True)
 
 
-async def test_unknown_names_are_reported(executor: ThreadPoolExecutor) -> None:
+async def test_names_that_do_not_resolve_are_reported(executor: ThreadPoolExecutor) -> None:
     with pytest.raises(socket.gaierror):
         await resolve(httpx.URL("http://x:81/"), Names(), executor, allow_private=False)
     many = Names(*(f"8.8.8.{n}" for n in range(50)))

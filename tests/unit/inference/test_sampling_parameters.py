@@ -65,6 +65,8 @@ def test_no_bound_is_forgotten() -> None:
         if name in FLOATS or name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs"):
             assert kinds & {annotated_types.Ge, annotated_types.Gt}, name
             assert kinds & {annotated_types.Le, annotated_types.Lt}, name
+        if name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
+            assert annotated_types.MaxLen in kinds, name
 
 
 def bounds(field: FieldInfo) -> set[type]:
@@ -79,7 +81,7 @@ def bounds(field: FieldInfo) -> set[type]:
 
 
 @pytest.mark.parametrize("name", ["best_of", "max_new_tokens", "stream", "Temperature", "prompt"])
-def test_unknown_names_are_reported(name: str) -> None:
+def test_unknown_parameters_are_reported(name: str) -> None:
     assert problem(f'{{"{name}": 1}}') == (name, "unknown field")
 
 

@@ -82,7 +82,9 @@ _settings = settings(max_examples=80, deadline=None, suppress_health_check=[Heal
 
 @_settings
 @given(texts=documents(_LETTERS), response=st.text(_LETTERS, max_size=40), wanted=WANTED)
-def test_bytes(texts: list[list[str]], response: str, wanted: dict[str, Any]) -> None:
+def test_attributions_of_bytes_are_those_by_brute_force(
+    texts: list[list[str]], response: str, wanted: dict[str, Any]
+) -> None:
     shards = [
         [_FIRST, *(Text(list(text.encode()), {"n": n, "of": text}) for n, text in enumerate(shard))]
         for shard in texts
@@ -162,7 +164,7 @@ _WORDS = [
     response=st.lists(st.sampled_from(_WORDS), max_size=16),
     wanted=WANTED,
 )
-def test_words(
+def test_attributions_of_words_are_those_by_brute_force(
     words: Path, texts: list[list[list[str]]], response: list[str], wanted: dict[str, Any]
 ) -> None:
     library = tokenizers.Tokenizer.from_file(str(words))
@@ -222,7 +224,7 @@ def ask(engine: Engine, text: str, **members: Any) -> dict[str, Any]:
     return attribute(engine, AttributionParameters.model_validate(wanted), text)
 
 
-def test_members(engine: Engine) -> None:
+def test_members_of_an_attribution(engine: Engine) -> None:
     answer = ask(engine, TEXT)
     assert answer.keys() == {"index", "inputTokens", "spans"}
     assert answer["index"] == "corpus"

@@ -27,7 +27,7 @@ def read(source: Path, split: Split = "file") -> list[tuple[str, str, int, dict[
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-def test_lines_of_json(tmp_path: Path, suffix: str) -> None:
+def test_lines_of_json_are_read(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"a.jsonl{suffix}"
     file.write_bytes(PACKERS[suffix](b"\xef\xbb\xbf" + LINES))
     assert read(file) == [
@@ -109,7 +109,7 @@ def test_archives_that_are_damaged(
         read(file)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_no_corpus(tmp_path: Path) -> None:
     for name, problem in (
         ("gone.txt", "does not exist"),
         ("a.pdf", "neither .txt nor .jsonl"),

@@ -301,7 +301,7 @@ def test_how_a_job_ended_by_what_it_left(
     assert (job.phase, job.end, job.exit_code, job.id) == (Phase.ENDED, end, status, "7")
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_no_profiles(tmp_path: Path) -> None:
     assert read_profiles(None) == {}
     assert read_catalogue(None) == {}
     for text in ("x = ", "[other.a]", "profiles = 1", "[profiles]\na = 1"):
