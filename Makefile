@@ -81,9 +81,14 @@ test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (uni
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 .PHONY: check
-check: lint .venv-triton/.cpu ## `make lint`, the unit tests, and the integration tests of what differs from BASE
+check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration tests of what differs from BASE, and 6 faults planted there
 	tests=$$(sh .ci/changed_tests.sh "$(BASE)") && \
 		.venv/bin/pytest -q -n $(JOBS) --durations=5 $$tests $(PYTEST_ARGS)
+	$(venv_python) -m tools.mutation --changed "$(BASE)" --sample 6
+
+.PHONY: mutate
+mutate: $(dev) .venv-triton/.cpu ## Plant faults in ROOMS=, one at a time, and list those that no test finds (an hour; SAMPLE=N: only N)
+	$(venv_python) -m tools.mutation $(ROOMS) $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTATE_ARGS)
 
 .PHONY: lint
 lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelling and prose (tools/prose.toml)

@@ -34,6 +34,7 @@ from app.cli.up.triton import EmbeddedTriton
 from app.core import logs
 from app.core.settings import Settings
 from tests.postgres import PostgresServer, start_postgres
+from tests.servers import TEMPLATE, RunningTriton, running_servers
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"
@@ -100,6 +101,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """PostgreSQL for the session: a container where Docker has the image, else the embedded one."""
+    if servers := running_servers():
+        yield servers.postgres
+        return
     with start_postgres(tmp_path_factory.mktemp("postgres")) as server:
         yield server
 
@@ -107,10 +111,10 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
 @pytest.fixture(scope="session")
 def template(postgres_server: PostgresServer) -> str:
     """The name of a database migrated to the newest schema, to copy from."""
-    name = "test_template"
-    asyncio.run(postgres_server.execute(f"CREATE DATABASE {name}"))
-    migrate(make_settings(postgres_server, name))
-    return name
+    if not running_servers():
+        asyncio.run(postgres_server.execute(f"CREATE DATABASE {TEMPLATE}"))
+        migrate(make_settings(postgres_server, TEMPLATE))
+    return TEMPLATE
 
 
 @pytest.fixture
@@ -126,6 +130,9 @@ async def database_name(postgres_server: PostgresServer, template: str) -> Async
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """A real tritonserver with the scripted model."""
+    if servers := running_servers():
+        yield RunningTriton(servers.triton)
+        return
     with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("triton")) as server:
         yield server
 

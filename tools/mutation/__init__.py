@@ -1,0 +1,1 @@
+"""Mutation testing: faults planted one at a time, to see whether the tests find them."""

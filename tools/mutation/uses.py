@@ -1,0 +1,68 @@
+"""Uses of the names at the top of modules, so that a constant has the tests of its users."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+Name = tuple[str, str]  # a file, and a name at its top
+Line = tuple[str, int]
+
+
+class Uses:
+    """Users of each name of a package, found by reading: functions by line, constants by name."""
+
+    def __init__(self, root: Path, package: str) -> None:
+        self._root = root
+        self._lines: dict[Name, set[Line]] = defaultdict(set)
+        self._names: dict[Name, set[Name]] = defaultdict(set)
+        for file in sorted((root / package).rglob("*.py")):
+            self._read(str(file.relative_to(root)))
+
+    def lines(self, path: str, name: str) -> set[Line]:
+        """Return the lines in functions that use the name, or a constant made of it."""
+        seen, todo = set(), [(path, name)]
+        while todo:
+            one = todo.pop()
+            if one not in seen:
+                seen.add(one)
+                todo += self._names[one]
+        return set().union(*(self._lines[one] for one in seen))
+
+    def _read(self, path: str) -> None:
+        tree = ast.parse((self._root / path).read_bytes())
+        known = {name: (path, name) for statement in tree.body for name in _bound(statement)}
+        known |= self._imported(tree)
+        for statement in tree.body:
+            in_function = {
+                id(part)
+                for node in ast.walk(statement)
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                for child in node.body
+                for part in ast.walk(child)
+            }
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and (used := known.get(node.id)):
+                    if id(node) in in_function:
+                        self._lines[used].add((path, node.lineno))
+                    self._names[used] |= {(path, name) for name in _bound(statement)}
+
+    def _imported(self, tree: ast.Module) -> dict[str, Name]:
+        found = {}
+        for statement in ast.walk(tree):
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                path = f"{statement.module.replace('.', '/')}.py"
+                for alias in statement.names:
+                    found[alias.asname or alias.name] = (path, alias.name)
+        return found
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name
+    elif isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            for part in ast.walk(target):
+                if isinstance(part, ast.Name):
+                    yield part.id
