@@ -27,5 +27,6 @@ async def test_results_of_a_dead_worker_are_freed(
     await connection.execute(claim, accepted["id"], dead)
     await connection.execute(claim, kept["id"], alive)
     assert await api.services.queue.rescue(15.0) == 1
-    owners = dict(await connection.fetch("SELECT id::text, worker_id FROM results"))
+    rows = await connection.fetch("SELECT id::text, worker_id FROM results")
+    owners = {row["id"]: row["worker_id"] for row in rows}
     assert owners == {accepted["id"]: None, kept["id"]: alive}
