@@ -17,7 +17,7 @@ LOCAL = HttpSettings().local_clients
 
 
 async def status_of(local: list[str] | None, headers: list[tuple[str, str]]) -> int:
-    """The status of a request that says it is for this machine."""
+    """The status of a request with this machine as its Host."""
     sent: list[Message] = []
 
     async def receive() -> Message:
