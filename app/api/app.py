@@ -146,6 +146,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.add_middleware(
         RequestGuard,
         allowed_hosts=settings.hosts_to_check,
+        local_clients=None if settings.is_authenticated else settings.local_clients,
         max_body_bytes=settings.max_body_bytes,
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )

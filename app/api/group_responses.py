@@ -20,6 +20,7 @@ from app.api.idempotency_header import REPLAYED_HEADER, idempotency_key
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
 from app.core.ids import new_id
+from app.core.off_loop import off_loop
 from app.results.drafts import GroupRequest
 from app.results.multi_result import GroupEvent
 from app.results.replays import Replayed
@@ -67,7 +68,7 @@ async def respond_complete(
                 await services.groups.cancel(principal.team_id, ids)
     if not is_over:
         return Response(status_code=_CLIENT_LEFT)
-    response = render(rows)
+    response = await off_loop(sum(len(row.text) for row in rows), lambda: render(rows))
     response.headers[RESULT_ID_HEADER] = to_header(ids)
     if not is_new:
         response.headers[REPLAYED_HEADER] = "true"

@@ -65,7 +65,13 @@ def _check_unauthenticated(settings: Settings) -> StartupReport:
     found = StartupReport()
     if settings.jwt_secret or settings.jwks:
         found.warnings.append("LLM_AUTH=off: tokens are ignored, although JWTs are configured")
-    if is_loopback(settings.host):
+    if settings.published_address and not is_loopback(settings.published_address):
+        found.refusal = (
+            f"Authentication is off, and a proxy is published on {settings.published_address} "
+            "(PROXY_ADDRESS): set LLM_AUTH=on (API keys), JWT_SECRET or LLM_JWKS "
+            "(docs/authentication.md), or publish it on 127.0.0.1."
+        )
+    elif is_loopback(settings.host):
         found.notes.append("authentication is off: bound to loopback only")
     elif settings.allow_unauthenticated:
         found.warnings.append(

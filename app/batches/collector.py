@@ -10,6 +10,7 @@ from app.batches.lines import LineOutcomes
 from app.batches.rows import Batch, LineOutcome
 from app.batches.work import BatchLease
 from app.core.errors import DatabaseUnavailableError, NotFoundError, ServiceError
+from app.core.off_loop import off_loop
 from app.results.rows import ResultRow, erased, failure_of
 
 _PAGE = 100  # lines whose outcomes are stored at once
@@ -72,7 +73,8 @@ class Collector:
         if isinstance(render, ServiceError):
             return self.outcomes.refused(one.line, render)
         try:
-            return self.outcomes.completed(one.line, render(rows))
+            size = sum(len(row.text) for row in rows)
+            return await off_loop(size, lambda: self.outcomes.completed(one.line, render(rows)))
         except Exception as error:  # noqa: BLE001 # reported in the line's outcome
             return self.outcomes.refused(one.line, to_service_error(error, batch.id))
 

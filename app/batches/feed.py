@@ -33,6 +33,8 @@ class BatchFeed:
         self._signal = asyncio.Event()
         self._in_flight = InFlightLines()
         self._is_stopped = False
+        self._progress = (0, 0)  # lines in flight, and lines done
+        self.active_at = asyncio.get_running_loop().time()  # of its last progress
         self._lease = BatchLease(
             services.work, feeder_id, batch_id, services.settings.lease_seconds
         )
@@ -78,6 +80,7 @@ class BatchFeed:
         batch = await self._services.work.look(self._feeder_id, self.batch_id)
         if batch is None:
             return False
+        self._notice_progress(batch)
         if batch.finalizing_at is not None:
             await self._finalize(batch)
             return False
@@ -88,6 +91,13 @@ class BatchFeed:
         else:
             await self._advance(batch)
         return True
+
+    def _notice_progress(self, batch: Batch) -> None:
+        progress = self._in_flight.result_count, batch.completed + batch.failed
+        is_waiting = batch.state == "in_progress" and batch.expected_end == "completed"
+        if progress != self._progress or not is_waiting:
+            self._progress = progress
+            self.active_at = asyncio.get_running_loop().time()
 
     async def _advance(self, batch: Batch) -> None:
         if batch.expected_end == "completed":

@@ -25,10 +25,21 @@ _CLAIM = f"""
 WITH free AS (
   SELECT id FROM batches
   WHERE {ACTIVE} AND (lease_expires_at IS NULL OR lease_expires_at <= now())
-  ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED
+    AND team_id <> ALL($4::text[])
+  -- Those that yielded come last, the first of them first; those that are over come before all others.
+  ORDER BY expires_at > now(), lease_expires_at NULLS FIRST, id LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 UPDATE batches b SET feeder_id = $1, lease_expires_at = now() + make_interval(secs => $3)
-FROM free WHERE b.id = free.id RETURNING b.id
+FROM free WHERE b.id = free.id RETURNING b.id, b.team_id
+"""
+_ARE_FREE = f"""
+SELECT EXISTS (
+  SELECT FROM batches
+  WHERE {ACTIVE} AND (lease_expires_at IS NULL OR lease_expires_at <= now()))
+"""
+_YIELD = """
+UPDATE batches SET lease_expires_at = now(), feeder_id = NULL
+WHERE id = ANY($1::uuid[]) AND feeder_id = $2
 """
 _RENEW = f"""
 UPDATE batches SET lease_expires_at = now() + make_interval(secs => $3)
@@ -144,11 +155,25 @@ class BatchWork:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def claim(self, feeder_id: UUID, count: int, lease_seconds: float) -> list[UUID]:
-        """Claim without a retry: batches of a lost connection are free again after the lease."""
+    async def claim(
+        self, feeder_id: UUID, count: int, lease_seconds: float, busy_teams: Sequence[str] = ()
+    ) -> list[tuple[UUID, str]]:
+        """Claim batches of other teams; returns their ids and teams.
+
+        Not repeated: batches of a lost connection are free again after the lease.
+        """
         async with self._database.connection() as connection:
-            rows = await connection.fetch(_CLAIM, feeder_id, count, lease_seconds)
-        return [row["id"] for row in rows]
+            rows = await connection.fetch(_CLAIM, feeder_id, count, lease_seconds, busy_teams)
+        return [(row["id"], row["team_id"]) for row in rows]
+
+    async def are_free(self) -> bool:
+        """Return whether batches wait for a process."""
+        row = await self._database.fetchrow(_ARE_FREE)
+        return row is not None and bool(row[0])
+
+    async def yield_place(self, feeder_id: UUID, ids: Sequence[UUID]) -> None:
+        """Leave batches to any process, behind all others that wait for one."""
+        await self._database.fetch(_YIELD, list(ids), feeder_id)
 
     async def renew(self, feeder_id: UUID, batch_id: UUID, lease_seconds: float) -> bool:
         """Hold a batch for longer; whether it is still this feeder's, and not ended."""

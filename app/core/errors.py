@@ -265,6 +265,10 @@ class OverloadedError(ServiceError):
     uri = "server-overloaded"
 
 
+class TemplatesBusyError(ServiceError):
+    status, code, title = 503, "templates_busy", "The chat templates are busy"
+
+
 class TooManyWaitersError(ServiceError):
     status, code, title = 503, "too_many_waiters", "Too many requests are waiting"
 

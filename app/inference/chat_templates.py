@@ -5,6 +5,7 @@ a bounded output. Source: https://huggingface.co/docs/transformers/chat_templati
 """
 
 import json
+import time
 from collections.abc import Mapping
 from copy import deepcopy
 from datetime import datetime
@@ -20,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Messages = list[dict[str, Any]]
 
+MAX_SECONDS = 5.0  # of CPU time
 _MAX_CHARACTERS = 4_000_000
 # Marks the end of a message that is to be continued, in the rendered text.
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -67,10 +69,13 @@ def render(template: jinja2.Template, messages: Messages, variables: dict[str, A
 
 def _to_text(template: jinja2.Template, messages: Messages, variables: dict[str, Any]) -> str:
     pieces, size = [], 0
+    ends = time.thread_time() + MAX_SECONDS  # frees the thread, although its client was refused
     for piece in template.generate(variables, messages=messages):
         size += len(piece)
         if size > _MAX_CHARACTERS:
             raise ValueError(f"more than {_MAX_CHARACTERS} characters")
+        if time.thread_time() > ends:
+            raise TimeoutError
         pieces.append(piece)
     return "".join(pieces)
 

@@ -15,9 +15,11 @@ from typing import Any
 import jinja2
 from tokenizers import Encoding, Tokenizer
 
-from app.core.errors import FieldError, InvalidRequestError
+from app.core.errors import FieldError, InvalidRequestError, TemplatesBusyError
 from app.inference import tokenizer_files as files
+from app.inference.bounded_threads import BoundedThreads, ThreadsBusyError
 from app.inference.chat_templates import (
+    MAX_SECONDS,
     Messages,
     compile_template,
     read_templates,
@@ -29,11 +31,12 @@ from app.inference.tool_calls import ToolFormat, detect_format
 
 logger = logging.getLogger(__name__)
 
-_RENDER_TIMEOUT_SECONDS = 5.0
+_RENDER_TIMEOUT_SECONDS = MAX_SECONDS
+_QUEUE_SECONDS = 5.0
 _MAX_INLINE_CHARACTERS = 2_000  # of a text that is encoded on the event loop
 
 # Two pools: a template that never ends must not block the reading and counting of others.
-_RENDERING = ThreadPoolExecutor(max_workers=2, thread_name_prefix="render")
+_RENDERING = BoundedThreads("render", 2)
 _READING = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
@@ -66,14 +69,20 @@ class PromptFormat:
 
         `arguments` are further variables of the template, such as `tools`;
         `continue_final_message` leaves the last message open, to be continued. Raises
-        InvalidRequestError with the template's own message if it refuses the messages.
+        InvalidRequestError with the template's own message if it refuses the messages, and
+        TemplatesBusyError if other messages occupy the threads.
         """
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_RENDER_TIMEOUT_SECONDS):
-                return await loop.run_in_executor(
-                    _RENDERING, self._render, messages, arguments or {}
-                )
+            return await _RENDERING.run(
+                partial(self._render, messages, arguments or {}),
+                seconds=_RENDER_TIMEOUT_SECONDS,
+                queue_seconds=_QUEUE_SECONDS,
+            )
+        except ThreadsBusyError as error:
+            raise TemplatesBusyError(
+                f"The messages were not rendered: {error}. Try again later.",
+                headers={"Retry-After": "5"},
+            ) from None
         except TimeoutError:
             raise _invalid_messages(
                 f"the model's chat template took longer than {_RENDER_TIMEOUT_SECONDS:.0f} s"

@@ -16,7 +16,7 @@ from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.queue.enqueue import NewResult
-from app.queue.rate_buckets import MAX_REQUESTS, Cost, Shortage, take
+from app.queue.rate_buckets import MAX_REQUESTS, Cost, RateBuckets, Shortage
 from app.queue.team_limits import Limits, TeamLimits
 
 _Key = tuple[str, str]  # team, model
@@ -61,7 +61,7 @@ class Admission:
             database, _count, max_items=_MAX_BATCH, retry_seconds=seconds
         )
         self._takes: Batcher[Sequence[Cost], Shortage | None] = Batcher(
-            database, take, max_items=MAX_REQUESTS, retry_seconds=seconds
+            database, RateBuckets().take, max_items=MAX_REQUESTS, retry_seconds=seconds
         )
 
     async def limits_of(self, team_id: str, model: str) -> Limits:

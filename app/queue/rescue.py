@@ -35,10 +35,19 @@ _RETIRE = """
 UPDATE workers SET dead_at = coalesce(dead_at, now())
 WHERE id = (SELECT id FROM workers WHERE id = $1 FOR UPDATE)
 """
+# One probe for each owner of results, however long ago it died, or was removed: a release may fail.
 _DEAD_OWNERS = """
-SELECT w.id FROM workers w
-WHERE w.dead_at > now() - interval '1 day' AND EXISTS (
-  SELECT FROM results r WHERE r.worker_id = w.id AND r.state = 'pending')
+WITH RECURSIVE owners AS (
+  (SELECT worker_id FROM results WHERE state = 'pending' AND worker_id IS NOT NULL
+   ORDER BY worker_id LIMIT 1)
+  UNION ALL
+  SELECT n.worker_id FROM owners o CROSS JOIN LATERAL (
+    SELECT r.worker_id FROM results r
+    WHERE r.state = 'pending' AND r.worker_id IS NOT NULL AND r.worker_id > o.worker_id
+    ORDER BY r.worker_id LIMIT 1) n
+)
+SELECT o.worker_id AS id FROM owners o LEFT JOIN workers w ON w.id = o.worker_id
+WHERE w.id IS NULL OR w.dead_at IS NOT NULL
 """
 
 # The results of dead workers ($1), whose text is in the chunks. $2: whether the attempts count.

@@ -260,7 +260,9 @@ def _integer(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", text, re.IGNORECASE):
+    if not re.fullmatch(
+        r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?", text, re.IGNORECASE
+    ):
         raise ValueError("must be a number")
     number = float(text)
     if not math.isfinite(number):

@@ -26,7 +26,7 @@ from app.inference.model_registry import ModelRegistry
 from app.results.rows import ResultRow
 from app.results.serialization import result_to_wire
 from app.results.store import ResultStore
-from app.webhooks.outbox import Due, Verdict, WebhookOutbox
+from app.webhooks.outbox import Due, Receiver, Verdict, WebhookOutbox
 from app.webhooks.sender import CallOutcome, Sender, sign
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,11 @@ SCHEDULE = (
 )  # fmt: skip
 _LONGEST_PAUSE = 24 * _HOUR
 _JITTER = 0.1  # random delay: calls that failed together are not repeated together
-_CALLS = 32  # at the same time
-# A receiver with so many of them gets no more for now, and one claim takes no more: one that hangs
-# leaves half of the places to the others.
+_CALLS = 64  # at the same time
+# A team's receiver with so many of them gets no more for now: one that hangs leaves places to the
+# team's others.
 _CALLS_OF_ONE = 8
+_CLAIM_SHARE = 8  # a claim takes one part of so many of the free places
 _MARGIN_SECONDS = 15.0  # of a claim beyond the call itself: to read the result, write the verdict
 _POLL_SECONDS = 30.0  # for deliveries of a dead process; all others are notified or scheduled
 _SHORTEST_PAUSE = 0.05
@@ -72,7 +73,7 @@ class WebhookDeliverer:
         self._schedule = schedule
         self._lease = sender.timeout + _MARGIN_SECONDS
         self._loop = PollingLoop("webhooks", self._start_due, seconds=_POLL_SECONDS)
-        self._calls: dict[asyncio.Task[None], str] = {}  # and the receiver of each
+        self._calls: dict[asyncio.Task[None], Receiver] = {}  # and the receiver of each
         self._is_short = False  # the last look was limited by places, not by the outbox
         listener.subscribe(WEBHOOKS, lambda _: self._loop.wake())
 
@@ -86,27 +87,36 @@ class WebhookDeliverer:
     async def _start_due(self) -> float:
         """Start due calls, as far as there are free places; seconds until the next look."""
         while free := _CALLS - len(self._calls):
-            asked = min(free, _CALLS_OF_ONE)
-            due = await self._outbox.claim(asked, self._lease, self._busy())
+            asked = max(1, free // _CLAIM_SHARE)
+            due = await self._outbox.claim(asked, self._lease, *self._busy(free))
             teams = {delivery.team_id for delivery in due}
             secrets = {team: (await self._outbox.secret(team)).all for team in teams}
             for delivery in due:
                 self._start(delivery, secrets[delivery.team_id])
             if len(due) < asked:
                 break
-        self._is_short = not free or bool(self._busy())
+        self._is_short = not free or any(self._busy(free))
         seconds = None if self._is_short else await self._outbox.seconds_until_due()
         if seconds is None:
             return _POLL_SECONDS
         return min(max(seconds, _SHORTEST_PAUSE), _POLL_SECONDS)
 
-    def _busy(self) -> list[str]:
-        calls = Counter(self._calls.values())
-        return [receiver for receiver, count in calls.items() if count >= _CALLS_OF_ONE]
+    def _busy(self, free: int) -> tuple[list[str], list[Receiver]]:
+        """The teams and receivers that get no more calls for now.
+
+        A team may have as many places as it leaves free: one has half of them, the next one half of the
+        rest, so that a further team finds some. (Dynamic thresholds, Choudhury and Hahne 1998.)
+        """
+        teams = Counter(team for team, _ in self._calls.values())
+        receivers = Counter(self._calls.values())
+        return (
+            [team for team, count in teams.items() if count >= free],
+            [receiver for receiver, count in receivers.items() if count >= _CALLS_OF_ONE],
+        )
 
     def _start(self, due: Due, secrets: Sequence[str]) -> None:
         task = asyncio.create_task(self._run(due, secrets), name=f"webhook {due.result_id}")
-        self._calls[task] = due.receiver
+        self._calls[task] = due.team_id, due.receiver
         task.add_done_callback(self._on_end)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
@@ -131,7 +141,7 @@ class WebhookDeliverer:
         try:
             body = event_body(row, model_ready=self._registry.is_ready(row.model_name))
             headers = sign(secrets, message_id(due.result_id), body)
-            answer = await self._sender.send(due.url, headers, body)
+            answer = await self._sender.send(due.team_id, due.url, headers, body)
         except Exception:
             # Recorded as a failed call: a bug must not cause endless calls or claims.
             logger.exception(_BROKE, due.result_id, extra=_extra("webhook_broke", due))

@@ -22,6 +22,7 @@ from app.core.settings import Settings
 from app.webhooks.sender import new_secret
 
 State = Literal["pending", "delivered", "failed"]
+Receiver = tuple[str, str]  # a team, and the host and port of its URL
 
 _MAX_BATCH = 200
 _LOG_LIMIT = 20
@@ -76,7 +77,8 @@ _VERDICTS = RecordSet(
 _CLAIM = """
 WITH due AS (
   SELECT result_id FROM webhook_deliveries
-  WHERE state = 'pending' AND next_attempt_at <= now() AND split_part(url, '/', 3) <> ALL($3)
+  WHERE state = 'pending' AND next_attempt_at <= now() AND team_id <> ALL($3::text[])
+    AND (team_id, split_part(url, '/', 3)) NOT IN (SELECT * FROM unnest($4::text[], $5::text[]))
   ORDER BY next_attempt_at LIMIT $1 FOR UPDATE SKIP LOCKED
 )
 UPDATE webhook_deliveries d
@@ -172,11 +174,24 @@ class WebhookOutbox:
 
     # --- for the deliverer ----------------------------------------------------------------------
 
-    async def claim(self, count: int, lease_seconds: float, busy: Sequence[str] = ()) -> list[Due]:
-        """Take due deliveries, none to `busy` receivers; they are due again after the lease."""
+    async def claim(
+        self,
+        count: int,
+        lease_seconds: float,
+        busy_teams: Sequence[str] = (),
+        busy_receivers: Sequence[Receiver] = (),
+    ) -> list[Due]:
+        """Take due deliveries, none of the busy ones; they are due again after the lease."""
         # No retry: the deliveries of a lost claim are due again by themselves.
         async with self._database.connection() as connection:
-            rows = await connection.fetch(_CLAIM, count, lease_seconds, busy)
+            rows = await connection.fetch(
+                _CLAIM,
+                count,
+                lease_seconds,
+                busy_teams,
+                [team for team, _ in busy_receivers],
+                [receiver for _, receiver in busy_receivers],
+            )
         return [Due(**row) for row in rows]
 
     async def seconds_until_due(self) -> float | None:

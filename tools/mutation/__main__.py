@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--survivors", action="store_true", help="judge the survivors again")
     parser.add_argument("--tests", nargs="+", metavar="FILE", help="these tests, not the recorded")
-    parser.add_argument("--record", action="store_true", help="record again which test runs which line")
+    parser.add_argument(
+        "--record", action="store_true", help="record again which test runs which line"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--report", action="store_true", help="only print what is known")
     return parser

@@ -1,4 +1,4 @@
-"""A mutant in a process that imports the service again: for constants and decorated functions.
+"""A mutant in a process that imports the service again: for constants and decorated functions."""
 
 import importlib
 import importlib.abc

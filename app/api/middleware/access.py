@@ -26,6 +26,7 @@ OPEN_PATHS = frozenset(
         "/openapi.json",
     }
 )
+_INFO = "/info"
 _ASSETS = "/static-offline-docs/"
 
 # An EventSource cannot send headers; the route redeems the ticket, which belongs to the result's team.
@@ -40,6 +41,8 @@ _PLAN = "/launches/plan"  # stores nothing
 
 
 def needed_scope(method: str, path: str, query: bytes) -> Scope | None:
+    if path == _INFO and b"model" in query:
+        return "use"  # its answer shows which models exist
     if method in _READS and (path in OPEN_PATHS or path.startswith(_ASSETS)):
         return None
     if method in _READS and _STREAM.fullmatch(path) and b"ticket" in query:

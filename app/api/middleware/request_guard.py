@@ -1,6 +1,7 @@
 """Validates Host, Origin, Content-Type and body size.
 
-While authentication is off, the attacker is a page in the user's browser. The Host allow-list stops DNS
+While authentication is off, the attacker is a page in the user's browser, or a client of a reverse proxy
+that makes the API public: requests that a proxy forwards from other machines are refused. The Host allow-list stops DNS
 rebinding; Origin, and the rule that bodies are JSON (which another site's page cannot send without a
 preflight), stop cross-site requests. There is no CORS. Any page may send a form, so uploads must come
 from a page of this very host, or from a client without an Origin.
@@ -11,7 +12,8 @@ sent, must be that host.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +29,10 @@ from app.core.errors import (
 )
 
 _DISCARD_SECONDS = 5.0
+# Headers of reverse proxies: the client's address, or only that there is a proxy.
+_CLIENT_HEADERS = frozenset({b"x-forwarded-for", b"x-real-ip"})
+_FORWARDED_BY = frozenset({b"forwarded", b"via"})
+_Network = IPv4Network | IPv6Network
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
@@ -34,7 +40,8 @@ class RequestGuard:
     """ASGI middleware that rejects early, and replays the body in one piece.
 
     If `allowed_hosts` is None, every host is allowed, and the only origin is the host itself. Forms sent
-    to a path of `uploads` are streamed, up to its bound in bytes.
+    to a path of `uploads` are streamed, up to its bound in bytes. If `local_clients` (addresses, networks)
+    are given, proxied requests of other clients are refused.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class RequestGuard:
         allowed_hosts: Iterable[str] | None,
         max_body_bytes: int,
         uploads: Mapping[str, int] | None = None,
+        local_clients: Iterable[str] | None = None,
     ) -> None:
         self._app = app
         self._uploads = uploads or {}
@@ -50,6 +58,9 @@ class RequestGuard:
             None if allowed_hosts is None else frozenset(host.lower() for host in allowed_hosts)
         )
         self._max_body_bytes = max_body_bytes
+        self._local_clients = (
+            None if local_clients is None else [ip_network(one) for one in local_clients]
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,6 +69,8 @@ class RequestGuard:
         try:
             headers = dict(scope["headers"])
             self._check_origin(headers)
+            if self._local_clients is not None:
+                _check_not_proxied(scope["headers"], self._local_clients)
             if scope["method"] == "POST" and scope["path"] in self._uploads and _is_form(headers):
                 _check_same_origin(headers)
                 bound = self._uploads[scope["path"]]
@@ -103,6 +116,33 @@ class RequestGuard:
             if media_type != JSON.encode() and not media_type.endswith(b"+json"):
                 raise MediaTypeError("Send the body with `Content-Type: application/json`.")
         return bytes(body)
+
+
+def _check_not_proxied(headers: Iterable[tuple[bytes, bytes]], local: Sequence[_Network]) -> None:
+    """Refuse a reverse proxy's request unless all clients that its headers name are local."""
+    for name, value in headers:
+        if name in _FORWARDED_BY:
+            is_local = False
+        elif name in _CLIENT_HEADERS:
+            clients = value.decode("latin-1").split(",")
+            is_local = all(_is_local(client.strip(), local) for client in clients)
+        else:
+            continue
+        if not is_local:
+            raise ForbiddenOriginError(
+                "Authentication is off, so that no proxy may forward clients of other machines: turn "
+                "it on (docs/authentication.md), or list them in LLM_LOCAL_CLIENTS."
+            )
+
+
+def _is_local(client: str, local: Sequence[_Network]) -> bool:
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return any(address in network for network in local)
 
 
 def _is_form(headers: dict[bytes, bytes]) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -33,6 +33,8 @@ from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.errors import FieldError, InvalidRequestError, invalid_field
 from app.core.ids import new_id
+from app.core.off_loop import off_loop
+from app.results.rows import ResultRow
 from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["openai"])
@@ -99,7 +101,7 @@ async def read_response(
     row = await services.results.get(team, from_response_id(response_id))
     stored = stored_of(row)
     if not stream:
-        return json_response(response_to_wire(stored, row))
+        return await _respond(stored, row)
     after = -1 if starting_after is None else starting_after
     if after // ATTEMPT_STEP >= max(row.attempt, 1):
         raise invalid_field("starting_after", "no such event exists yet")
@@ -134,8 +136,7 @@ async def cancel_response(response_id: str, services: ServicesOf, team: TeamOf) 
         raise invalid_field("response_id", "only a response in the background can be cancelled")
     await services.queue.cancel(team, id=result_id)
     seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
-    row = await services.hub.wait_terminal(team, result_id, seconds)
-    return json_response(response_to_wire(stored, row))
+    return await _respond(stored, await services.hub.wait_terminal(team, result_id, seconds))
 
 
 @router.delete("/v1/responses/{response_id}", response_model=DeletedRead)
@@ -146,6 +147,14 @@ async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) 
     await services.contexts.delete(team, row.context_id, force=True)
     deleted = DeletedRead(id=to_response_id(row.id), object="response", deleted=True)
     return json_response(deleted.model_dump())
+
+
+async def _respond(stored: StoredRequest, row: ResultRow) -> Response:
+    return json_response(await _to_wire(stored, row))
+
+
+async def _to_wire(stored: StoredRequest, row: ResultRow) -> dict[str, Any]:
+    return await off_loop(len(row.text), lambda: response_to_wire(stored, row))
 
 
 def _member(field: str) -> str:
@@ -159,7 +168,7 @@ async def _respond_at_once(request: Request, prepared: PreparedResponse) -> Resp
     if isinstance(answer, Accepted):
         wire = bare_response(stored, answer.result_id, "queued")
     else:
-        wire = response_to_wire(stored, answer.row)
+        wire = await _to_wire(stored, answer.row)
     return json_response(wire, 200, id_headers([answer]))
 
 

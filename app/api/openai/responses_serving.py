@@ -6,6 +6,7 @@ A response is a result; its request's echo is stored with it, in the same statem
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from app.api.openai.stored_responses import StoredRequest, from_response_id, sto
 from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import NotFoundError, invalid_field
+from app.core.off_loop import off_loop
 from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import MAX_PROMPT_CHARACTERS
 from app.results.streams.result_reader import (
@@ -83,7 +85,8 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
             name, f"response {response_id} is not completed, so it cannot be continued"
         )
     messages = context.messages or []
-    return [*messages[1 if stored.has_instructions else 0 :], answer_message(stored, row)]
+    answer = await off_loop(len(row.text), lambda: answer_message(stored, row))
+    return [*messages[1 if stored.has_instructions else 0 :], answer]
 
 
 def _bounded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -116,9 +119,9 @@ async def response_frames(
             if isinstance(one, KeepAlive):
                 yield KEEP_ALIVE
             elif isinstance(one, TextDelta):
-                yield events.text(one.text)
+                yield await off_loop(len(one.text), partial(events.text, one.text))
             elif isinstance(one, Ended):
-                yield events.end(one.row)
+                yield await off_loop(len(one.row.text), partial(events.end, one.row))
                 return
             elif isinstance(one, AttemptStarted):
                 number = one.position.attempt

@@ -6,6 +6,7 @@ Independent of how a client waits: a route awaits or streams them, a batch reads
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from app.api.openai.completions_schemas import (
 from app.api.openai.schemas import DONE, Frames, OpenAIRequest, error_frame
 from app.api.sse import KEEP_ALIVE
 from app.core.errors import ServiceError, invalid_field
+from app.core.off_loop import off_loop
 from app.inference.model_registry import Model
 from app.results.drafts import GroupRequest, Prompt
 from app.results.multi_result import GroupEvent
@@ -56,9 +58,12 @@ class PreparedRequest:
                 chunk = b"" if has_begun else frames.begin()
                 has_begun = True
                 if isinstance(event, TextDelta):
-                    chunk += frames.delta(place, event.text, event.tokens)
+                    delta = partial(frames.delta, place, event.text, event.tokens)
+                    chunk += await off_loop(len(event.text), delta)
                 else:
-                    chunk += frames.end(place, event.row)
+                    chunk += await off_loop(
+                        len(event.row.text), partial(frames.end, place, event.row)
+                    )
                     rows[place] = event.row
                 if not chunk and clock() - sent_at > self.silence_seconds:
                     chunk = KEEP_ALIVE  # a long call is sent when it is complete

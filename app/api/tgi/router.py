@@ -144,8 +144,9 @@ async def read_info(
     """Properties of the model behind TGI's routes."""
     try:
         found = await services.registry.choose(model)
-    except UnknownModelError:  # without the list of models: this route needs no token
-        raise UnknownModelError("There is no such model.") from None
+    except (UnknownModelError, InvalidRequestError) as error:
+        # A reader without a token gets no list of models.
+        raise type(error)("There is no such model; `?model=`, with a token, names one.") from None
     return json_response(info_to_wire(found.name, found.max_model_len, __version__))
 
 

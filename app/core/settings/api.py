@@ -23,6 +23,12 @@ class HttpSettings(Section, title="HTTP"):
     trusted_proxies: Names = Field(["127.0.0.1", "::1"])
     """Comma-separated addresses and networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are
     trusted: the reverse proxy, and the web page, which forwards its visitors' addresses."""
+    local_clients: Names = Field(["127.0.0.0/8", "::1"])
+    """Comma-separated addresses and networks of clients on this machine. While authentication is off, a
+    reverse proxy's request for any other client is refused: a proxy would publish an open API."""
+    published_address: Optional[str] = None
+    """Address on which a reverse proxy in front of the API is published, if the deployment knows it.
+    While authentication is off, the API only starts if it is loopback."""
     max_body_bytes: int = Field(2_000_000, ge=1_000, le=100_000_000)
     """Largest request body, in bytes; a larger one returns 413."""
     max_file_bytes: int = Field(200_000_000, ge=1_000, le=10_000_000_000)
@@ -41,7 +47,7 @@ class HttpSettings(Section, title="HTTP"):
     ticket_seconds: float = Field(60.0, gt=0, le=3600)
     """How long a stream ticket may be redeemed, once."""
 
-    @field_validator("trusted_proxies")
+    @field_validator("trusted_proxies", "local_clients")
     @classmethod
     def _are_addresses(cls, addresses: list[str]) -> list[str]:
         for address in addresses:

@@ -9,8 +9,10 @@ _OPENING = "[TOOL_CALLS]"
 _SEPARATORS = (_OPENING, "[", ",", "]")
 _NAME = r"[A-Za-z0-9_.-]{1,256}"
 # In newer models, the call's name and id come before its arguments.
-_NAME_BEFORE = re.compile(rf"({_NAME})(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?={{)")
-_PARTIAL_NAME = re.compile(rf"{_NAME}(?:\[[A-Z_]*\]?[A-Za-z0-9]*(?:\[[A-Z]*\]?)?)?\s*\Z")
+# Every quantifier has a bound: both patterns look at some hundred characters of any text.
+_ID, _SPACE = "[A-Za-z0-9]{0,64}", r"\s{0,64}"
+_NAME_BEFORE = re.compile(rf"({_NAME})(?:\[CALL_ID\]{_ID})?(?:\[ARGS\])?{_SPACE}(?={{)")
+_PARTIAL_NAME = re.compile(rf"{_NAME}(?:\[[A-Z_]{{0,7}}\]?{_ID}(?:\[[A-Z]{{0,4}}\]?)?)?{_SPACE}\Z")
 
 
 def _parse(source: Source) -> Parsing[None]:

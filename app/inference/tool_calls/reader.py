@@ -35,13 +35,19 @@ class CallReader:
         self._parsing = parse(self._source)
 
     def feed(self, text: str) -> list[Piece]:
-        self._source.buffer += text
-        next(self._parsing, None)
+        # In slices: each emission copies the rest of the buffer.
+        for at in range(0, len(text), _SLICE):
+            self._read(text[at : at + _SLICE])
         return self._source.take_pieces()
 
     def finish(self) -> list[Piece]:
         self._source.is_ended = True
-        return self.feed("")
+        self._read("")
+        return self._source.take_pieces()
+
+    def _read(self, text: str) -> None:
+        self._source.buffer += text
+        next(self._parsing, None)
 
 
 class NamedReader:
@@ -65,8 +71,6 @@ def reader_of_forced() -> Reader:
 
 
 def read_all(reader: Reader, text: str) -> tuple[str, list[ToolCall]]:
-    # In slices: each rejected opening copies the rest of the buffer.
-    slices = (text[at : at + _SLICE] for at in range(0, len(text), _SLICE))
-    pieces = [piece for one in slices for piece in reader.feed(one)] + reader.finish()
+    pieces = reader.feed(text) + reader.finish()
     words = "".join(piece for piece in pieces if isinstance(piece, str))
     return words, [piece for piece in pieces if isinstance(piece, ToolCall)]

@@ -1,6 +1,7 @@
 """Incremental parsing of a text that arrives in pieces, into text and tool calls."""
 
 import json
+import re
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ Parsing = Generator[None, None, _T]
 
 _SPACE = " \t\r\n"
 _LOOKAHEAD = 32  # characters; no separator is longer
+_MAX_SKIPPED = 256  # characters of separators and space before, between and behind calls
+_IN_STRING, _OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}]')
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -26,7 +29,8 @@ Piece = str | ToolCall
 class Source:
     """The text that is not emitted yet, and a parser's position in it.
 
-    Space next to a call is not emitted.
+    Space next to a call is not emitted. Each character of any text is scanned a bounded number of
+    times: a rejected call is emitted with all that was read of it.
     """
 
     def __init__(self) -> None:
@@ -34,14 +38,15 @@ class Source:
         self.at = 0
         self.is_ended = False
         self._call_start = 0  # position behind the separators
+        self._read_end = 0  # position behind the separators, or behind the object that follows them
         self._pieces: list[Piece] = []
-        self._space = ""  # behind text: dropped before a call
+        self._space: list[str] = []  # behind text: dropped before a call
         self._has_calls = False
         self._is_after_call = False  # no text since the last call
 
     def take_pieces(self) -> list[Piece]:
         if self.is_ended and self._space and not self._has_calls:
-            self._pieces.append(self._space)
+            self._pieces.append("".join(self._space))
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -67,7 +72,9 @@ class Source:
             yield
 
     def skip(self, separators: tuple[str, ...] = ()) -> Parsing[None]:
-        while True:
+        """Step over separators and space, as far as they may belong to a call."""
+        end = self.at + _MAX_SKIPPED
+        while self.at < end:
             rest = self.buffer[self.at : self.at + _LOOKAHEAD]
             is_open = not rest or any(one != rest and one.startswith(rest) for one in separators)
             if is_open and not self.is_ended:
@@ -75,32 +82,40 @@ class Source:
                 continue
             found = next((one for one in (*separators, *_SPACE) if rest.startswith(one)), None)
             if found is None:
-                self._call_start = self.at
-                return
+                break
             self.at += len(found)
+        self._call_start = self._read_end = self.at
 
     def read_object(self) -> Parsing[str | None]:
         """The JSON text of an object, if one begins at this position; None also if it never ends."""
         if not self.buffer.startswith("{", self.at):
             return None
-        start, depth, is_string = self.at, 0, False
-        at = start
+        # Scanned text is set aside while more is awaited: the buffer is not copied with each piece.
+        held, before, at, depth, is_string = [""], self.at, self.at, 0, False
         while True:
-            while at >= len(self.buffer):
-                if self.is_ended:
-                    return None
-                yield
-            character = self.buffer[at]
-            if is_string and character == "\\":
+            found = (_IN_STRING if is_string else _OUTSIDE).search(self.buffer, at)
+            if found is None:
+                at = max(at, len(self.buffer)) - len(self.buffer)
+                if not self.is_ended:
+                    held.append(self.buffer)
+                    self.buffer = ""
+                    yield
+                    continue
+                self.buffer = "".join(held) + self.buffer
+                return None
+            character, at = found[0], found.end()
+            if character == "\\":
                 at += 1  # the next character is escaped
             elif character == '"':
                 is_string = not is_string
-            elif not is_string:
-                depth += (character == "{") - (character == "}")
-            at += 1
-            if not depth:
-                self.at = at
-                return self.buffer[start:at]
+            else:
+                depth += 1 if character == "{" else -1
+                if not depth:
+                    break
+        text = "".join(held)
+        self.buffer = text + self.buffer
+        self.at = self._read_end = len(text) + at
+        return self.buffer[before : self.at]
 
     def close(self, marker: str) -> Parsing[bool]:
         """Step over space and a marker, which may be cut off or missing at the text's end."""
@@ -121,20 +136,21 @@ class Source:
             text = text.lstrip(_SPACE)
         bare = text.rstrip(_SPACE)
         if bare:
-            self._pieces.append(self._space + bare)
-            self._space, self._is_after_call = text[len(bare) :], False
-        else:
-            self._space += text
+            self._pieces.append("".join(self._space) + bare)
+            self._space, self._is_after_call = [], False
+        if len(bare) < len(text):
+            self._space.append(text[len(bare) :])
 
     def emit_call(self, call: ToolCall) -> None:
         self._pieces.append(call)
         self._has_calls = self._is_after_call = True
-        self._space = ""
+        self._space = []
         self.buffer, self.at = self.buffer[self.at :], 0
 
     def reject(self, opening: str) -> None:
-        """Emit the opening of a rejected call as text; at the text's end, all text."""
-        self.emit_text(len(self.buffer) if self.is_ended else len(opening))
+        """Emit a rejected call as text, with its opening; at the text's end, all text."""
+        is_ended = self.is_ended
+        self.emit_text(len(self.buffer) if is_ended else max(len(opening), self._read_end))
 
     def end_calls(self, opening: str = "") -> None:
         """Drop the separators behind the last call; an opening that other text follows is text."""

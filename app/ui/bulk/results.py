@@ -23,7 +23,11 @@ _ANSWER_COLUMNS = (
     "result_id",
 )  # fmt: skip
 # https://owasp.org/www-community/attacks/CSV_Injection, with the wide forms of its signs.
-_FORMULA = re.compile("^[ \u00a0]*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
+_FORMULA = re.compile(f"^[ \u00a0]*[\t\r\n{_SIGNS}]")
+# In countries that separate cells by semicolons, a quotation mark within a cell means nothing: the
+# text is divided at each of these.
+_LATER_FORMULA = re.compile(f'([;\t\r\n])([ \u00a0"]*[{_SIGNS}][^;\t\r\n]*)')
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 MAX_LINE = 64_000_000  # bytes; an output with the logprobs of all its tokens has some millions
 _CHUNK = 65_536  # bytes that are sent at once
@@ -222,13 +226,19 @@ async def to_csv(
 
 
 def escape_formula(text: str) -> str:
-    """The text of a cell that no spreadsheet program takes for a formula: `'` is put before it.
+    """The text of a cell in which no spreadsheet program finds a formula: `'` is put before it.
 
-    A number with a sign is a number, and stays.
+    The same behind each semicolon, tab and line end. A number with a sign is a number, and stays.
     """
-    if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
-        return "'" + text
-    return text
+    is_formula = _FORMULA.match(text) and not _NUMBER.fullmatch(text)
+    text = _LATER_FORMULA.sub(_escape_later, text)
+    return "'" + text if is_formula else text
+
+
+def _escape_later(found: "re.Match[str]") -> str:
+    separator, rest = found.groups()
+    is_number = _NUMBER.fullmatch(rest.strip(' "\u00a0'))
+    return separator + rest if is_number else f"{separator}'{rest}"
 
 
 def _free_name(name: str, columns: Sequence[str]) -> str:

@@ -536,9 +536,13 @@ async def test_revoking_what_is_not_there(closed: Service) -> None:
 
 
 async def test_a_stranger_receives_no_model_names(closed: Service) -> None:
-    answer = await closed.client.get("/info?model=nobody")
-    assert answer.status_code == 404
-    assert "scripted" not in answer.text
+    key = await closed.services.tokens.create("red")
+    for model in ("nobody", "scripted"):
+        answer = await closed.client.get(f"/info?model={model}")
+        assert answer.status_code == 401
+        assert "scripted" not in answer.text
+    assert await status(closed, key.text, "/info?model=scripted") == 200
+    assert await status(closed, key.text, "/info?model=nobody") == 404
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "NaN", "true"], ids=["huge", "nan", "bool"])

@@ -15,7 +15,7 @@ from app.auth.principal import Principal
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.queue.enqueue import NewContext, NewResult
-from app.queue.rate_buckets import Cost, take
+from app.queue.rate_buckets import Cost, RateBuckets
 from app.queue.team_limits import ANY_MODEL, Limits
 from tests.conftest import Service, run_service
 from tests.integration.support import until
@@ -285,11 +285,11 @@ async def test_a_fill_that_waited_does_not_set_a_buckets_time_back(service: Serv
     bucket = ("default", "scripted", "requests_per_minute")
     cost = Cost(bucket, capacity=60.0, amount=60.0)
     async with service.services.database.connection() as connection:
-        assert await take(connection, [[cost]], False) == [None]
+        assert await RateBuckets().take(connection, [[cost]], False) == [None]
         later = await connection.fetchval(
             "UPDATE rate_buckets SET filled_at = filled_at + interval '30 s' RETURNING filled_at"
         )
-        (shortage,) = await take(connection, [[cost]], False)
+        (shortage,) = await RateBuckets().take(connection, [[cost]], False)
         assert shortage is not None
         assert shortage.seconds > 59
         assert await connection.fetchval("SELECT filled_at FROM rate_buckets") == later

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ WORDS = (  # noqa: SIM905 - one line a word otherwise
     "pearl quartz river sable topaz umber vesper willow xenon yarrow zephyr 漢字 Ωmega 🙂 привет "
     "slate thyme"
 ).split()
-DIRECTIVE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
 
 class RefusedError(ValueError):
@@ -85,10 +83,11 @@ def resume_script(script: Script, prompt: str, token_ids: list[int], text: str) 
 
 
 def read_directive(prompt: str) -> dict[str, Any]:
-    match = DIRECTIVE.search(prompt)
-    if match is None:
+    _, _, rest = prompt.partition("{{")
+    found, closing, _ = rest.partition("}}")
+    if not closing:
         return {}
-    words, has_text, text = match[1].partition("text=")
+    words, has_text, text = found.partition("text=")
     directive: dict[str, Any] = {"text": text} if has_text else {}
     for word in words.split():
         key, _, value = word.partition("=")

@@ -1,0 +1,69 @@
+"""Model outputs made to keep a parser of tool calls busy: its work grows linearly with the text."""
+
+from collections.abc import Callable
+
+import pytest
+
+from app.inference.tool_calls import Reader, ToolFormat, read_all, reader_of, reader_of_forced
+from tests.security.growth import assert_linear
+
+HERMES, LLAMA, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA3_JSON, ToolFormat.MISTRAL
+_DELTA = 4  # characters, about those of a token
+
+# Each with the format that reads it: a text of about `n` characters.
+ATTACKS: dict[str, tuple[ToolFormat | None, Callable[[int], str]]] = {
+    "capitals behind a bracket": (MISTRAL, lambda n: "[TOOL_CALLS]f[" + "A" * n + "!"),
+    "letters of a call's id": (MISTRAL, lambda n: "[TOOL_CALLS]f[CALL_ID]" + "a" * n + "!"),
+    "space behind a name": (MISTRAL, lambda n: "[TOOL_CALLS]f" + " " * n + "!"),
+    "names that never begin": (MISTRAL, lambda n: "[TOOL_CALLS]f[CALL_ID]a" * (n // 23) + "!"),
+    "openings of openings": (MISTRAL, lambda n: "[TOOL_CALLS]" * (n // 12) + "!"),
+    "brackets behind openings": (MISTRAL, lambda n: "[TOOL_CALLS][ " * (n // 14) + "!"),
+    "nested false calls (Mistral)": (
+        MISTRAL,
+        lambda n: "[TOOL_CALLS]{" * (n // 14) + "}" * (n // 14) + "!",
+    ),
+    "nested false calls (Hermes)": (
+        HERMES,
+        lambda n: "<tool_call>{" * (n // 13) + "}" * (n // 13) + "!",
+    ),
+    "false calls in strings": (HERMES, lambda n: '<tool_call>{"' * (n // 13) + '"}' * (n // 13)),
+    "space behind false calls": (HERMES, lambda n: "<tool_call>{}" + " " * n + "!"),
+    "an opening without an end": (HERMES, lambda n: "<tool_call>{" * (n // 12)),
+    "many false calls": (HERMES, lambda n: "<tool_call>{}!" * (n // 14)),
+    "many calls": (HERMES, lambda n: '<tool_call>{"name":"f"}</tool_call>' * (n // 35)),
+    "escapes": (LLAMA, lambda n: '{"name": "f", "x": "' + "\\\\" * (n // 2) + '"}'),
+    "nothing but space": (HERMES, lambda n: " " * n),
+    "separators": (LLAMA, lambda n: ";" * n + "!"),
+    "digits": (LLAMA, lambda n: '{"name":"f","arguments":{"x":' + "1" * n + "}}"),
+    "nesting": (LLAMA, lambda n: '{"name":"f","arguments":' + '{"a":' * (n // 6) + "}" * (n // 6)),
+    "brackets of a forced list": (None, lambda n: "[" * n + "!"),
+}
+
+
+def read_in_deltas(reader: Reader, text: str) -> None:
+    for at in range(0, len(text), _DELTA):
+        reader.feed(text[at : at + _DELTA])
+    reader.finish()
+
+
+@pytest.mark.parametrize("read", [read_all, read_in_deltas])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_work_grows_linearly(attack: str, read: Callable[[Reader, str], object]) -> None:
+    tool_format, make = ATTACKS[attack]
+
+    def work(size: int) -> None:
+        reader = reader_of(tool_format) if tool_format else reader_of_forced()
+        read(reader, make(size))
+
+    assert_linear(work)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_one_long_delta_is_read_in_linear_time(attack: str) -> None:
+    """A reader that catches up feeds all of a text at once."""
+    tool_format, make = ATTACKS[attack]
+
+    def work(size: int) -> None:
+        (reader_of(tool_format) if tool_format else reader_of_forced()).feed(make(size))
+
+    assert_linear(work)
