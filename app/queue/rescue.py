@@ -37,7 +37,7 @@ WHERE id = (SELECT id FROM workers WHERE id = $1 FOR UPDATE)
 """
 _DEAD_OWNERS = """
 SELECT w.id FROM workers w
-WHERE w.dead_at > now() - interval '1 day' AND EXISTS (
+WHERE w.dead_at IS NOT NULL AND EXISTS (
   SELECT FROM results r WHERE r.worker_id = w.id AND r.state = 'pending')
 """
 
