@@ -725,11 +725,14 @@ async def test_rescue_ends_what_was_cancelled_or_is_late(
     assert row["completion_tokens"] == 1
 
 
-async def test_rescue_frees_what_a_dead_rescuer_left(bench: Bench) -> None:
+@pytest.mark.parametrize("days", [0, 30])
+async def test_rescue_frees_what_a_dead_rescuer_left(bench: Bench, days: int) -> None:
     (identifier,) = await bench.add()
     worker = await bench.worker()
     await bench.claim(worker)
-    await bench.connection.execute("UPDATE workers SET dead_at = now()")
+    await bench.connection.execute(
+        "UPDATE workers SET dead_at = now() - make_interval(days => $1)", days
+    )
     assert await bench.queue.rescue(0.001) == 1
     assert (await bench.row(identifier))["worker_id"] is None
 
