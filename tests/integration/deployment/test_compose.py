@@ -1,9 +1,11 @@
 """docker-compose.yml: valid, closed to the outside, without root, pinned, and in step with Settings."""
 
+import asyncio
 import ipaddress
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import yaml
 
 from app.core.settings import Settings
 from app.ui.settings import UiSettings
-from tests.conftest import ROOT
+from tests.attribution_workers import environment_of
+from tests.conftest import ROOT, run_service
+from tests.integration.support import until
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -107,6 +111,25 @@ def test_a_service_restarts_and_bounds_its_log(name: str) -> None:
     assert service["restart"] == ("no" if name == "migrate" else "unless-stopped")
     assert service["logging"]["options"]["max-size"]
     assert ("healthcheck" in service) is (name != "migrate")
+
+
+async def test_a_worker_is_healthy_while_it_renews_its_lease(settings: Settings) -> None:
+    command = [part.replace("$$", "$") for part in SERVICES["worker"]["healthcheck"]["test"]]
+    assert command[:2] == ["CMD", "python"]
+
+    async def is_healthy() -> bool:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command[2:], env=environment_of(settings), stderr=subprocess.PIPE
+        )
+        _, errors = await process.communicate()
+        assert errors == b""
+        return process.returncode == 0
+
+    assert not await is_healthy()
+    async with run_service(settings, with_worker=True) as service:
+        await until(lambda: service.services.database.fetch("SELECT FROM workers"))
+        assert await is_healthy()
+    assert not await is_healthy()
 
 
 def test_images_are_pinned() -> None:
