@@ -57,17 +57,17 @@ from app.worker.worker import Worker
 class Services:
     """Parts shared by all requests of a process, or by its worker."""
 
-    def __init__(self, settings: Settings, database: Database, fleet: ServerPool) -> None:
+    def __init__(self, settings: Settings, database: Database, server_pool: ServerPool) -> None:
         self.settings = settings
         self.database = database
-        self.fleet = fleet
+        self.server_pool = server_pool
         self.listener = Listener(database)
         self.limits = TeamLimits(database, settings)
         self.queue = JobQueue(database, settings, self.limits)
         self.keys = IdempotencyKeys(database, settings)
         self.contexts = ContextStore(database, self.queue, settings)
         self.results = ResultStore(database, self.queue, settings)
-        self.registry = ModelRegistry(database, fleet, settings)
+        self.registry = ModelRegistry(database, server_pool, settings)
         self.depth = QueueDepth(database, settings)
         self.admission = Admission(database, self.depth, self.limits, settings)
         self.retention = RetentionPolicy(database, settings)
@@ -109,7 +109,7 @@ class Services:
         self.launches = LaunchStore(database)
         self.history = HistoryStore(database)
         self.system = SystemStore(database, self.depth, self.history)
-        self.exposition = MetricsCollector(fleet, self.registry, self.depth)
+        self.metrics_collector = MetricsCollector(server_pool, self.registry, self.depth)
         self.readiness = Readiness(database, self.registry, self.depth)
 
 
@@ -121,11 +121,11 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
     """
     async with (
         Database(settings, f"llm {name}") as database,
-        ServerPool(database, settings) as fleet,
+        ServerPool(database, settings) as server_pool,
     ):
-        services = Services(settings, database, fleet)
+        services = Services(settings, database, server_pool)
         services.limits.subscribe(services.listener)
-        fleet.subscribe(services.listener)
+        server_pool.subscribe(services.listener)
         yield services
 
 
@@ -133,7 +133,7 @@ def new_worker(services: Services) -> Worker:
     settings = services.settings
     backend = TritonBackend(
         services.registry,
-        services.fleet,
+        services.server_pool,
         settings.engine_silence_seconds,
         continues_by_text=settings.continue_by_text,
     )
@@ -183,7 +183,7 @@ async def background(
             ).run()
     if services.settings.metrics_port is not None:
         work["metrics"] = MetricsServer(
-            services.settings, services.exposition.text, services.readiness.report
+            services.settings, services.metrics_collector.text, services.readiness.report
         ).run()
     tasks = [asyncio.create_task(run, name=name) for name, run in work.items()]
     try:

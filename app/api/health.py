@@ -32,4 +32,4 @@ async def read_readiness(services: ServicesOf) -> Response:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def read_metrics(services: ServicesOf) -> Response:
     """Prometheus metrics of this process and of the queues; needs the scope `operate`."""
-    return Response(await services.exposition.text(), media_type=metrics.CONTENT_TYPE)
+    return Response(await services.metrics_collector.text(), media_type=metrics.CONTENT_TYPE)

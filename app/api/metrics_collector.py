@@ -24,8 +24,8 @@ _TIMEOUT_SECONDS = 3.0
 
 
 class MetricsCollector:
-    def __init__(self, fleet: ServerPool, registry: ModelRegistry, depth: QueueDepth) -> None:
-        self._fleet = fleet
+    def __init__(self, server_pool: ServerPool, registry: ModelRegistry, depth: QueueDepth) -> None:
+        self._server_pool = server_pool
         self._registry = registry
         self._depth = depth
         self._making = asyncio.Lock()
@@ -48,7 +48,7 @@ class MetricsCollector:
             _initialize_counters(model.name)
         running = Counter({model.name: 0 for model in models})
         dead = running.copy()
-        for server in self._fleet.servers:
+        for server in self._server_pool.servers:
             running.update(server.running)
             dead.update(server.dead.keys())
         metrics.show(metrics.IN_FLIGHT, running)

@@ -19,9 +19,9 @@ _EXAMPLE = {"name": "gpu-2", "grpc": "10.0.0.2:8001"}
 @router.get("/servers", response_model=list[ServerRead])
 async def list_servers(services: ServicesOf) -> Response:
     """List the Triton servers: health, models, and how many results run on each."""
-    running = await services.fleet.store.running()
+    running = await services.server_pool.store.running()
     return json_response(
-        [server_to_wire(one, running.get(one.name, 0)) for one in services.fleet.servers]
+        [server_to_wire(one, running.get(one.name, 0)) for one in services.server_pool.servers]
     )
 
 
@@ -37,10 +37,10 @@ async def register_server(request: Request, services: ServicesOf) -> Response:
     A server that does not respond yet is registered too, and used when it does.
     """
     server = parse(ServerCreate, await request.body())
-    for known in services.fleet.servers:
+    for known in services.server_pool.servers:
         if known.address.grpc == server.grpc:
             _check_registered(known)
-    await services.fleet.store.add(ServerAddress(**server.model_dump()))
+    await services.server_pool.store.add(ServerAddress(**server.model_dump()))
     answer = await _answer(services, server.name, 201)
     answer.headers["Location"] = str(request.url.path).rstrip("/") + f"/{server.name}"
     return answer
@@ -49,7 +49,7 @@ async def register_server(request: Request, services: ServicesOf) -> Response:
 @router.get("/servers/{name}", response_model=ServerRead)
 async def read_server(name: str, services: ServicesOf) -> Response:
     """Read one server's health and models."""
-    return await _to_response(services, services.fleet.get(name))
+    return await _to_response(services, services.server_pool.get(name))
 
 
 @router.post("/servers/{name}/drain", response_model=ServerRead)
@@ -67,25 +67,25 @@ async def resume_server(name: str, services: ServicesOf) -> Response:
 @router.delete("/servers/{name}", status_code=204)
 async def remove_server(name: str, services: ServicesOf) -> Response:
     """Remove a server; its running results continue to their end."""
-    _check_registered(services.fleet.find(name))
-    await services.fleet.store.remove(name)
+    _check_registered(services.server_pool.find(name))
+    await services.server_pool.store.remove(name)
     await services.registry.outdate()
     return Response(status_code=204)
 
 
 async def _set(services: Services, name: str, *, is_draining: bool) -> Response:
-    _check_registered(services.fleet.find(name))
-    await services.fleet.store.drain(name, is_draining=is_draining)
+    _check_registered(services.server_pool.find(name))
+    await services.server_pool.store.drain(name, is_draining=is_draining)
     return await _answer(services, name)
 
 
 async def _answer(services: Services, name: str, status: int = 200) -> Response:
     await services.registry.outdate()
-    return await _to_response(services, services.fleet.get(name), status)
+    return await _to_response(services, services.server_pool.get(name), status)
 
 
 async def _to_response(services: Services, server: Server, status: int = 200) -> Response:
-    running = await services.fleet.store.running()
+    running = await services.server_pool.store.running()
     return json_response(server_to_wire(server, running.get(server.name, 0)), status)
 
 

@@ -40,7 +40,7 @@ def _as_written(name: str) -> str:
 
 
 async def scrape(service: Service) -> Samples:
-    service.services.exposition._expires = 0.0
+    service.services.metrics_collector._expires = 0.0
     answer = await service.client.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == metrics.CONTENT_TYPE
@@ -139,7 +139,7 @@ async def test_what_waits_is_told_with_its_age(api: Service) -> None:
 
 
 async def test_who_scrapes_often_asks_the_database_no_more(api: Service) -> None:
-    exposition = api.services.exposition
+    exposition = api.services.metrics_collector
     texts = await asyncio.gather(*(exposition.text() for _ in range(100)))
     assert all(text is texts[0] for text in texts)
 
@@ -296,7 +296,7 @@ async def test_a_flood_of_requests_by_names_is_no_flood_of_series(closed: Servic
     operator = bearer(sign({"team_id": "red", "token_id": "t", "scopes": ["use", "operate"]}))
 
     async def count() -> int:
-        closed.services.exposition._expires = 0.0
+        closed.services.metrics_collector._expires = 0.0
         answer = await closed.client.get("/metrics", headers=operator)
         return len(answer.text.splitlines())
 

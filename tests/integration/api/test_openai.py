@@ -535,7 +535,7 @@ async def test_the_client_tries_a_model_again_that_is_not_ready(
     async with serve(openai_settings, with_worker=True) as service:
         base = str(service.client.base_url).rstrip("/") + "/v1"
         async with AsyncOpenAI(base_url=base, api_key="none", max_retries=3) as client:
-            await service.services.fleet.get("default").client.unload("scripted")
+            await service.services.server_pool.get("default").client.unload("scripted")
             await service.services.registry.refresh()
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.with_options(max_retries=0).chat.completions.create(
@@ -546,7 +546,7 @@ async def test_the_client_tries_a_model_again_that_is_not_ready(
             sending = asyncio.create_task(
                 client.chat.completions.create(model="scripted", messages=HELLO)
             )
-            await service.services.fleet.get("default").client.load("scripted")
+            await service.services.server_pool.get("default").client.load("scripted")
             await service.services.registry.refresh()
             assert (await sending).choices[0].message.content
 

@@ -109,7 +109,7 @@ async def test_a_worker_tells_it_on_its_own_port(service: Service, settings: Set
     changed = settings.model_copy(update={"metrics_port": port})
     parts = service.services
     serving = asyncio.create_task(
-        MetricsServer(changed, parts.exposition.text, parts.readiness.report).run()
+        MetricsServer(changed, parts.metrics_collector.text, parts.readiness.report).run()
     )
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 

@@ -99,7 +99,7 @@ async def test_every_answer_has_an_id(
     async def breaks() -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(type(api.services.exposition), "text", lambda _: breaks())
+    monkeypatch.setattr(type(api.services.metrics_collector), "text", lambda _: breaks())
     sent = {"X-Request-Id": "q-2"}
     for path, status in (
         ("/health/live", 200),

@@ -191,7 +191,9 @@ async def test_messages_are_rendered_by_the_models_template(
     assert prompt == "<user> hi {{chunks=2}} <assistant>"
     pieces = [
         d.text
-        async for d in chat.services.fleet.get("default").client.generate("scripted", prompt, {})
+        async for d in chat.services.server_pool.get("default").client.generate(
+            "scripted", prompt, {}
+        )
     ]
     assert result["result"] == "".join(pieces)
     context = await chat.client.get(f"/contexts/{result['context_id']}")

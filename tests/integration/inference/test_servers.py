@@ -67,7 +67,7 @@ async def server(service: Service, name: str) -> dict[str, Any]:
 
 def running(service: Service) -> dict[str, int]:
     """Running results of this process by server."""
-    return {one.name: one.running.total() for one in service.services.fleet.servers}
+    return {one.name: one.running.total() for one in service.services.server_pool.servers}
 
 
 async def until_running_on(service: Service, **wanted: int) -> None:
@@ -190,7 +190,7 @@ async def test_the_settings_may_name_several(
 async def test_a_change_is_not_forgotten_when_its_reader_leaves(
     api: Service, connection: asyncpg.Connection
 ) -> None:
-    servers = api.services.fleet
+    servers = api.services.server_pool
     async with connection.transaction():
         await connection.execute("LOCK TABLE servers IN ACCESS EXCLUSIVE MODE")
         await connection.execute("INSERT INTO servers (name, grpc) VALUES ('away', $1)", NOWHERE)
@@ -209,7 +209,7 @@ async def test_requests_do_not_wait_long_for_a_server_that_is_known_to_hang(
     host, port = split_address(triton.address("grpc"), 0)
     async with SilentProxy(host, port) as proxy:
         await register(api, "frozen", grpc=f"127.0.0.1:{proxy.port}")
-        frozen = api.services.fleet.get("frozen")
+        frozen = api.services.server_pool.get("frozen")
         proxy.freeze_the_open()
         frozen.error = "as if it had not answered"
         monkeypatch.setattr(server_pool, "_QUERY_TIMEOUT_SECONDS", 600.0)
@@ -269,7 +269,7 @@ async def test_the_least_busy_server_is_next(both: Service) -> None:
         for attempt in both.services.hub._running.values()
         if isinstance(attempt, Attempt)
     }
-    first = both.services.fleet.get("default").address.grpc
+    first = both.services.server_pool.get("default").address.grpc
     on_first = [result for result in sent if place[result["id"]] == first]
     await cancel(both, on_first)
     await until_running_on(both, default=0)
@@ -313,7 +313,7 @@ async def test_a_removed_server_ends_what_it_has(both: Service) -> None:
         assert (ended["state"], ended["attempt"]) == ("completed", 1)
 
     async def is_closed() -> bool:
-        return not both.services.fleet._leaving
+        return not both.services.server_pool._leaving
 
     await until(is_closed)
 
@@ -344,7 +344,7 @@ async def with_two_models(
         await register(service, "only", grpc=second.address("grpc"), slots=1)
         assert (await service.client.post("/models/another/load")).json()["ready"] is True
         yield service
-        await service.services.fleet.get("only").client.unload("another")
+        await service.services.server_pool.get("only").client.unload("another")
     shutil.rmtree(second._repository / "another")
 
 
@@ -366,7 +366,7 @@ async def test_a_server_that_comes_back_has_no_more_slots_than_before(both: Serv
     """Removed, and registered again, while results run on it."""
     sent = [await send(both, LONG) for _ in range(16)]
     await until_running_on(both, default=8, second=8)
-    address = both.services.fleet.get("second").address.grpc
+    address = both.services.server_pool.get("second").address.grpc
     assert (await both.client.delete("/servers/second")).status_code == 204
     await register(both, "again", grpc=address)
     more = [await send(both, LONG) for _ in range(4)]
@@ -484,7 +484,7 @@ async def test_what_a_server_does_not_take_the_next_one_does(
     both: Service, second: MortalTriton
 ) -> None:
     """Also before a process has noticed that it is gone: in the same attempt."""
-    lost = both.services.fleet.get("second")
+    lost = both.services.server_pool.get("second")
     models = dict(lost.models)
     second.kill_server()
     await second.wait()  # one that is dying still takes what comes
@@ -503,7 +503,7 @@ async def test_loading_and_unloading_reach_all_who_have_the_model(
     both: Service, second: MortalTriton
 ) -> None:
     await both.client.post("/servers/second/drain")
-    lost = both.services.fleet.get("second")
+    lost = both.services.server_pool.get("second")
     await lost.client.unload("scripted")
     assert (await both.client.get("/models/scripted")).json()["ready"] is True
     loaded = await both.client.post("/models/scripted/load")
@@ -514,7 +514,7 @@ async def test_loading_and_unloading_reach_all_who_have_the_model(
 async def test_loading_goes_on_when_a_server_leaves_meanwhile(
     both: Service, second: MortalTriton
 ) -> None:
-    lost = both.services.fleet.get("second")
+    lost = both.services.server_pool.get("second")
     assert (await both.client.post("/models/scripted/unload")).json()["ready"] is False
 
     async def is_gone() -> bool:

@@ -55,7 +55,7 @@ async def test_the_output_is_the_models_own(service: Service) -> None:
     result = await finish(service, prompt, parameters=parameters)
     pieces = [
         d.text
-        async for d in service.services.fleet.get("default").client.generate(
+        async for d in service.services.server_pool.get("default").client.generate(
             "scripted", prompt, parameters
         )
     ]

@@ -351,7 +351,7 @@ async def test_an_attempt_that_was_lost_unnoticed_is_not_read(
     """
     async with serve(settings) as api:
         sent = await send(api, script(1))
-        backend = TritonBackend(api.services.registry, api.services.fleet, 30.0)
+        backend = TritonBackend(api.services.registry, api.services.server_pool, 30.0)
         claim = Claim(UUID(sent["id"]), 1, "scripted", "", {}, 60.0, is_suspect=False)
         lost = Generation(claim, backend, api.services.hub.on_text)
         lost.text.append("what was" * 2000)

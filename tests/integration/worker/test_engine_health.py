@@ -337,7 +337,7 @@ async def test_a_full_engine_is_not_dead(
     ) as service:
         (result_id,) = await send_all(service, [LONG])
         await until_running(service, 1)
-        server = service.services.fleet.servers[0]
+        server = service.services.server_pool.servers[0]
         run = server.client.run
 
         async def probes_wait(model: str, _prompt: str, *arguments: Any) -> None:
