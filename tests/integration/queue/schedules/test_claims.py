@@ -1,10 +1,14 @@
 """Claims beside each other, and beside what takes their results or their worker."""
 
+from collections.abc import Callable
+from uuid import UUID
+
 import pytest
 
-from tests.integration.queue.queue_bench import MODEL, Bench, ended
+from app.queue.claim import Claim
+from tests.integration.queue.queue_bench import MODEL, Bench, ended, make_result
 from tests.integration.queue.schedules.checks import Schedules
-from tests.integration.queue.schedules.scheduler import Schedule
+from tests.integration.queue.schedules.scheduler import Process, Schedule, Work
 from tests.integration.queue.schedules.works import (
     WEBHOOK,
     cancelling,
@@ -12,10 +16,12 @@ from tests.integration.queue.schedules.works import (
     ending,
     expiring,
     facts,
+    lost,
     rescuing,
     running,
     within_limits,
 )
+from tests.integration.queue.test_eager_dispatch import Dispatcher
 
 # One database for all tests of this file.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -123,6 +129,51 @@ async def test_a_claim_and_the_rescue_from_its_worker(schedules: Schedules, benc
         assert right <= len(left)
         owner = None if right or not left else worker
         assert await facts(bench, result_id) == ("pending", owner, len(left), None)
+
+    await schedules.check(example)
+
+
+@pytest.mark.parametrize("way", [claiming, within_limits])
+async def test_a_suspect_runs_alone(
+    schedules: Schedules, bench: Bench, way: Callable[[UUID], Work]
+) -> None:
+    """The end of the attempt that makes it a suspect, then its claim; and a claim of others."""
+
+    async def example(schedule: Schedule) -> None:
+        result_id, worker, claim = await running(bench)
+        await bench.connection.execute("UPDATE results SET engine_deaths = 1")
+        await bench.add(2)
+        other = await bench.worker()
+
+        async def lose_and_claim(process: Process) -> list[Claim]:
+            assert await process.end(worker, lost(claim)) == [True]
+            return await process.queue.claim_suspects(worker, [MODEL])
+
+        left, right = await schedule.run(lose_and_claim, way(other))
+        assert [one.id for one in left] in ([], [result_id])
+        assert len(right) <= 2
+
+    await schedules.check(example)
+
+
+async def test_a_suspect_runs_beside_no_eager_claim(schedules: Schedules, bench: Bench) -> None:
+    async def example(schedule: Schedule) -> None:
+        result_id, worker, claim = await running(bench)
+        await bench.connection.execute("UPDATE results SET engine_deaths = 1")
+        dispatcher = Dispatcher(await bench.worker())
+
+        async def lose_and_claim(process: Process) -> list[Claim]:
+            assert await process.end(worker, lost(claim)) == [True]
+            return await process.queue.claim_suspects(worker, [MODEL])
+
+        async def send(process: Process) -> list[Claim]:
+            process.queue.dispatcher = dispatcher
+            assert await process.queue.enqueue([make_result()]) == [True]
+            return dispatcher.started
+
+        left, right = await schedule.run(lose_and_claim, send)
+        assert [one.id for one in left] in ([], [result_id])
+        assert len(right) in (0, 1)
 
     await schedules.check(example)
 
