@@ -20,15 +20,21 @@ from tests.postgres import PostgresServer
 
 T = TypeVar("T")
 
+_STUCK_SECONDS = 60.0  # for one rule
+
 
 class DatabaseMachine(RuleBasedStateMachine):
-    """A machine on the bench of its test; each of its examples has rows of its own."""
+    """A machine on the bench of its test; each of its examples has rows of its own.
+
+    Its rules have no preconditions: the order of concurrent requests may differ when hypothesis
+    repeats an example, which must not change what it draws. A rule returns where it does not apply.
+    """
 
     loop: ClassVar[asyncio.AbstractEventLoop]
     bench: ClassVar[Bench]
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(work)
+        return self.loop.run_until_complete(asyncio.wait_for(work, _STUCK_SECONDS))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
 from app.api.container import Services
 from app.auth.principal import Principal
@@ -82,11 +82,10 @@ class KeyMachine(DatabaseMachine):
 
     # --- what happens to keys and results ----------------------------------------------------------
 
-    @precondition(lambda self: self.taken)
     @rule(which=st.integers(0, 3))
     def expire(self, which: int) -> None:
         key = self._key(which)
-        del self.taken[key]
+        self.taken.pop(key, None)
         self.run(
             self.bench.database.fetch(
                 "UPDATE idempotency_keys SET expires_at = now() WHERE team_id = $1 AND key = $2",
@@ -99,37 +98,30 @@ class KeyMachine(DatabaseMachine):
     def remove_expired(self, place: int) -> None:
         self.run(self.services[place].keys.remove_expired())
 
-    @precondition(lambda self: self.taken)
     @rule(which=st.integers(0, 3))
     def end(self, which: int) -> None:
-        ids = self.taken[self._key(which)].ids
+        ids = self._ids(which)
         for result_id in ids:
             self.run(self.bench.queue.cancel(self.team, id=result_id))
         self.ended.update(ids)
 
-    @precondition(lambda self: self.taken)
     @rule(which=st.integers(0, 3), place=places)
     def erase(self, which: int, place: int) -> None:
-        ids = self.taken[self._key(which)].ids
+        ids = self._ids(which)
         self.run(self.services[place].erasure.erase(ids))
         # Only requests for several are sent with `store=False`.
         self.erased.update({*ids} & self.ended if len(ids) > 1 else ())
 
-    @precondition(lambda self: self.taken)
     @rule(which=st.integers(0, 3), place=places)
     def delete(self, which: int, place: int) -> None:
-        key = self._key(which)
-        ids = self.taken.pop(key).ids
-        self.stored -= {ids[0]}  # the key is its; others of its group stay
-        self.run(self.services[place].results.delete(self.team, ids[0], force=True))
+        first = self._ids(which)[:1]
+        self.taken.pop(self._key(which), None)  # others of its group stay
+        self._delete(place, first)
 
-    @precondition(lambda self: any(len(one.ids) > 1 for one in self.taken.values()))
     @rule(place=places)
     def delete_second(self, place: int) -> None:
-        second = next(one.ids[1] for one in self.taken.values() if len(one.ids) > 1)
-        if second in self.stored:
-            self.stored.remove(second)
-            self.run(self.services[place].results.delete(self.team, second, force=True))
+        seconds = [one.ids[1] for one in self.taken.values() if len(one.ids) > 1]
+        self._delete(place, [one for one in seconds if one in self.stored])
 
     def teardown(self) -> None:
         if hasattr(self, "team"):
@@ -170,7 +162,16 @@ class KeyMachine(DatabaseMachine):
     # --- what the rules do --------------------------------------------------------------------------
 
     def _key(self, which: int) -> str:
-        return sorted(self.taken)[which % len(self.taken)]
+        return sorted(self.taken)[which % len(self.taken)] if self.taken else ""
+
+    def _ids(self, which: int) -> list[UUID]:
+        taken = self.taken.get(self._key(which))
+        return taken.ids if taken else []
+
+    def _delete(self, place: int, ids: Sequence[UUID]) -> None:
+        self.stored.difference_update(ids)
+        for one in ids:
+            self.run(self.services[place].results.delete(self.team, one, force=True))
 
     async def _send_all(self, sent: Sequence[tuple[int, Request]]) -> list[Outcome]:
         return await asyncio.gather(*(self._send(place, request) for place, request in sent))

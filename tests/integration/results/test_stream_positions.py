@@ -6,13 +6,13 @@ and comes back to either process ends with exactly the text of the result. `FUZZ
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
 from app.core.errors import Failure, FailureCode
 from app.inference.triton_messages import Delta
@@ -39,9 +39,26 @@ from tests.postgres import PostgresServer
 TEAM = "default"
 TOKEN = bytes(4)
 NOT_CONTINUED = Failure(FailureCode.NOT_CONTINUED, "It starts over.", True)
-texts = st.text("aé€😀", max_size=4)
 processes = st.integers(0, 1)
+counts = st.sampled_from([1, 2, 3, 1_000])
 MAX_TOKENS = 40
+
+
+@dataclass(frozen=True)
+class Text:
+    """The next tokens of an attempt; some are half a character and have no text."""
+
+    tokens: Sequence[str]
+    is_stored: bool
+    has_ids: bool
+
+
+texts = st.builds(
+    Text,
+    st.lists(st.sampled_from(["a", "bé", "€😀c", ""]), max_size=3),
+    st.booleans(),
+    st.sampled_from([True] * 8 + [False]),
+)
 
 
 @dataclass
@@ -74,8 +91,8 @@ class Client:
 class StreamMachine(DatabaseMachine):
     """One result: its attempts in two processes, and its readers."""
 
-    @initialize(resumable=st.booleans())
-    def begin(self, resumable: bool) -> None:
+    @initialize(resumable=st.sampled_from([True, True, False]), place=processes)
+    def begin(self, resumable: bool, place: int) -> None:
         self.resumable = resumable  # else its readers read tokens, too
         self.model = f"m-{uuid4()}"
         self.results = ResultStore(self.bench.database, self.bench.queue, self.bench.settings)
@@ -95,92 +112,90 @@ class StreamMachine(DatabaseMachine):
             self.bench.add(model_name=self.model, resumable=resumable, parameters=parameters)
         )
         self.worker: UUID = self.run(self.bench.worker())
+        self.run(self._claim(place))
 
     # --- attempts ---------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.row is None and self.attempt is None)
     @rule(place=processes)
     def claim(self, place: int) -> None:
-        self.run(self._claim(place))
+        if self.row is None and self.attempt is None:
+            self.run(self._claim(place))
 
-    @precondition(lambda self: self.attempt is not None)
-    @rule(text=texts, has_id=st.sampled_from([True, True, True, False]))
-    def generate(self, text: str, has_id: bool) -> None:
-        assert self.attempt is not None
-        self.run(self._generate(self.attempt, text, has_id=has_id))
+    @rule(new=texts)
+    def generate_in_vain(self, new: Text) -> None:
+        if self.zombies:
+            self.run(self._generate(new, self.zombies[0][1]))
 
-    @precondition(lambda self: self.zombies)
-    @rule(text=texts)
-    def generate_in_vain(self, text: str) -> None:
-        self.run(self._generate(self.zombies[0][1], text, has_id=True))
-
-    @precondition(lambda self: self.attempt is not None)
-    @rule()
-    def flush(self) -> None:
-        assert self.attempt is not None
-        self.run(self._flush(self.attempt))
-
-    @precondition(lambda self: self.zombies)
-    @rule()
-    def flush_in_vain(self) -> None:
-        self.run(self._flush(self.zombies[0][1]))
-
-    @precondition(lambda self: self.attempt is not None)
-    @rule(is_noticed=st.booleans())
-    def lose_worker(self, is_noticed: bool) -> None:
-        assert self.attempt is not None
+    @rule(new=texts, is_noticed=st.booleans(), place=processes)
+    def lose_worker(self, new: Text, is_noticed: bool, place: int) -> None:
+        if self.attempt is None:
+            return
+        self.run(self._generate(new))
         self.zombies.append((self.hubs[self.place], self.attempt))
         self.attempt = None
         if is_noticed:
             self.notice()
         self.run(self._rescue())
+        if self.row is None:
+            self.run(self._claim(place))
 
-    @precondition(lambda self: self.zombies)
     @rule()
     def notice(self) -> None:
         for hub, attempt in self.zombies:
             hub.detach(attempt)
         self.zombies.clear()
 
-    @precondition(lambda self: self.attempt is not None)
-    @rule(outcome=st.sampled_from([AttemptOutcome.LOST, AttemptOutcome.RETURNED]))
-    def end_early(self, outcome: AttemptOutcome) -> None:
+    @rule(new=texts, outcome=st.sampled_from([AttemptOutcome.LOST, AttemptOutcome.RETURNED]))
+    def end_early(self, new: Text, outcome: AttemptOutcome) -> None:
+        if self.attempt is None:
+            return
+        self.run(self._generate(new))
         failure = LOST if outcome is AttemptOutcome.LOST else None
         self.run(self._end(outcome, failure))
 
-    @precondition(lambda self: self.attempt is not None and self.attempt.claim.resume is not None)
     @rule()
     def start_over(self) -> None:
-        assert self.attempt is not None
+        if self.attempt is None or self.attempt.claim.resume is None:
+            return
         self.attempt.starts_over = True
         self.run(self._end(AttemptOutcome.RETURNED, NOT_CONTINUED))
 
-    @precondition(lambda self: self.attempt is not None and len(self.full) > 1)
     @rule()
     def complete(self) -> None:
-        self.run(self._end(AttemptOutcome.COMPLETED, None))
+        if self.attempt is not None and len(self.full) > 2:
+            self.run(self._end(AttemptOutcome.COMPLETED, None))
 
-    @precondition(lambda self: self.row is None and len(self.full) > 1)
     @rule()
     def cancel(self) -> None:
-        self.run(self._cancel())
+        if self.row is None and len(self.full) > 2:
+            self.run(self._cancel())
 
     # --- readers ----------------------------------------------------------------------------------
 
-    @rule(place=processes, which=st.integers(0, 1000))
-    def connect(self, place: int, which: int) -> None:
+    @rule(new=texts, place=processes, which=st.integers(0, 9), count=counts)
+    def connect(self, new: Text, place: int, which: int, count: int) -> None:
+        """Come back at a past position, or begin."""
+        self.run(self._generate(new))
         known = self.past[-1 - which % len(self.past)] if self.resumable else Known()
         self.clients.append(self._client(place, known))
+        self.run(self._read(self.clients[-1], count))
 
-    @precondition(lambda self: self.clients)
-    @rule(which=st.integers(0, 1000), count=st.integers(1, 6))
-    def read(self, which: int, count: int) -> None:
-        self.run(self._read(self.clients[which % len(self.clients)], count))
+    @rule(new=texts, which=st.integers(0, 9), count=counts)
+    def read(self, new: Text, which: int, count: int) -> None:
+        self.run(self._generate(new))
+        if self.clients:
+            self.run(self._read(self.clients[which % len(self.clients)], count))
 
-    @precondition(lambda self: self.clients)
-    @rule(which=st.integers(0, 1000))
-    def disconnect(self, which: int) -> None:
-        self.run(self.clients.pop(which % len(self.clients)).events.aclose())
+    @rule(new=texts)
+    def read_all(self, new: Text) -> None:
+        self.run(self._generate(new))
+        for client in self.clients:
+            self.run(self._read(client))
+
+    @rule()
+    def disconnect(self) -> None:
+        if len(self.clients) > 2:
+            self.run(self.clients.pop(0).events.aclose())
 
     def teardown(self) -> None:
         if hasattr(self, "clients"):
@@ -202,16 +217,16 @@ class StreamMachine(DatabaseMachine):
             attempt.starts_over = True
             await self._end(AttemptOutcome.RETURNED, NOT_CONTINUED)
 
-    async def _generate(self, attempt: Generation, text: str, *, has_id: bool) -> None:
-        if attempt.completion_tokens >= MAX_TOKENS:
+    async def _generate(self, new: Text, attempt: Generation | None = None) -> None:
+        attempt = attempt or self.attempt
+        if attempt is None:
             return
-        self.tokens += 1
-        logprobs = None if self.resumable else f'[{{"{self.tokens}": {{"logprob": -1.0}}}}]'
-        ids = TOKEN if has_id else None
-        attempt._on_delta(Delta(text, None, 3, 1, logprobs, 1, ids))
-
-    async def _flush(self, attempt: Generation) -> None:
-        if chunk := attempt.take_chunk():
+        for text in new.tokens[: MAX_TOKENS - attempt.completion_tokens]:
+            self.tokens += 1
+            logprobs = None if self.resumable else f'[{{"{self.tokens}": {{"logprob": -1.0}}}}]'
+            ids = TOKEN if new.has_ids else None
+            attempt._on_delta(Delta(text, None, 3, 1, logprobs, 1, ids))
+        if new.is_stored and (chunk := attempt.take_chunk()):
             worker = self.worker if attempt is self.attempt else uuid4()
             await self.bench.queue.append(worker, [chunk])
 
@@ -316,4 +331,4 @@ def test_a_reader_at_any_position_gets_the_whole_text_once(
 ) -> None:
     with loop_and_bench(postgres_server, template, max_attempts=5) as (loop, bench):
         StreamMachine.loop, StreamMachine.bench = loop, bench
-        check_machine(StreamMachine, examples=25, steps=25)
+        check_machine(StreamMachine, examples=60, steps=25)

@@ -1,6 +1,7 @@
 """Claims beside each other, and beside what takes their results or their worker."""
 
 from collections.abc import Callable
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -133,7 +134,7 @@ async def test_a_claim_and_the_rescue_from_its_worker(schedules: Schedules, benc
     await schedules.check(example)
 
 
-@pytest.mark.parametrize("way", [claiming, within_limits])
+@pytest.mark.parametrize("way", [claiming, partial(within_limits, most=3)], ids=["all", "limited"])
 async def test_a_suspect_runs_alone(
     schedules: Schedules, bench: Bench, way: Callable[[UUID], Work]
 ) -> None:
