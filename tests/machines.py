@@ -20,7 +20,7 @@ from tests.postgres import PostgresServer
 
 T = TypeVar("T")
 
-_STUCK_SECONDS = 60.0  # for one rule
+_STUCK_SECONDS = 30.0  # for one rule
 
 
 class DatabaseMachine(RuleBasedStateMachine):

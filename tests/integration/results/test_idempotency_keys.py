@@ -222,4 +222,4 @@ def test_a_key_names_one_request_and_its_results(
 
         KeyMachine.loop, KeyMachine.bench = loop, bench
         KeyMachine.services = [loop.run_until_complete(open_services()) for _ in range(2)]
-        check_machine(KeyMachine, examples=30, steps=20)
+        check_machine(KeyMachine, examples=60, steps=20)
