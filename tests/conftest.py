@@ -120,11 +120,8 @@ def template(postgres_server: PostgresServer) -> str:
 @pytest.fixture
 async def database_name(postgres_server: PostgresServer, template: str) -> AsyncIterator[str]:
     """A database of the test's own."""
-    name = f"test_{secrets.token_hex(6)}"
-    # Copied as files, it writes no log, which would grow to a gigabyte.
-    await postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
-    yield name
-    await postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    async with own_database(postgres_server, template) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")
@@ -192,6 +189,16 @@ async def connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
     connection = await connect(settings)
     yield connection
     await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def own_database(server: PostgresServer, template: str) -> AsyncIterator[str]:
+    """The name of a new database."""
+    name = f"test_{secrets.token_hex(6)}"
+    # Copied as files, it writes no log, which would grow to a gigabyte.
+    await server.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
+    yield name
+    await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @contextlib.contextmanager

@@ -84,9 +84,10 @@ class BatchFeed:
         if batch.finalizing_at is not None:
             await self._finalize(batch)
             return False
-        if batch.seconds_left <= 0 and batch.expiring_at is None:
+        is_open = batch.expected_end == "completed"
+        if is_open and batch.seconds_left <= 0:
             await self._services.work.mark_expiring(self.batch_id)
-        elif batch.expected_end == "completed" and batch.state == "validating":
+        elif is_open and batch.state == "validating":
             await validate(self._services, batch, self._lease)
         else:
             await self._advance(batch)

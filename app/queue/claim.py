@@ -55,6 +55,17 @@ RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt
 _START_PICKED = f"{_START} r.id = ANY (ARRAY(SELECT id FROM picked)) {_CLAIMED}"
 
 
+_CLAIMS_KEY = "hashtext('results.claims'), hashtext({})"
+
+
+def may_claim_sql(model: str) -> str:
+    """Keep suspects of a model from being claimed until this transaction ends; false if one is.
+
+    Otherwise a suspect's claim could find the model empty while another claim is not yet committed.
+    """
+    return f"pg_try_advisory_xact_lock_shared({_CLAIMS_KEY.format(model)})"
+
+
 def _without_suspects(model: str) -> str:
     return f"""NOT EXISTS (
     SELECT FROM results s WHERE s.model_name = {model}
@@ -71,8 +82,11 @@ def _next_team(condition: str) -> str:
 
 
 CLAIM = f"""
-WITH {_ME}, picked AS (
-  SELECT p.id FROM me, unnest($2::text[], $3::int[]) AS w(model_name, free)
+WITH {_ME}, queues AS MATERIALIZED (
+  SELECT w.model_name, w.free FROM me, unnest($2::text[], $3::int[]) AS w(model_name, free)
+  WHERE {may_claim_sql("w.model_name")}
+), picked AS (
+  SELECT p.id FROM queues w
   CROSS JOIN LATERAL (
     SELECT r.id FROM results r
     WHERE r.model_name = w.model_name
@@ -121,7 +135,10 @@ WITH RECURSIVE {_ME}, waiting AS (
 {_START_PICKED}
 """
 
-# Run under LOCK_QUEUE, so that two workers cannot each find the model empty.
+# False while other claims of the model are not yet committed.
+_LOCK_CLAIMS = f"SELECT pg_try_advisory_xact_lock({_CLAIMS_KEY.format('$1')})"
+
+# Run under LOCK_QUEUE and _LOCK_CLAIMS, so that two workers cannot each find the model empty.
 _CLAIM_SUSPECT = f"""
 {_START} r.id = (
   SELECT s.id FROM results s
@@ -182,6 +199,8 @@ async def claim_suspect(
 ) -> list[Claim]:
     async with connection.transaction():
         await connection.execute(LOCK_QUEUE, model)
+        if not await connection.fetchval(_LOCK_CLAIMS, model):
+            return []
         rows = await connection.fetch(_CLAIM_SUSPECT, worker_id, model)
     return await _to_claims(connection, rows, continues=continues)
 

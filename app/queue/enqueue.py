@@ -10,7 +10,7 @@ import orjson
 
 from app.core.database import Connection, await_standby
 from app.core.record_set import Json, RecordSet
-from app.queue.claim import SUSPECT_DEATHS, Claim
+from app.queue.claim import SUSPECT_DEATHS, Claim, may_claim_sql
 from app.queue.idempotency import NewKey, take_keys_sql
 from app.queue.notifications import notify_enqueued
 from app.queue.team_limits import Limits, without_running_limits_sql
@@ -139,7 +139,7 @@ WITH input AS MATERIALIZED ({results.select(2 + len(CONTEXTS.types))}),
   -- Models with an empty queue: a new result overtakes no other.
   SELECT m.model_name, m.team_id, me.id AS worker_id
   FROM me, (SELECT DISTINCT model_name, team_id FROM input WHERE may_start) m
-  WHERE NOT EXISTS (
+  WHERE {may_claim_sql("m.model_name")} AND NOT EXISTS (
     SELECT FROM results w WHERE w.model_name = m.model_name
       AND w.state = 'pending' AND w.worker_id IS NULL)
   AND NOT EXISTS (
