@@ -11,6 +11,7 @@ import pytest
 
 from app.core.database import Connection, Database
 from app.core.settings import Settings
+from app.core.waiting import cancel_all
 from app.worker.lease import Lease, Load
 from tests.conftest import connect
 from tests.integration.support import until
@@ -113,3 +114,22 @@ async def _try_to_renew(
         async with kept(lease, Beats()):
             await until(lambda: asyncio.sleep(0, tries >= 2))
     return lease
+
+
+async def test_a_lost_renewal_is_repeated_long_before_the_next_is_due(settings: Settings) -> None:
+    begun = asyncio.get_running_loop().time()
+    beats = Beats()
+
+    async def lose_the_first(connection: Connection) -> None:
+        await beats(connection)
+        if beats.count == 1:
+            raise ConnectionResetError
+
+    async with Database(settings, "test") as database:
+        lease = Lease(database, 500 * _LEASE_SECONDS)  # renewed every 500 s
+        await lease.register()
+        keeping = asyncio.create_task(lease.keep(idle, lose_the_first))
+        while beats.count < 2:
+            assert asyncio.get_running_loop().time() - begun < lease.period / 2
+            await asyncio.sleep(0.1)
+        await cancel_all([keeping])
