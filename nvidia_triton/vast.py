@@ -217,12 +217,12 @@ def has_key() -> bool:
 def _raise_if_refused(line: str) -> None:
     """With --raw, the CLI reports a refused call as a JSON object on standard error."""
     try:
-        told = json.loads(line)
+        reported = json.loads(line)
     except ValueError:
         return
-    if not isinstance(told, dict) or not told.get("error"):
+    if not isinstance(reported, dict) or not reported.get("error"):
         return
-    status, reason = told.get("status_code"), _reason(told)
+    status, reason = reported.get("status_code"), _reason(reported)
     if status in (401, 403):
         raise VastError(f"Vast.ai refused the API key, or there is none ({reason}): {_KEY_REMEDY}")
     if status == 404:

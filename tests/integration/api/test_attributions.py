@@ -612,10 +612,10 @@ async def test_a_worker_of_an_index_that_is_broken_says_why(
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
-        told = (await process.stderr.read()).decode()
+        logged = (await process.stderr.read()).decode()
         assert await process.wait() == 2
-        assert index in told
-        assert "Traceback" not in told
+        assert index in logged
+        assert "Traceback" not in logged
 
 
 def _engines(worker: ServicePart) -> list[psutil.Process]:

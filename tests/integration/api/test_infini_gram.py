@@ -295,14 +295,14 @@ async def test_every_team_is_told_the_same(guarded: Settings, indexes_file: Path
             ("GET", "/corpus/documents/?search=x", None),
             ("POST", "/absent/count", {"query": "x"}),
         ]:
-            told = []
+            received = []
             for team in ("red", "blue"):
                 token = sign({"team_id": team, "token_id": team, "scopes": ["use"]})
                 answer = await service.client.request(
                     method, path, json=body, headers=bearer(token)
                 )
-                told.append((answer.status_code, answer.content))
-            assert told[0] == told[1], path
+                received.append((answer.status_code, answer.content))
+            assert received[0] == received[1], path
             assert_problem(
                 await service.client.request(method, path, json=body), 401, "unauthenticated"
             )

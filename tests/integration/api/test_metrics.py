@@ -128,11 +128,11 @@ async def test_what_waits_is_told_with_its_age(api: Service) -> None:
     for _ in range(3):
         await send(api, "waits")
 
-    async def told() -> Samples | None:
+    async def reported() -> Samples | None:
         samples = await scrape(api)
         return samples if value(samples, "llm_queue_depth", model="scripted") == 3 else None
 
-    samples = await until(told)
+    samples = await until(reported)
     assert 0 <= value(samples, "llm_queue_oldest_seconds", model="scripted") < 60
     assert value(samples, "llm_workers") == 0
     assert value(samples, "llm_running", model="scripted") == 0

@@ -159,9 +159,9 @@ async def test_tgi_clients_name_no_model(served: Service, client: AsyncOpenAI) -
     """huggingface_hub sends `dummy`, text_generation `tgi`, others nothing."""
     url = str(served.client.base_url).rstrip("/")
     hub = InferenceClient(model=url)
-    told = await asyncio.to_thread(hub.chat_completion, messages=say("hi"))
-    assert told.choices[0].message.content == "hi"
-    assert (told.model, told.system_fingerprint) == ("scripted", SYSTEM_FINGERPRINT)
+    answered = await asyncio.to_thread(hub.chat_completion, messages=say("hi"))
+    assert answered.choices[0].message.content == "hi"
+    assert (answered.model, answered.system_fingerprint) == ("scripted", SYSTEM_FINGERPRINT)
     tgi = text_generation.Client(url)
     messages = [text_generation.types.Message(**one) for one in say("hi")]
     whole: Any = await asyncio.to_thread(tgi.chat, messages)

@@ -395,13 +395,13 @@ async def test_what_is_not_to_be_stored_is_erased_at_its_delivery(
         return bool(await connection.fetchval(query, identifier))
 
     await until(is_erased)
-    told = await connection.fetchval(
+    recorded = await connection.fetchval(
         "SELECT to_jsonb(r)::text || to_jsonb(c)::text FROM results r"
         " JOIN contexts c ON c.id = r.context_id WHERE r.id = $1",
         identifier,
     )
-    assert "secret" not in told
-    assert made.output_text not in told
+    assert "secret" not in recorded
+    assert made.output_text not in recorded
     result = await native(served, made.id)
     assert (result["state"], result["result"]) == ("completed", None)
     assert result["erased_at"]
@@ -579,9 +579,9 @@ async def test_a_format_and_probabilities(served: Service, client: AsyncOpenAI) 
     )
     parameters = (await native(served, made.id))["parameters"]
     assert parameters["structured_outputs"]["json"] == schema
-    told = made.output[0].content[0].logprobs
-    assert "".join(one.token for one in told) == made.output_text
-    assert all(one.logprob < 0 for one in told)
+    recorded = made.output[0].content[0].logprobs
+    assert "".join(one.token for one in recorded) == made.output_text
+    assert all(one.logprob < 0 for one in recorded)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.headers["x-accel-buffering"] == "no"
     frames = answer.text.split("\n\n")
     assert frames.pop() == ""
-    told = [frame.rsplit("\n", 1)[-1] for frame in frames]  # without comments
-    assert all(frame.startswith("data:") for frame in told)
-    return [orjson.loads(frame.removeprefix("data:")) for frame in told]
+    stripped = [frame.rsplit("\n", 1)[-1] for frame in frames]  # without comments
+    assert all(frame.startswith("data:") for frame in stripped)
+    return [orjson.loads(frame.removeprefix("data:")) for frame in stripped]
 
 
 async def stream(service: Service, inputs: str, **parameters: Any) -> list[dict[str, Any]]:

@@ -314,9 +314,11 @@ async def test_nothing_of_a_token_is_logged_or_answered(
     for text in texts:
         for path in ("/results/", "/nothing", "/models/scripted/load"):
             answer = await closed.client.post(path, headers=bearer(text))
-            told = answer.text + str(answer.headers) + caplog.text
-            assert STRONG not in told
-            assert not [part for part in re.split(r"[._]", text) if len(part) > 12 and part in told]
+            shown = answer.text + str(answer.headers) + caplog.text
+            assert STRONG not in shown
+            assert not [
+                part for part in re.split(r"[._]", text) if len(part) > 12 and part in shown
+            ]
 
 
 async def test_several_headers_are_refused(closed: Service) -> None:
@@ -604,11 +606,11 @@ async def test_dialects_report_too_many_tokens(guarded: Settings) -> None:
 
         for path in ("/v1/chat/completions", "/generate", "/inference", "/results/"):
 
-            async def told(path: str = path) -> httpx.Response | None:
+            async def shown(path: str = path) -> httpx.Response | None:
                 answer = await service.client.post(path, json={}, headers=bearer(new_key().text))
                 return answer if answer.status_code == 429 else None
 
-            answer = await until(told)
+            answer = await until(shown)
             assert_refusal(path, answer, 429, "too_many_failed_attempts")
             assert answer.headers["retry-after"]
 

@@ -137,8 +137,8 @@ async def test_what_is_wrong_with_a_file_is_told_line_by_line(
     assert failed.failed_at
     assert failed.errors
     assert failed.errors.data
-    told = [(one.line, one.code, one.param) for one in failed.errors.data]
-    assert told == [
+    listed = [(one.line, one.code, one.param) for one in failed.errors.data]
+    assert listed == [
         (2, "invalid_json_line", None),
         (4, "duplicate_custom_id", "custom_id"),
         (5, "invalid_request", "custom_id"),

@@ -75,11 +75,11 @@ async def test_texts_are_logged_only_when_a_setting_says_so(
     assert quiet["result"]
     assert not [line for line in lines.lines if WORD in line or quiet["result"] in line]
     monkeypatch.setattr(logs, "_shows_content", True)
-    told = await finish(service, f"{WORD} {{{{chunks=2}}}}")
-    await until(lambda: _is_there(lines, "ended", told["id"]))
-    (ended,) = [line for line in lines.of("ended") if line["result_id"] == told["id"]]
+    finished = await finish(service, f"{WORD} {{{{chunks=2}}}}")
+    await until(lambda: _is_there(lines, "ended", finished["id"]))
+    (ended,) = [line for line in lines.of("ended") if line["result_id"] == finished["id"]]
     assert WORD in str(ended["prompt"])
-    assert ended["output"] == told["result"]
+    assert ended["output"] == finished["result"]
 
 
 @pytest.mark.parametrize(

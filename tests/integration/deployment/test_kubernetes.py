@@ -147,9 +147,12 @@ def test_prometheus_alone_reaches_the_metrics_of_api_and_workers() -> None:
         (pod,) = [pod for name, pod in pods() if name == f"Deployment llm-{part}"]
         (container,) = pod["spec"]["containers"]
         assert {"name": "metrics", "containerPort": settings.metrics_port} in container["ports"]
-        told = services[f"llm-{part}-metrics"]
-        assert (told["clusterIP"], told["selector"]) == ("None", {"app": "llm", "part": part})
-        assert [port["port"] for port in told["ports"]] == [settings.metrics_port]
+        headless = services[f"llm-{part}-metrics"]
+        assert (headless["clusterIP"], headless["selector"]) == (
+            "None",
+            {"app": "llm", "part": part},
+        )
+        assert [port["port"] for port in headless["ports"]] == [settings.metrics_port]
     policy = policies["llm-metrics"]
     (parts,) = policy["podSelector"]["matchExpressions"]
     assert set(parts["values"]) == {"api", "worker"}

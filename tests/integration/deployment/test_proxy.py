@@ -194,13 +194,13 @@ async def test_tls_headers_and_bounds(settings: Settings, tmp_path: Path) -> Non
             )
             assert version.stdout == f"{options[0].removeprefix('--http')} 200"
 
-        told = [await proxy.api.get("/health"), await proxy.page.get("/sign-in")]
-        for answer in told:
+        reported = [await proxy.api.get("/health"), await proxy.page.get("/sign-in")]
+        for answer in reported:
             assert answer.headers["server"] == "nginx"  # no version
             names = [name.lower() for name, _ in answer.headers.raw]
             assert len(names) == len(set(names)), names
             assert answer.headers["strict-transport-security"]
-        assert "content-security-policy" in told[1].headers
+        assert "content-security-policy" in reported[1].headers
 
         # The cookie is for https alone: the page knows that its visitor came by it.
         form = {"token": TOKEN["Authorization"].removeprefix("Bearer ")}

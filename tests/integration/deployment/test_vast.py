@@ -459,12 +459,12 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_way_on(machine: Machine) 
     assert ended.returncode != 0
     assert ended.stdout == ""
     assert HF_TOKEN not in ended.stderr
-    told = ended.stderr.splitlines()
-    assert told[:2] == [
+    printed = ended.stderr.splitlines()
+    assert printed[:2] == [
         "Left out, without a config.pbtxt: notes",
         f"Rented 1 x RTX 4090 for $0.210 an hour as instance {contract}: CONTRACT_ID={contract}",
     ]
-    assert told[2].startswith(f"Instance {contract} is loading (Pulling), ")
+    assert printed[2].startswith(f"Instance {contract} is loading (Pulling), ")
     assert re.search(r"^Triton cannot load bad: .*nothing", ended.stderr, re.MULTILINE)
     assert f"make destroy-instance CONTRACT_ID={contract} ends it." in ended.stderr
     machine.make("destroy-instance", CONTRACT_ID=contract, CONFIRM=1)
@@ -610,8 +610,8 @@ def test_a_folder_of_models_may_have_any_name(
     folder = machine.folder / unmarked("-oProxyCommand=x;$(touch MARK)'\n\":%d").replace("/", "_")
     shutil.copytree(machine.folder / "models", folder)
     (folder / "scripted" / "1" / "new $(touch x)\n'name").touch()
-    told = machine.run("deploy-models-tritonserver", CONTRACT_ID=instance, MODELS=folder)
-    assert "scripted is in place" in told.stderr
+    printed = machine.run("deploy-models-tritonserver", CONTRACT_ID=instance, MODELS=folder)
+    assert "scripted is in place" in printed.stderr
     live = machine.folder / "opt" / "models" / "scripted" / "1"
     assert (live / "new $(touch x)\n'name").exists()
     (folder / "-x $(touch y)").mkdir()

@@ -160,8 +160,8 @@ def test_unigrams_are_counted(tmp_path: Path) -> None:
         assert engine.total_tokens == sum(counts.values()) + engine.total_documents
         rows = (engine.declaration.path / "unigram.0").read_text().splitlines()
         if how:
-            told = {int(key): int(value) for key, value in (row.split() for row in rows)}
-            assert told == counts | {65535: engine.total_documents}
+            reported = {int(key): int(value) for key, value in (row.split() for row in rows)}
+            assert reported == counts | {65535: engine.total_documents}
         else:
             assert {n: int(row) for n, row in enumerate(rows) if row != "0"} == counts | {
                 255: engine.total_documents

@@ -97,13 +97,13 @@ def test_distributions_are_those_of_reading(index: BuiltIndex) -> None:
         for number, start in index.positions(needle):
             ids = [*index.documents[number], index.engine.end_id]
             follows[ids[start + len(needle)]] += 1
-        told = index.engine.ntd(needle, 1_000_000)
+        counted = index.engine.ntd(needle, 1_000_000)
         total = sum(follows.values())
-        assert (told.prompt_count, told.approx) == (total, False)
-        assert told.by_token == {one: (n, n / total) for one, n in follows.items()}
+        assert (counted.prompt_count, counted.approx) == (total, False)
+        assert counted.by_token == {one: (n, n / total) for one, n in follows.items()}
         if total:
             infgram = index.engine.infgram_ntd(needle, 1_000_000)
-            assert (infgram.by_token, infgram.suffix_length) == (told.by_token, len(needle))
+            assert (infgram.by_token, infgram.suffix_length) == (counted.by_token, len(needle))
 
 
 def test_clauses(index: BuiltIndex) -> None:
@@ -311,14 +311,15 @@ def test_it_is_the_packages_answer(index: BuiltIndex) -> None:
             "cnt": found.count,
             "segment_by_shard": found.segment_by_shard,
         }
-        told = index.engine.infgram_ntd(needle, 50)
+        counted = index.engine.infgram_ntd(needle, 50)
         answer: Any = package.infgram_ntd(needle, 50)
         assert answer["result_by_token_id"] == {
-            one: {"cont_cnt": count, "prob": prob} for one, (count, prob) in told.by_token.items()
+            one: {"cont_cnt": count, "prob": prob}
+            for one, (count, prob) in counted.by_token.items()
         }
         assert (answer["prompt_cnt"], answer["suffix_len"]) == (
-            told.prompt_count,
-            told.suffix_length,
+            counted.prompt_count,
+            counted.suffix_length,
         )
         clauses = [[needle], [[needle[0]], [needle[-1]]]]
         both = index.engine.find_cnf(clauses, 100, 20)

@@ -62,9 +62,9 @@ DAMAGES = [Path.unlink, cut, lengthen, alter, empty, to_directory]
 
 
 def test_a_whole_index_is_verified(copy: Declaration) -> None:
-    told: list[tuple[int, int]] = []
-    manifest = verify(copy.path, report=lambda done, of: told.append((done, of)))
-    assert told[-1] == (manifest.size, manifest.size)
+    reported: list[tuple[int, int]] = []
+    manifest = verify(copy.path, report=lambda done, of: reported.append((done, of)))
+    assert reported[-1] == (manifest.size, manifest.size)
     assert manifest.built_with == "infini-gram 2.6.0"
 
 

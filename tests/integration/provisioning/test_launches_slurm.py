@@ -156,8 +156,8 @@ async def test_from_the_request_to_a_server_and_to_its_stop(
     assert {name: server[name] for name in healthy["server"]} == healthy["server"]
 
     async def is_logged() -> bool:  # what follows a launch reads its log again at each look
-        told = await launching.client.get(f"/launches/{accepted['id']}/log")
-        return "Started GRPCInferenceService" in told.json()["log"]
+        log_answer = await launching.client.get(f"/launches/{accepted['id']}/log")
+        return "Started GRPCInferenceService" in log_answer.json()["log"]
 
     await until(is_logged)
     ended = await stop(launching, accepted["id"])
@@ -223,8 +223,8 @@ async def test_a_script_that_fails_tells_its_last_words(
     assert ended["exit_code"] == 3
     assert "FAILED" in ended["reason"]
     assert "the engine did not start" in ended["reason"]
-    told = await launching.client.get(f"/launches/{accepted['id']}/log")
-    assert "the engine did not start" in told.json()["log"]
+    log_answer = await launching.client.get(f"/launches/{accepted['id']}/log")
+    assert "the engine did not start" in log_answer.json()["log"]
     assert_nothing_is_left(cluster, tmp_path)
 
 

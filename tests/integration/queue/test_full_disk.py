@@ -128,7 +128,7 @@ async def test_writes_are_refused_reads_go_on_and_nothing_is_lost(disk: Disk) ->
         running = await send(service, _LONG)
         await until_running(service, running["id"])
         connection = await connect(disk.settings)
-        told = await connection.fetchval("SELECT count(*) FROM results")
+        counted = await connection.fetchval("SELECT count(*) FROM results")
         await disk.fill()
 
         body = {"model": "scripted", "content": "word " * 2_000}
@@ -143,7 +143,7 @@ async def test_writes_are_refused_reads_go_on_and_nothing_is_lost(disk: Disk) ->
         )
         # Reads go on, and nothing of what was refused is there.
         assert (await read(service, before["id"]))["result"] == before["result"]
-        assert await connection.fetchval("SELECT count(*) FROM results") == told
+        assert await connection.fetchval("SELECT count(*) FROM results") == counted
         assert (await client.get("/results/")).status_code == httpx.codes.OK
         assert (await client.get("/health/live")).status_code == httpx.codes.OK
 
@@ -154,7 +154,7 @@ async def test_writes_are_refused_reads_go_on_and_nothing_is_lost(disk: Disk) ->
         assert len(ended["result"]) > len(before["result"])
         await until(lambda: connection.fetchval("SELECT count(*) = 0 FROM undigested_results"))
         assert not await connection.fetchval("SELECT count(*) FROM result_chunks")
-        assert await connection.fetchval("SELECT sum(results) FROM minute_stats") == told + 1
+        assert await connection.fetchval("SELECT sum(results) FROM minute_stats") == counted + 1
         await connection.close()
 
 

@@ -173,10 +173,10 @@ async def test_two_queues_take_keys_in_opposite_orders(bench: Bench) -> None:
 
 
 async def test_enqueue_tells_the_models(bench: Bench) -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
-    await bench.connection.add_listener(ENQUEUED, lambda *event: told.put_nowait(event[-1]))
+    noted: asyncio.Queue[str] = asyncio.Queue()
+    await bench.connection.add_listener(ENQUEUED, lambda *event: noted.put_nowait(event[-1]))
     await bench.queue.enqueue([make_result(model_name=name) for name in ("b", "a", "a")])
-    assert await asyncio.wait_for(told.get(), 30) == "a,b"
+    assert await asyncio.wait_for(noted.get(), 30) == "a,b"
 
 
 # --- claim ------------------------------------------------------------------------------------------
@@ -459,8 +459,8 @@ async def test_an_end_hands_on_what_a_read_gives(bench: Bench, queue_settings: S
 
 
 async def test_ends_tell_who_waits(bench: Bench) -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
-    await bench.connection.add_listener(ENDED, lambda *event: told.put_nowait(event[-1]))
+    noted: asyncio.Queue[str] = asyncio.Queue()
+    await bench.connection.add_listener(ENDED, lambda *event: noted.put_nowait(event[-1]))
     await bench.add(3)
     worker = await bench.worker()
     done, failed, back = await bench.claim(worker)
@@ -468,7 +468,7 @@ async def test_ends_tell_who_waits(bench: Bench) -> None:
         worker, ended(done), ended(failed, AttemptOutcome.FAILED, failure=REFUSED),
         ended(back, AttemptOutcome.RETURNED),
     )  # fmt: skip
-    payload = await asyncio.wait_for(told.get(), 30)
+    payload = await asyncio.wait_for(noted.get(), 30)
     assert {UUID(hex=digits) for digits in payload.split(",")} == {done.id, failed.id}
 
 
@@ -592,13 +592,13 @@ async def test_cancel_of_a_queued_result_is_terminal_at_once(bench: Bench) -> No
 async def test_cancel_tells_owners_and_waiters(bench: Bench) -> None:
     running, queued = await bench.add(2)
     await bench.claim(await bench.worker(), 1)
-    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    noted: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     for channel in (ENDED, CANCELLED_CHANNEL):
         await bench.connection.add_listener(
-            channel, lambda *event: told.put_nowait((event[-2], event[-1]))
+            channel, lambda *event: noted.put_nowait((event[-2], event[-1]))
         )
     assert await bench.queue.cancel("default", model_name=MODEL) == 2
-    events = {await asyncio.wait_for(told.get(), 30) for _ in range(2)}
+    events = {await asyncio.wait_for(noted.get(), 30) for _ in range(2)}
     assert events == {(ENDED, queued.hex), (CANCELLED_CHANNEL, running.hex)}
     first = (await bench.row(running))["cancel_requested_at"]
     assert await bench.queue.cancel("default", id=running) == 1  # notified again
@@ -855,13 +855,13 @@ async def test_expire_ends_only_queued_results_past_their_deadline(bench: Bench)
 
 
 async def test_tell_stopped_reaches_owners_in_batches(bench: Bench) -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
+    noted: asyncio.Queue[str] = asyncio.Queue()
     await bench.connection.add_listener(
-        CANCELLED_CHANNEL, lambda *event: told.put_nowait(event[-1])
+        CANCELLED_CHANNEL, lambda *event: noted.put_nowait(event[-1])
     )
     identifiers = [new_id() for _ in range(MAX_BATCH + 1)]
     await bench.queue.notify_stopped(identifiers)
-    payloads = [await asyncio.wait_for(told.get(), 30) for _ in range(2)]
+    payloads = [await asyncio.wait_for(noted.get(), 30) for _ in range(2)]
     assert [UUID(hex=d) for payload in payloads for d in payload.split(",")] == identifiers
     await bench.queue.notify_stopped([])
 

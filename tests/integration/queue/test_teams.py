@@ -144,11 +144,11 @@ class Rows:
     launch: str
     marks: list[str] = field(default_factory=list)
 
-    def assert_unseen(self, answer: httpx.Response, told: str = "") -> None:
+    def assert_unseen(self, answer: httpx.Response, reported: str = "") -> None:
         """No response contains a mark of red's, except those that blue sent itself."""
         text = answer.text + str(answer.headers)
         for mark in self.marks:
-            assert mark in told or mark not in text, (answer.request.url, mark, answer.text)
+            assert mark in reported or mark not in text, (answer.request.url, mark, answer.text)
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_every_route_with_another_teams_ids(
         for query in ("", "?force=true", "?wait=1", "?partial=true&wait=0.1", "?full=true"):
             answer = await both.client.request(method, url + query, json=body, headers=BLUE)
             detail = not_found(answer)
-            red.assert_unseen(answer, told=url)
+            red.assert_unseen(answer, reported=url)
             # The same words as for what does not exist.
             nowhere = ID.sub("01890000-0000-7000-8000-000000000000", url)
             absent = await both.client.request(method, nowhere + query, json=body, headers=BLUE)
@@ -319,11 +319,11 @@ async def test_bodies_that_name_another_teams_context(
     create = {"model": "scripted", "context_id": red.context}
     answer = await both.client.post("/results/", json=create, headers=BLUE)
     assert_problem(answer, 404, "not_found")
-    red.assert_unseen(answer, told=red.context)
+    red.assert_unseen(answer, reported=red.context)
     answer = await both.client.post("/results/", json=[create, create], headers=BLUE)
     assert answer.status_code == 202
     assert [item["code"] for item in answer.json()] == ["not_found"] * 2
-    red.assert_unseen(answer, told=red.context)
+    red.assert_unseen(answer, reported=red.context)
     assert await connection.fetchval("SELECT count(*) FROM results WHERE team_id = 'blue'") == 0
 
 
@@ -385,7 +385,7 @@ async def test_bodies_that_name_another_teams_response_or_file(both: Service, re
     ):
         answer = await both.client.post(path, json=body, headers=BLUE)
         assert answer.status_code == status, answer.text
-        red.assert_unseen(answer, told=str(body))
+        red.assert_unseen(answer, reported=str(body))
 
 
 # Requests of blue to each dialect whose client waits for the answer.

@@ -253,7 +253,7 @@ async def test_groups_texts_with_attributions_and_owed_deliveries_are_whole(
         await house.result(age=age, group=group)
     context = await house.context(age=9 * DAY)
     source = await house.result(context, age=2 * DAY)
-    told = await house.result(context, age=HOUR, kind="attribution", source=source)
+    attributed = await house.result(context, age=HOUR, kind="attribution", source=source)
     other = await house.context(age=9 * DAY)
     waits = await house.result(other, age=2 * DAY)
     asked = await house.result(other, age=HOUR, kind="attribution", source=waits, state="pending")
@@ -263,7 +263,7 @@ async def test_groups_texts_with_attributions_and_owed_deliveries_are_whole(
     )
     await look(settings, results=DAY)
     assert await house.left() == {*young, waits, asked, owed}
-    assert told not in await house.left()
+    assert attributed not in await house.left()
     await house.connection.execute(
         "UPDATE webhook_deliveries SET state = 'failed', finished_at = now()"
     )

@@ -573,20 +573,20 @@ async def test_a_bug_of_ours_is_logged_and_tried_again(
 async def test_a_rotated_secret_signs_beside_the_new_one_for_a_while(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    async def tell(services: Services, receiver: Receiver) -> list[str]:
+    async def deliver_one(services: Services, receiver: Receiver) -> list[str]:
         (result,) = await owe(connection, receiver.url)
         await until_ended(connection, result)
         return receiver.calls[-1].headers["webhook-signature"].split(" ")
 
     async with receiving() as receiver, delivering(settings) as services:
         old = (await services.outbox.secret(TEAM)).secret
-        assert len(await tell(services, receiver)) == 1
+        assert len(await deliver_one(services, receiver)) == 1
         new = (await services.outbox.rotate_secret(TEAM)).secret
-        assert len(await tell(services, receiver)) == 2
+        assert len(await deliver_one(services, receiver)) == 2
         for secret in (old, new):
             receiver.calls[-1].verify(secret)
         await connection.execute("UPDATE webhook_secrets SET previous_expires_at = now()")
-        assert len(await tell(services, receiver)) == 1
+        assert len(await deliver_one(services, receiver)) == 1
         receiver.calls[-1].verify(new)
 
 

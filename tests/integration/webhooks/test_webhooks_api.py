@@ -99,34 +99,34 @@ async def test_a_cancelled_running_result_is_told(service: Service) -> None:
 async def test_results_cancelled_in_the_queue_owe_one_delivery_each(
     api: Service, connection: asyncpg.Connection
 ) -> None:
-    told = [await send(api, "x", webhook_url=URL) for _ in range(3)]
+    notified = [await send(api, "x", webhook_url=URL) for _ in range(3)]
     silent = await send(api, "x")
     assert await owed(connection) == {}
-    for item in told[:2]:
+    for item in notified[:2]:
         answered = await api.client.post(f"/results/{item['id']}/cancel")
         assert answered.status_code == 200
-    again = await api.client.post(f"/results/{told[0]['id']}/cancel")
+    again = await api.client.post(f"/results/{notified[0]['id']}/cancel")
     assert again.status_code == 200
     await api.client.post("/results/cancel", params={"model_name": "scripted"})
     assert (await read(api, silent["id"]))["state"] == "failed"
-    assert await owed(connection) == {item["id"]: "pending" for item in told}
+    assert await owed(connection) == {item["id"]: "pending" for item in notified}
 
 
 async def test_expired_results_owe_one_delivery_each(
     api: Service, connection: asyncpg.Connection
 ) -> None:
-    told = await send(api, "x", webhook_url=URL, deadline_seconds=0.1)
+    notified = await send(api, "x", webhook_url=URL, deadline_seconds=0.1)
     await send(api, "x", deadline_seconds=0.1)
-    result = await read(api, told["id"], wait=60)
+    result = await read(api, notified["id"], wait=60)
     assert result["error"]["code"] == "deadline_exceeded"
-    assert await owed(connection) == {told["id"]: "pending"}
+    assert await owed(connection) == {notified["id"]: "pending"}
 
 
 @short_lease
 async def test_results_of_a_lost_worker_owe_one_delivery_when_they_end(
     api: Service, connection: asyncpg.Connection
 ) -> None:
-    told = [await send(api, "x", webhook_url=URL) for _ in range(2)]
+    notified = [await send(api, "x", webhook_url=URL) for _ in range(2)]
     silent = await send(api, "x")
     lost = new_id()
     await connection.execute(
@@ -138,13 +138,13 @@ async def test_results_of_a_lost_worker_owe_one_delivery_when_they_end(
     # One has attempts left and is queued again: no event is sent.
     await connection.execute(
         "UPDATE results SET lost_attempts = 99 WHERE id = ANY($1::uuid[])",
-        [told[0]["id"], silent["id"]],
+        [notified[0]["id"], silent["id"]],
     )
-    result = await read(api, told[0]["id"], wait=20)
+    result = await read(api, notified[0]["id"], wait=20)
     assert result["error"]["code"] == "worker_lost"
-    assert await owed(connection) == {told[0]["id"]: "pending"}
-    await api.client.post(f"/results/{told[1]['id']}/cancel")
-    assert await owed(connection) == {item["id"]: "pending" for item in told}
+    assert await owed(connection) == {notified[0]["id"]: "pending"}
+    await api.client.post(f"/results/{notified[1]['id']}/cancel")
+    assert await owed(connection) == {item["id"]: "pending" for item in notified}
 
 
 async def test_a_delivery_is_there_whenever_the_end_is(
@@ -227,7 +227,7 @@ async def test_urls_that_lead_nowhere_good_are_refused_by_name(
 
 
 @pytest.fixture
-async def told(api: Service, connection: asyncpg.Connection) -> list[str]:
+async def notified(api: Service, connection: asyncpg.Connection) -> list[str]:
     """Seven results that had a webhook, two delivered and two given up; the last of another team."""
     ids = [(await send(api, "x", webhook_url=URL))["id"] for _ in range(8)]
     await connection.execute("UPDATE results SET team_id = 'other' WHERE id = $1", ids[-1])
@@ -243,8 +243,10 @@ async def told(api: Service, connection: asyncpg.Connection) -> list[str]:
     return ids
 
 
-async def test_deliveries_are_listed_newest_first_by_filter(api: Service, told: list[str]) -> None:
-    own = told[:-1]
+async def test_deliveries_are_listed_newest_first_by_filter(
+    api: Service, notified: list[str]
+) -> None:
+    own = notified[:-1]
     assert [item["id"] for item in await deliveries(api)] == own[::-1]
     for state, expected in (
         ("pending", own[4:]), ("failed", own[2:4]), ("delivered", own[:2]),
@@ -264,12 +266,12 @@ async def test_deliveries_are_listed_newest_first_by_filter(api: Service, told: 
     }  # fmt: skip
     assert await deliveries(api, result_id=own[2], state="pending") == []
     assert await deliveries(api, result_id=UNKNOWN_ID) == []
-    assert await deliveries(api, result_id=told[-1]) == []
+    assert await deliveries(api, result_id=notified[-1]) == []
 
 
 @pytest.mark.parametrize("query", [{}, {"state": "pending"}])
 async def test_pages_lead_through_the_whole_list(
-    api: Service, told: list[str], query: dict[str, str | int]
+    api: Service, notified: list[str], query: dict[str, str | int]
 ) -> None:
     seen: list[str] = []
     answered = await api.client.get("/webhooks/deliveries", params=query | {"limit": 2})
@@ -296,9 +298,9 @@ async def test_wrong_filters_are_refused_by_name(api: Service, query: str, field
 
 @pytest.mark.parametrize("whose", ["nobody's", "no id", "pending", "another team's"])
 async def test_what_has_no_delivery_of_ours_cannot_be_repeated(
-    api: Service, told: list[str], connection: asyncpg.Connection, whose: str
+    api: Service, notified: list[str], connection: asyncpg.Connection, whose: str
 ) -> None:
-    identifier = {"nobody's": UNKNOWN_ID, "no id": "nonsense", "another team's": told[-1]}.get(
+    identifier = {"nobody's": UNKNOWN_ID, "no id": "nonsense", "another team's": notified[-1]}.get(
         whose
     )
     if identifier is None:

@@ -62,11 +62,11 @@ def test_frames_are_json_for_all_texts(model: str, texts: list[str], with_usage:
         ChatFrames(chat(model=model[:256], stream_options=options), None, ids),
         CompletionFrames(text(model=model[:256], stream_options=options), ["p"], ids),
     ):
-        told = frames.begin()
+        produced = frames.begin()
         for one in texts:
-            told += frames.delta(1, one, ())
-        told += frames.end(1, row())
-        parsed = frames_of(told)
+            produced += frames.delta(1, one, ())
+        produced += frames.end(1, row())
+        parsed = frames_of(produced)
         assert {one["model"] for one in parsed} == {model[:256]}
         assert all(("usage" in one) is with_usage for one in parsed)
         choices = [choice for one in parsed for choice in one["choices"] if choice["index"] == 1]
@@ -95,9 +95,9 @@ def test_the_sampled_token_is_known_among_the_likely_ones() -> None:
     assert likeliest(token, 2) == [best, second]
     logprobs = orjson.dumps([token]).decode()
     answer = chat_completion(chat(logprobs=True, top_logprobs=2), None, [row(logprobs=logprobs)])
-    (told,) = answer["choices"][0]["logprobs"]["content"]
-    assert (told["token"], told["logprob"], told["bytes"]) == ("\ufffd", -5.0, None)
-    assert [one["bytes"] for one in told["top_logprobs"]] == [[97], [98]]
+    (produced,) = answer["choices"][0]["logprobs"]["content"]
+    assert (produced["token"], produced["logprob"], produced["bytes"]) == ("\ufffd", -5.0, None)
+    assert [one["bytes"] for one in produced["top_logprobs"]] == [[97], [98]]
     old = completion(text(logprobs=2), ["p"], [row(logprobs=logprobs)])["choices"][0]["logprobs"]
     assert old["top_logprobs"] == [{"a": -0.1, "b": -1.0, "\ufffd": -5.0}]
 
@@ -123,16 +123,16 @@ def test_what_vllm_takes_and_the_backend_cannot_is_refused_by_name() -> None:
 def test_an_impossible_token_has_a_number() -> None:
     """The engine's minus infinity is stored as null."""
     entry = {"logprob": None, "rank": 1, "decoded_token": "a", "sampled": True}
-    told = row(logprobs=orjson.dumps([{"5": entry}]).decode())
-    (choice,) = chat_completion(chat(logprobs=True), None, [told])["choices"]
+    produced = row(logprobs=orjson.dumps([{"5": entry}]).decode())
+    (choice,) = chat_completion(chat(logprobs=True), None, [produced])["choices"]
     assert choice["logprobs"]["content"][0]["logprob"] == -9999.0
-    (old,) = completion(text(logprobs=1), ["p"], [told])["choices"]
+    (old,) = completion(text(logprobs=1), ["p"], [produced])["choices"]
     assert old["logprobs"]["token_logprobs"] == [-9999.0]
     assert old["logprobs"]["top_logprobs"] == [{"a": -9999.0}]
     likely = row("likely", logprobs=orjson.dumps([{"5": entry | {"logprob": -9.0}}]).decode())
-    (best,) = completion(text(best_of=2), ["p"], [told, likely])["choices"]
+    (best,) = completion(text(best_of=2), ["p"], [produced, likely])["choices"]
     assert best["text"] == "likely"
-    assert best_first([told, likely]) == [likely, told]
+    assert best_first([produced, likely]) == [likely, produced]
 
 
 def test_the_best_of_several_come_first() -> None:
@@ -276,8 +276,8 @@ def test_nul_in_earlier_arguments_is_replaced() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     request = chat(messages=[{"role": "assistant", "tool_calls": [call]}])
     (message,) = request.to_messages(FORMAT)
-    told = message["tool_calls"][0]["function"]["arguments"]
-    assert told == {"a\ufffd": ["\ufffd", "\\u0000", "\\\ufffd"]}
+    produced = message["tool_calls"][0]["function"]["arguments"]
+    assert produced == {"a\ufffd": ["\ufffd", "\\u0000", "\\\ufffd"]}
 
 
 def test_a_named_tool_needs_no_type() -> None:

@@ -11,6 +11,6 @@ def test_few_ids_are_all_listed_and_many_in_part() -> None:
     few = [new_id() for _ in range(128)]
     assert to_header(few) == ", ".join(str(one) for one in few)
     many = [new_id() for _ in range(1000)]
-    told = to_header(many)
-    assert len(told) < _READABLE
-    assert told.split(", ") == [str(one) for one in many[:200]]
+    written = to_header(many)
+    assert len(written) < _READABLE
+    assert written.split(", ") == [str(one) for one in many[:200]]

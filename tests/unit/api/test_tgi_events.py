@@ -47,7 +47,7 @@ def test_a_token_that_cannot_be_the_last_is_sent_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "most", "given", "token", "reason", "told"),
+    ("known", "most", "given", "token", "reason", "reported"),
     [
         (KNOWN, 10, {}, place(END, "</s>"), "stop", "eos_token"),
         (KNOWN, 2, {}, place(2, "b"), "length", "length"),
@@ -62,7 +62,7 @@ def test_one_that_may_be_the_last_is_sent_with_the_whole_text(
     given: dict[str, Any],
     token: dict[str, Any],
     reason: str,
-    told: str,
+    reported: str,
 ) -> None:
     writing = writer(known, most, **given)
     frames = writing.add("a", [place(1, "a")]) + writing.add("b", [token])
@@ -71,7 +71,7 @@ def test_one_that_may_be_the_last_is_sent_with_the_whole_text(
     assert last["index"] == 2
     assert last["generated_text"] == "ab"
     assert last["details"] == {
-        "finish_reason": told, "generated_tokens": 3, "seed": None, "input_length": 2,
+        "finish_reason": reported, "generated_tokens": 3, "seed": None, "input_length": 2,
     }  # fmt: skip
     assert last["token"]["special"] == (str(END) in token)
 
@@ -85,9 +85,9 @@ def test_a_held_token_that_was_not_the_last_comes_with_the_next() -> None:
 
 def test_an_unexpected_end_sends_the_last_token_without_text() -> None:
     writing = writer()
-    (told,) = read(writing.add("a", [place(1, "a")]))
+    (reported,) = read(writing.add("a", [place(1, "a")]))
     (last,) = read(writing.end(row("a")))
-    assert last["token"] == told["token"] | {"text": ""}
+    assert last["token"] == reported["token"] | {"text": ""}
     assert (last["index"], last["generated_text"]) == (1, "a")
 
 

@@ -44,8 +44,8 @@ def test_the_space_before_a_word_behind_the_prompt_is_kept() -> None:
 @given(prompt=st.text(max_size=20), text=st.text(max_size=60))
 def test_all_texts_are_the_answer(tokenizer: Tokenizer, prompt: str, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    told = texts_of(tokenizer, ids, tokenizer.encode(prompt).ids)
+    reported = texts_of(tokenizer, ids, tokenizer.encode(prompt).ids)
     # A replacement character of the text itself waits for what follows.
-    assert text.startswith("".join(told))
+    assert text.startswith("".join(reported))
     if not text.endswith("\ufffd"):
-        assert "".join(told) == text
+        assert "".join(reported) == text

@@ -240,9 +240,9 @@ def test_each_listener_costs_postgres_of_each_commit() -> None:
     layout = Layout(
         callers=8, apis=8, api_cores=8, apis_of_host=8, postgres_cores=16, is_one_host=False
     )
-    told, silent = (
+    reported, silent = (
         simulate(costs(listener=seconds), layout, seconds=0.1, warm_up=0.05)
         for seconds in (5e-5, 0.0)
     )
-    more = told.used["PostgreSQL's cores"] - silent.spent[POSTGRES] * told.rate
-    assert more == pytest.approx(told.notifying * 8 * 5e-5, rel=0.15)
+    more = reported.used["PostgreSQL's cores"] - silent.spent[POSTGRES] * reported.rate
+    assert more == pytest.approx(reported.notifying * 8 * 5e-5, rel=0.15)

@@ -273,10 +273,10 @@ def test_a_profile_that_is_wrong_is_reported(tmp_path: Path, line: str, words: s
     key = line.split(" =")[0]
     laptop = PROFILE[PROFILE.index("[profiles.laptop]") :].splitlines()
     others = [one for one in laptop[1:] if not one.startswith(f"{key} =")]
-    with pytest.raises(ProfileError) as told:
+    with pytest.raises(ProfileError) as raised:
         profiles_of(tmp_path, "\n".join([laptop[0], line, *others]))
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ def row(minutes_ago: int, **members: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("minutes", "told", "width", "count"),
+    ("minutes", "reported", "width", "count"),
     [(60, 1, 1, 60), (360, 5, 5, 72), (1440, 15, 15, 96), (1440, 1, 12, 120), (360, 1, 3, 120)],
 )
 def test_steps_are_few_and_as_wide_as_the_rows(
-    minutes: int, told: int, width: int, count: int
+    minutes: int, reported: int, width: int, count: int
 ) -> None:
-    found = steps(NOW, minutes, [row(0, minutes=told)])
+    found = steps(NOW, minutes, [row(0, minutes=reported)])
     assert len(found) == count
     assert {after - before for before, after in pairwise(found)} == {timedelta(minutes=width)}
     assert found[-1] <= NOW < found[-1] + timedelta(minutes=width)

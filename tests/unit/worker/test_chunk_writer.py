@@ -102,9 +102,9 @@ async def test_what_comes_during_a_write_shares_the_next(desk: Desk) -> None:
         say(attempt, "b")
     desk.table.may_end.set()
     await desk.until_written(2)
-    texts, told = desk.table.writes[1]
+    texts, announced = desk.table.writes[1]
     assert sorted(texts) == ["b", "bb"]
-    assert set(told) == {first.claim.id, second.claim.id}
+    assert set(announced) == {first.claim.id, second.claim.id}
 
 
 async def test_the_last_words_are_left_to_the_end(desk: Desk) -> None:
