@@ -108,7 +108,10 @@ async def test_a_renewed_verdict_is_evicted_last(
     assert tokens.reads == 5
 
 
-async def test_clearing_ends_refusals_too(settings: Settings) -> None:
+async def test_clearing_ends_refusals_too(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CACHE_TTL_SECONDS", 10_000.0)
     tokens = Tokens()
     authenticator = Authenticator(cast(TokenStore, tokens), settings)
     for reads in (1, 1, 2):
