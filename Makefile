@@ -87,7 +87,7 @@ check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration te
 	$(venv_python) -m tools.mutation --changed "$(BASE)" --sample 6
 
 .PHONY: mutate
-mutate: $(dev) .venv-triton/.cpu ## Plant faults in ROOMS=, one at a time, and list those that no test finds (an hour; SAMPLE=N: only N)
+mutate: $(dev) .venv-triton/.cpu ## Plant faults in ROOMS=, one at a time, and list those that no test finds (hours; SAMPLE=N: only N)
 	$(venv_python) -m tools.mutation $(ROOMS) $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTATE_ARGS)
 
 .PHONY: lint

@@ -6,6 +6,7 @@ where it stopped, and a changed definition is judged again.
 """
 
 import argparse
+import math
 import multiprocessing
 import os
 import random
@@ -20,7 +21,7 @@ from typing import Any
 from tools.mutation import results as report
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.results import Results
-from tools.mutation.runner import Runner
+from tools.mutation.runner import ROUNDS_SECONDS, Runner
 from tools.mutation.selection import COLLECTED, Selection, Test, mirrored_tests, named_tests, record
 from tools.mutation.servers import start_servers
 
@@ -47,9 +48,13 @@ def main() -> int:
         results = Results(DIRECTORY / "results.jsonl")
     left = report.survivors(mutants, results, equivalents)
     for mutant in left:
-        print(f"{mutant.name} (line {mutant.lines[0]})")
+        verdict = results.get(mutant)
+        note = ", run by no test" if verdict and verdict.outcome == "untested" else ""
+        print(f"{mutant.name} (line {mutant.lines[0]}{note})")
     found = report.scores(mutants, results, equivalents)
     print(f"\n{report.table(found)}")
+    if waiting := sum(not results.get(one) and one.name not in equivalents for one in mutants):
+        print(f"{waiting} more mutants have no verdict yet")
     return int(any(one.percent < one.goal for one in found))
 
 
@@ -100,6 +105,7 @@ def _changed_lines(branch: str) -> dict[str, set[int]]:
 def _run(mutants: Sequence[Mutant], options: argparse.Namespace) -> None:
     if not mutants:
         return
+    print(f"{len(mutants)} mutants; the tests run first without any", flush=True)
     jobs = min(options.jobs, len(mutants))
     if not (options.changed or options.tests or _is_recorded()):
         print("recording which test runs which line", flush=True)
@@ -116,6 +122,8 @@ def _run(mutants: Sequence[Mutant], options: argparse.Namespace) -> None:
             worker.start()
         for worker in workers:
             worker.join()
+    if any(worker.exitcode for worker in workers):
+        raise SystemExit("A process ended early, see above; the next run goes on from here.")
 
 
 def _work(
@@ -130,14 +138,15 @@ def _work(
     runner = Runner(ROOT, servers, DIRECTORY / f"output-{number}.log", collected)
     results = Results(DIRECTORY / "results.jsonl")
     tests_of = _tests_of(options)
+    rounds = (ROUNDS_SECONDS[0], math.inf) if options.tests else ROUNDS_SECONDS
     passed = False
     for place in _places(next_one, len(mutants)):
         mutant = mutants[place]
         tests = tests_of(mutant)
-        if not passed and runner.run(None, tests).outcome not in ("survived", "untested"):
+        if not passed and runner.run(None, tests, rounds).outcome not in ("survived", "untested"):
             raise SystemExit(f"tests fail without a fault: {DIRECTORY}/output-{number}.log")
         passed = True
-        verdict = runner.run(mutant, tests)
+        verdict = runner.run(mutant, tests, rounds)
         results.add(mutant, verdict)
         sign = "." if verdict.outcome in ("killed", "timeout") else verdict.outcome
         print(f"{place + 1}/{len(mutants)} {sign} {mutant.name}", flush=True)

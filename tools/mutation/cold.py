@@ -45,7 +45,11 @@ class ColdRunner:
             order.failed = failed
             if mutant:
                 sys.meta_path.insert(0, _MutantFinder(self._root, mutant))
-            return int(pytest.main([*PYTEST, *order.files()], plugins=[order]))
+            try:
+                return int(pytest.main([*PYTEST, *order.files()], plugins=[order]))
+            except pytest.PytestUnraisableExceptionWarning:
+                # A socket that is left open is an error of the run, also after its last test.
+                return int(pytest.ExitCode.TESTS_FAILED)
 
         return run_fork(work, self._log, seconds)
 

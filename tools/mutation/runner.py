@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,13 @@ ROUNDS_SECONDS = (8.0, 30.0)
 _SLACK_SECONDS = 20.0  # for the start, on a loaded machine
 _SLOWDOWN = 4.0
 # A module that cannot be imported fails the collection, or the loading of a conftest.py.
-_KILLED = (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR)
+# A service whose background task fails ends its own process, which is the tests' process, by SIGTERM.
+_KILLED = (
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.INTERRUPTED,
+    pytest.ExitCode.USAGE_ERROR,
+    -signal.SIGTERM,
+)
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,15 @@ class Runner:
         self._cold = ColdRunner(root, self._log)
         self._warm = WarmRunner(root, collected, self._log) if collected else None
 
-    def run(self, mutant: Mutant | None, tests: Sequence[Test]) -> Verdict:
+    def run(
+        self,
+        mutant: Mutant | None,
+        tests: Sequence[Test],
+        rounds: Sequence[float] = ROUNDS_SECONDS,
+    ) -> Verdict:
         """Run the tests until one fails; without a mutant, all must pass."""
         began, done = time.monotonic(), 0
-        for budget in ROUNDS_SECONDS:
+        for budget in rounds:
             chosen = _take(tests[done:], budget)
             if not chosen:
                 break

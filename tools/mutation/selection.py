@@ -40,6 +40,8 @@ class Selection:
         self._seconds: dict[str, float] = json.loads((directory / "durations.json").read_text())
         self._data = CoverageData(str(directory / "coverage"))
         self._data.read()
+        if not any(Path(file).is_relative_to(root) for file in self._data.measured_files()):
+            raise SystemExit(f"{directory} was recorded in another folder; --record records again")
         self._root = root
         self._uses = Uses(root, "app")
         self._by_line: dict[str, Mapping[int, Sequence[str]]] = {}

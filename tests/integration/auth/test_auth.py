@@ -394,6 +394,16 @@ async def test_the_last_use_is_written_at_most_once_a_minute(
     assert await connection.fetchval(query) >= first
 
 
+async def test_the_last_use_is_written_while_the_service_runs(
+    guarded: Settings, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.auth.authenticator._USE_PERIOD_SECONDS", 0.1)
+    async with run_service(guarded, with_worker=False) as service:
+        key = await service.services.tokens.create("red")
+        assert await status(service, key.text) == 200
+        await until(lambda: connection.fetchval("SELECT last_used_at FROM api_keys"))
+
+
 async def test_a_known_token_costs_no_query(
     closed: Service, connection: asyncpg.Connection
 ) -> None:

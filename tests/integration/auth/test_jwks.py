@@ -12,7 +12,7 @@ from pathlib import Path
 import jwt
 import pytest
 
-from app.auth.jwks import SigningKeys
+from app.auth.jwks import _MAX_BYTES, SigningKeys
 from app.auth.jwt_verifier import JwtVerifier
 from app.core.errors import SigningKeysUnavailableError
 from app.core.settings import Settings
@@ -34,6 +34,7 @@ class Issuer:
     body: bytes = KEYS
     headers: str = ""
     is_silent: bool = False
+    is_endless: bool = False  # the body has no end
     requests: list[str] = field(default_factory=list)
 
     @property
@@ -51,6 +52,8 @@ class Issuer:
             )
             writer.write(start.encode() + self.body)
             await writer.drain()
+            if self.is_endless:
+                await reader.read()  # until the client leaves
         writer.close()
 
 
@@ -93,6 +96,11 @@ async def test_keys_are_fetched_once_for_many_tokens(issuer: Issuer) -> None:
 async def test_a_service_takes_the_issuers_tokens(issuer: Issuer, settings: Settings) -> None:
     changes = {"jwks": issuer.url, "jwt_issuer": PLACE["LLM_JWT_ISSUER"], "jwt_audience": "llm"}
     async with run_service(settings.model_copy(update=changes), with_worker=False) as service:
+
+        async def is_read() -> bool:
+            return bool(issuer.requests)
+
+        await until(is_read)  # before the first token
         answer = await service.client.get("/results/", headers=bearer(TOKEN))
         assert answer.status_code == 200
         await service.services.tokens.revoke_token("tenstorrent", "debug-test")
@@ -113,23 +121,38 @@ async def test_a_service_takes_the_issuers_tokens(issuer: Issuer, settings: Sett
 async def test_answers_that_are_no_keys(
     issuer: Issuer, wrong: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.jwks._FETCH_TIMEOUT_SECONDS", 2.0)
-    for name, value in wrong.items():
-        setattr(issuer, name, value)
+    def give(answer: dict[str, object]) -> None:
+        for name, value in answer.items():
+            setattr(issuer, name, value)
+        seconds = 2.0 if issuer.is_silent else 30.0
+        monkeypatch.setattr("app.auth.jwks._FETCH_TIMEOUT_SECONDS", seconds)
+
+    give(wrong)
     by = verifier(issuer.url)
     with pytest.raises(SigningKeysUnavailableError):
         await by.verify(TOKEN)
     assert len(issuer.requests) == 1  # no redirect was followed, nothing was repeated
     # When the issuer is back, so are its tokens; and when it goes wrong again they stay.
     good = Issuer(port=issuer.port)
-    for name in wrong:
-        setattr(issuer, name, getattr(good, name))
+    give({name: getattr(good, name) for name in wrong})
     await by.verify(TOKEN)
-    for name, value in wrong.items():
-        setattr(issuer, name, value)
+    give(wrong)
     assert by.keys is not None
     await by.keys.refresh()
     await by.verify(TOKEN)
+
+
+async def test_a_body_is_read_up_to_its_bound(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("app.auth.jwks._FETCH_TIMEOUT_SECONDS", 30.0)
+    issuer.headers, issuer.is_endless = "Transfer-Encoding: chunked\r\n", True
+    # One chunk is as large as a key set may be. It has valid keys, but is not the end.
+    chunks = KEYS.ljust(_MAX_BYTES), b" "
+    issuer.body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    with pytest.raises(SigningKeysUnavailableError):
+        await verifier(issuer.url).verify(TOKEN)
+    assert f"more than {_MAX_BYTES} bytes" in caplog.text
 
 
 async def test_an_untrusted_certificate(
@@ -145,12 +168,16 @@ async def test_an_untrusted_certificate(
 async def test_the_keys_are_read_from_time_to_time(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.jwks._PERIOD_SECONDS", 0.3)  # it is not cut in a handshake
+    period = 0.3  # it is not cut in a handshake
+    monkeypatch.setattr("app.auth.jwks._PERIOD_SECONDS", period)
+    began = asyncio.get_running_loop().time()
     running = asyncio.create_task(SigningKeys(issuer.url).run())
 
     async def is_read_again() -> bool:
         return len(issuer.requests) >= 3
 
     await until(is_read_again, 30)
+    passed = asyncio.get_running_loop().time() - began
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    assert passed >= 2 * period

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from app.auth import api_keys
-from app.auth.api_keys import hash_of, is_api_key, is_same, new_key, prefix_of
+from app.auth.api_keys import hash_of, is_api_key, is_prefix, is_same, new_key, prefix_of
 
 
 def test_a_key_has_256_random_bits_and_a_part_that_may_be_shown() -> None:
@@ -36,6 +36,13 @@ def test_neither_the_key_nor_its_hash_is_shown() -> None:
 )  # fmt: skip
 def test_what_is_no_key_has_no_prefix(text: str) -> None:
     assert prefix_of(text) is None
+
+
+def test_a_prefix_is_no_more_than_the_public_part() -> None:
+    key = new_key()
+    assert is_prefix(key.prefix)
+    for text in ("", "llm_", key.text, f"{key.prefix}\n", key.prefix[:-1], key.prefix.upper()):
+        assert not is_prefix(text)
 
 
 def test_hashes_are_compared_in_constant_time() -> None:

@@ -30,6 +30,13 @@ def test_the_same_token_is_one_failure_a_minute() -> None:
     assert [counter.count("192.0.2.1", b"same", 61 + now) for now in range(50)] == [None] * 50
 
 
+def test_a_token_counts_again_after_its_minute() -> None:
+    counter = FailedAttempts(1)
+    assert counter.count("192.0.2.1", b"same", 0) is None
+    assert counter.count("192.0.2.1", b"same", 60) is None
+    assert counter.count("192.0.2.1", b"other", 60) == 60.0
+
+
 def test_without_a_limit_nothing_is_counted() -> None:
     assert tries(FailedAttempts(0), "192.0.2.1", range(1000), 0) == [None] * 1000
 
@@ -52,6 +59,13 @@ def test_the_log_names_an_address_once_a_minute(caplog: pytest.LogCaptureFixture
             counter.count("192.0.2.1", f"{second}".encode(), second / 2)
     assert len(caplog.records) == 1
     assert "192.0.2.1" in caplog.text
+
+
+def test_the_log_names_an_address_again_after_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    counter = FailedAttempts(1)
+    for number, second in enumerate((0, 0, 59, 60, 60)):
+        counter.count("192.0.2.1", f"{number}".encode(), second)
+    assert len(caplog.records) == 2
 
 
 def test_one_subscriber_is_one_site() -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from app.auth import jwt_verifier
-from app.auth.jwks import KeySetError, parse_key_set
+from app.auth.jwks import _MAX_BYTES, KeySetError, parse_key_set, read_file
 from app.auth.jwt_verifier import LEEWAY_SECONDS, JwtVerifier
 from app.core.errors import InvalidTokenError, ServiceError, SigningKeysUnavailableError
 from app.core.settings import Settings
@@ -30,6 +30,11 @@ FAR = 10**12
 RSA_KEY = rsa.generate_private_key(65537, 2048)
 WEAK_RSA_KEY = rsa.generate_private_key(65537, 1024)  # noqa: S505 - to be refused
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
+P384_KEY = ec.generate_private_key(ec.SECP384R1())
+PRIVATE_JWKS = [
+    json.loads(jwt.get_algorithm_by_name(name).to_jwk(key))
+    for name, key in (("RS256", RSA_KEY), ("ES256", EC_KEY))
+]
 
 
 def make_settings(**changes: str) -> Settings:
@@ -264,8 +269,9 @@ async def test_a_public_key_is_no_secret(issuer: JwtVerifier) -> None:
             assert await refused(issuer, raw({"alg": "RS256"} | kid, ISSUED, secret=text))
 
 
-async def test_the_only_key_needs_no_id(tmp_path: Path) -> None:
-    by = verifier(LLM_JWKS=write_keys(tmp_path, to_jwk(EC_KEY)), **PLACE)
+@pytest.mark.parametrize("members", [{}, {"kid": "e"}], ids=["key_without_id", "key_with_id"])
+async def test_the_only_key_needs_no_id(tmp_path: Path, members: dict[str, str]) -> None:
+    by = verifier(LLM_JWKS=write_keys(tmp_path, to_jwk(EC_KEY, **members)), **PLACE)
     await by.verify(jwt.encode(ISSUED, EC_KEY, "ES256"))
 
 
@@ -310,6 +316,7 @@ async def test_before_they_were_read_nothing_is_judged(tmp_path: Path) -> None:
         {"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"}, to_jwk(RSA_KEY, use="enc"),
         to_jwk(RSA_KEY, alg="HS256"), to_jwk(RSA_KEY, alg="none"), to_jwk(RSA_KEY, alg="RS512"),
         to_jwk(EC_KEY, alg="RS256"), to_jwk(EC_KEY, crv="P-384"), to_jwk(RSA_KEY, kid=7),
+        to_jwk(P384_KEY), *PRIVATE_JWKS,
         to_jwk(RSA_KEY, d="AQAB"), to_jwk(WEAK_RSA_KEY), {}, 1, None, [],
         {"kty": "RSA"}, {"kty": "RSA", "n": "!", "e": "AQAB"}, {"kty": "EC", "crv": "P-256"},
         to_jwk(EC_KEY, x="AAAA"), {"kty": ["RSA"]}, {"kty": "RSA", "n": 1, "e": 2},
@@ -327,3 +334,13 @@ def test_keys_that_are_left_out(entry: Any) -> None:
 def test_what_is_no_key_set(text: bytes) -> None:
     with pytest.raises(KeySetError):
         parse_key_set(text)
+
+
+def test_a_key_set_has_a_bounded_size(tmp_path: Path) -> None:
+    file = Path(write_keys(tmp_path, to_jwk(EC_KEY, kid="e")))
+    largest = file.read_bytes().ljust(_MAX_BYTES)
+    file.write_bytes(largest)
+    assert list(parse_key_set(read_file(str(file)))) == ["e"]
+    file.write_bytes(largest + b" ")
+    with pytest.raises(KeySetError, match=f"more than {_MAX_BYTES} bytes"):
+        parse_key_set(read_file(str(file)))

@@ -181,20 +181,33 @@ for mutant in find_mutants(root, "sample.py"):
 """
 
 
+_CONFIGURATION = """
+[pytest]
+pythonpath = .
+filterwarnings =
+    error::ResourceWarning
+    error::pytest.PytestUnraisableExceptionWarning
+"""
+
+
+def run_mutants(directory: Path, code: str, test: str, collected: list[str]) -> list[str]:
+    (directory / "sample.py").write_text(code)
+    (directory / "pytest.ini").write_text(_CONFIGURATION)
+    (directory / "tests").mkdir()
+    (directory / "tests" / "test_sample.py").write_text(test)
+    output = subprocess.check_output(
+        [sys.executable, "-c", _RUN, str(directory), *collected], cwd=ROOT, text=True, timeout=100
+    )
+    return output.splitlines()
+
+
 @pytest.mark.parametrize("collected", [[], ["tests"]], ids=["imported_anew", "code_replaced"])
 def test_a_fault_is_seen_by_the_tests_and_not_on_the_disk(
     tmp_path: Path, collected: list[str]
 ) -> None:
     code = "def is_small(number):\n    return number < 10 and number > 0\n"
-    (tmp_path / "sample.py").write_text(code)
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
-    (tmp_path / "tests").mkdir()
     test = "from sample import is_small\n\ndef test_it():\n    assert not is_small(10)\n"
-    (tmp_path / "tests" / "test_sample.py").write_text(test)
-    output = subprocess.check_output(
-        [sys.executable, "-c", _RUN, str(tmp_path), *collected], cwd=ROOT, text=True, timeout=100
-    )
-    assert output.splitlines() == [
+    assert run_mutants(tmp_path, code, test, collected) == [
         "None survived",
         "<= killed tests/test_sample.py::test_it",
         "11 killed tests/test_sample.py::test_it",
@@ -203,3 +216,34 @@ def test_a_fault_is_seen_by_the_tests_and_not_on_the_disk(
         "1 survived ",
     ]
     assert (tmp_path / "sample.py").read_text() == code
+
+
+def test_a_fault_that_ends_the_process_or_leaves_a_socket_open_is_found(tmp_path: Path) -> None:
+    code = """
+        import os, signal, socket
+
+        class Connection:
+            def __init__(self):
+                self.socket, self.itself = socket.socket(), self
+
+        def check(is_healthy):
+            if not is_healthy:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def connect():
+            connection = Connection()
+            connection.socket.close()
+        """
+    test = """
+        import sample
+
+        def test_it():
+            sample.check(True)
+            sample.connect()
+        """
+    assert run_mutants(tmp_path, textwrap.dedent(code), textwrap.dedent(test), []) == [
+        "None survived",
+        " killed ",  # `not` dropped: the process ends
+        "pass survived ",  # os.kill
+        "pass killed ",  # close: the socket is left open
+    ]
