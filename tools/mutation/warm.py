@@ -1,17 +1,11 @@
-"""A mutant in a fork of a process that has imported and collected all tests: for plain functions.
-
-The function's code is replaced in the fork, where everything that refers to the function sees it.
-"""
+"""A mutant in a fork of a process that has imported and collected all tests."""
 
 import contextlib
 import functools
-import inspect
 import multiprocessing
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType, FunctionType
 
 import pytest
 from _pytest.main import pytest_runtestloop as run_tests
@@ -19,6 +13,8 @@ from _pytest.main import pytest_runtestloop as run_tests
 from tools.mutation.cold import PYTEST, Order
 from tools.mutation.forks import run_fork
 from tools.mutation.mutants import Mutant
+from tools.mutation.patching import patch
+from tools.mutation.uses import Uses
 
 UNPATCHED = 71  # the exit status if the mutant needs a new import
 _Result = tuple[int | None, str]
@@ -50,6 +46,7 @@ class _Session:
     ) -> None:
         self._root, self._log, self._connection = root, log, connection
         self._order: Order | None = None
+        self._uses = Uses(root, "app")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -68,7 +65,7 @@ class _Session:
     def _run(
         self, session: pytest.Session, mutant: Mutant | None, tests: Sequence[str], failed: int
     ) -> int:
-        if mutant and not _patch(self._root, mutant):
+        if mutant and not patch(self._root, mutant, self._uses):
             return UNPATCHED
         self._order = Order(tests)
         self._order.failed = failed
@@ -91,44 +88,3 @@ def _serve(
     os.dup2(output, 2)
     os.chdir(root)
     pytest.main([*PYTEST, *arguments], plugins=[_Session(root, log, connection)])
-
-
-def _patch(root: Path, mutant: Mutant) -> bool:
-    """Replace the code of the mutant's function; return False if it is not a plain function."""
-    module = sys.modules.get(mutant.module)
-    found = _find_function(module, mutant.scope)
-    if module is None or found is None:
-        return False
-    code = compile(mutant.apply(root), str(root / mutant.path), "exec", dont_inherit=True)
-    for one in _codes(code):
-        same_place = one.co_firstlineno == found.__code__.co_firstlineno
-        if one.co_qualname == found.__code__.co_qualname and same_place:
-            if one.co_freevars != found.__code__.co_freevars:
-                return False
-            found.__code__ = one
-            return True
-    return False
-
-
-def _find_function(module: object, scope: str) -> FunctionType | None:
-    """Return the outermost function of a scope such as `Class.method.inner`."""
-    found = module
-    for name in scope.split("."):
-        found = inspect.getattr_static(found, name, None)
-        if isinstance(found, staticmethod | classmethod):
-            found = found.__func__
-        elif isinstance(found, property):
-            found = found.fget
-        elif isinstance(found, functools.cached_property):
-            found = found.func
-        if callable(found) and not inspect.isclass(found):
-            function: Callable[..., object] = inspect.unwrap(found)
-            return function if isinstance(function, FunctionType) else None
-    return None
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _codes(constant)
