@@ -18,7 +18,7 @@ from tools.mutation.selection import Test
 from tools.mutation.warm import UNPATCHED, WarmRunner
 
 # Seconds of tests: most mutants fail in the first round. Survivors meet all that fits the second.
-ROUNDS_SECONDS = (8.0, 30.0)
+ROUNDS_SECONDS = (6.0, 12.0)
 _SLACK_SECONDS = 20.0  # for the start, on a loaded machine
 _SLOWDOWN = 4.0
 # A module that cannot be imported fails the collection, or the loading of a conftest.py.
