@@ -12,7 +12,7 @@ import pytest
 from app.core.database import Connection, Database
 from app.core.settings import Settings
 from app.core.waiting import cancel_all
-from app.worker.lease import Lease, Load
+from app.worker.lease import FencedError, Lease, Load
 from tests.conftest import connect
 from tests.integration.support import until
 
@@ -133,3 +133,11 @@ async def test_a_lost_renewal_is_repeated_long_before_the_next_is_due(settings: 
             assert asyncio.get_running_loop().time() - begun < lease.period / 2
             await asyncio.sleep(0.1)
         await cancel_all([keeping])
+
+
+async def test_a_worker_is_fenced_after_two_thirds_of_a_lease(settings: Settings) -> None:
+    async with Database(settings, "test") as database:
+        lease = Lease(database, 1.5)
+        await lease.register()
+        with pytest.raises(FencedError, match=r"no renewal for 1\.0 s"):
+            await lease.watch_fence()
