@@ -16,7 +16,7 @@ from tools.mutation.servers import start_servers
 from tools.mutation.uses import Uses
 
 # Tests of these folders need no server but PostgreSQL and Triton, and run in one process.
-TIERS = ("tests/unit", "tests/integration")
+TIERS = ("tests/unit", "tests/integration", "tests/security")
 _LEFT_OUT = ("cli", "deployment", "ui", "nvidia_triton", "bench", "repository")
 COLLECTED = (
     *("-m", "not system and not vllm"),
@@ -96,11 +96,12 @@ def named_tests(root: Path, names: Iterable[str]) -> list[Test]:
 
 
 def mirrored_tests(root: Path, mutant: Mutant) -> list[Test]:
-    """Return test files by their names alone, where no run was recorded."""
+    """Return a room's test files, the module's own first, where no run was recorded."""
     room, module = PurePath(mutant.path).parts[1], PurePath(mutant.path).stem
-    files = [file for tier in TIERS for file in _test_files(root / tier / room)]
-    near = [file for file in files if module in file.stem]
-    return named_tests(root, [str(file.relative_to(root)) for file in near or files])
+    folders = [root / tier / room for tier in TIERS if (root / tier / room).is_dir()]
+    files = [file for folder in folders for file in _test_files(folder)]
+    files.sort(key=lambda file: module not in file.stem)
+    return named_tests(root, [str(file.relative_to(root)) for file in files])
 
 
 def _test_files(place: Path) -> list[Path]:
