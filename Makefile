@@ -81,10 +81,10 @@ test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (uni
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 .PHONY: check
-check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration tests of what differs from BASE, and 6 faults planted there
+check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration tests of what differs from BASE, and 4 faults planted there
 	tests=$$(sh .ci/changed_tests.sh "$(BASE)") && \
 		.venv/bin/pytest -q -n $(JOBS) --durations=5 $$tests $(PYTEST_ARGS)
-	$(venv_python) -m tools.mutation --changed "$(BASE)" --sample 6
+	$(venv_python) -m tools.mutation --changed "$(BASE)" --sample 4
 
 .PHONY: mutate
 mutate: $(dev) .venv-triton/.cpu ## Plant faults in ROOMS=, one at a time, and list those that no test finds (hours; SAMPLE=N: only N)
