@@ -108,6 +108,22 @@ async def test_a_team_with_a_running_limit_is_left_to_claims(
     assert await state(bench.connection, result_id) == ("pending", None, 0, False)
 
 
+async def test_one_statement_starts_only_what_may_start(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    """Results of several teams and models: a limit, or a queue, of one holds up no other."""
+    await bench.queue._limits.set("limited", MODEL, {"max_running": 1})
+    bench.queue.dispatcher = None
+    await bench.add(model_name="busy")
+    bench.queue.dispatcher = dispatcher
+    free, limited = make_result(), make_result(team_id="limited")
+    behind = make_result(model_name="busy")
+    assert await bench.queue.enqueue([limited, behind, free]) == [True] * 3
+    assert [claim.id for claim in dispatcher.started] == [free.id]
+    for one in (limited, behind):
+        assert await state(bench.connection, one.id) == ("pending", None, 0, False)
+
+
 async def test_only_as_many_as_there_is_room_for(bench: Bench, dispatcher: Dispatcher) -> None:
     dispatcher.room = 2
     ids = await bench.add(5)
