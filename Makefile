@@ -11,7 +11,7 @@
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
 #   JOBS=4               processes that share the tests (0: all in one, as for a debugger)
 #   BASE=main            branch that the changes are compared with by `make check`
-#   MINUTES=10 SEED=...  how long `make chaos` is; the seed of a run that is to be repeated
+#   MINUTES=10 SEED=...  how long `make chaos` and `make attack` are; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
 
@@ -124,6 +124,10 @@ failover: $(dev) .venv-triton/.cpu ## Show a PostgreSQL failover: a primary and 
 .PHONY: chaos
 chaos: $(dev) .venv-triton/.cpu ## Ten minutes of everything failing at once (docs/chaos.md; MINUTES=, SEED=)
 	GRPC_VERBOSITY=ERROR $(venv_python) -m tests.chaos.storm --minutes "$(MINUTES)" $(if $(SEED),--seed "$(SEED)") $(CHAOS_ARGS)
+
+.PHONY: attack
+attack: $(dev) .venv-triton/.cpu ## Ten minutes of a hostile team beside a polite one, within 1 GiB of memory (docs/testing.md; MINUTES=, SEED=)
+	GRPC_VERBOSITY=ERROR $(venv_python) -m tests.security.hostile --minutes "$(MINUTES)" $(if $(SEED),--seed "$(SEED)") $(ATTACK_ARGS)
 
 # Peers that P3 and QUEUE of the benchmarks compare with, and the k6 of K6 and P10; nothing else needs it.
 .venv-peers: $(service) bench/peers.txt bench/peers-overrides.txt bench/peers-k6.txt

@@ -50,6 +50,10 @@ start() {
     cd "$home" # paths in model.json are relative to it
     if [ "$(stat -c %s "$log" 2>/dev/null || echo 0)" -gt 50000000 ]; then mv -f "$log" "$log.old"; fi
     rm -f "$run/process"
+    # By these protocols a client can write files and map memory: the service needs none of them, so
+    # no process keeps their secret. Loading on request is refused under polling.
+    secret=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+    restricted="shared-memory,trace,logging:llm-secret=$secret"
     # The supervisor restarts a server that ended, or whose engine is dead behind a ready model.
     set -- python3 "$models.health" run --must-start \
         --http "127.0.0.1:$http" --metrics "127.0.0.1:$metrics" -- \
@@ -57,7 +61,8 @@ start() {
         --model-control-mode=poll --repository-poll-secs=5 --exit-on-error=false \
         --http-address=127.0.0.1 --http-port="$http" \
         --grpc-address=127.0.0.1 --grpc-port="$grpc" \
-        --metrics-address=127.0.0.1 --metrics-port="$metrics"
+        --metrics-address=127.0.0.1 --metrics-port="$metrics" \
+        --http-restricted-api="$restricted" --grpc-restricted-protocol="$restricted"
     # The shell that notes its process becomes the supervisor. It keeps its standard input: tmux ends a
     # session whose terminal no process holds.
     # shellcheck disable=SC2016 # expanded by that shell

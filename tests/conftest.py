@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from uuid import NAMESPACE_URL, uuid5
 
 import asyncpg
 import httpx
@@ -31,7 +32,7 @@ from xdist.scheduler import LoadScopeScheduling
 from app.api.app import create_app
 from app.api.container import Services
 from app.cli.up.triton import EmbeddedTriton
-from app.core import logs
+from app.core import logs, metrics
 from app.core.settings import Settings
 from tests.postgres import PostgresServer, start_postgres
 from tests.servers import TEMPLATE, RunningTriton, running_servers
@@ -39,6 +40,8 @@ from tests.servers import TEMPLATE, RunningTriton, running_servers
 ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"
 SCRIPTED = {"scripted": ROOT / "triton" / "models" / "scripted"}
+# All servers that fixtures start have it, in each process: a service may have several of them.
+TRITON_SECRET = uuid5(NAMESPACE_URL, "triton").hex
 _Triton = TypeVar("_Triton", bound=EmbeddedTriton)
 # Tests start hundreds of processes: each of them would compile all its modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -207,11 +210,19 @@ def run_triton(
 ) -> Iterator[_Triton]:
     """A Triton with these models, for fixtures wider than one test."""
     server = kind(TRITON_VENV, directory / "work", models, directory / "triton.log")
+    server.secret = TRITON_SECRET
     asyncio.run(server.start())
     try:
         yield server
     finally:
         asyncio.run(server.stop())
+
+
+@pytest.fixture(autouse=True)
+def room_for_names_in_metrics() -> None:
+    """Tests before this one may have named as many models as a process has series for."""
+    for names in metrics._names.values():
+        names.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -252,6 +263,7 @@ def make_settings(
         "database_password": server.password,
         "database_name": database,
         "database_pool_size": 4,
+        "triton_secret": TRITON_SECRET,
         "triton_refresh_seconds": 0.5,
         "model_repository": ROOT / "triton" / "models",
         "lease_seconds": _LEASE_SECONDS,
@@ -260,6 +272,7 @@ def make_settings(
     }
     if triton is not None:
         values["triton_grpc"] = triton.address("grpc")
+        values["triton_secret"] = triton.secret
     return Settings.model_validate(values | changes)
 
 

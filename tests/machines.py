@@ -62,15 +62,17 @@ def loop_and_bench(
 
 def check_machine(machine: type[DatabaseMachine], *, examples: int, steps: int) -> None:
     """Run so many examples of at most so many steps; `machine` has its loop and bench."""
+    run_state_machine_as_test(machine, settings=machine_settings(examples, steps))
+
+
+def machine_settings(examples: int, steps: int) -> hypothesis_settings:
+    """Settings for so many examples, times `FUZZ`."""
     factor = int(os.environ.get("FUZZ", "1"))
-    run_state_machine_as_test(
-        machine,
-        settings=hypothesis_settings(
-            max_examples=examples * factor,
-            stateful_step_count=steps,
-            derandomize=factor == 1,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+    return hypothesis_settings(
+        max_examples=examples * factor,
+        stateful_step_count=steps,
+        derandomize=factor == 1,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )

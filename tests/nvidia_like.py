@@ -18,6 +18,6 @@ def nvidia_like(directory: Path, name: str = "nvidia", **parameters: str) -> dic
         config += f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
     (entry / "config.pbtxt").write_text(config)
     shutil.copy(_LIKE_NVIDIA / "1" / "model.py", entry / "1")
-    shutil.copy(_SCRIPTED / "1" / "script.py", entry / "1")
-    shutil.copy(_SCRIPTED / "1" / "model.py", entry / "1" / "scripted.py")
+    for file in (_SCRIPTED / "1").glob("*.py"):
+        shutil.copy(file, entry / "1" / ("scripted.py" if file.name == "model.py" else file.name))
     return {name: entry}

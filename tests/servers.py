@@ -25,7 +25,7 @@ TEMPLATE = "test_template"
 @dataclass(frozen=True)
 class Servers:
     postgres: PostgresServer
-    triton: dict[str, str]  # addresses by protocol
+    triton: dict[str, str]  # addresses by protocol, and the secret
 
 
 class RunningTriton(EmbeddedTriton):
@@ -35,6 +35,7 @@ class RunningTriton(EmbeddedTriton):
         nowhere = Path(os.devnull)
         super().__init__(nowhere, nowhere, {}, nowhere)
         self._addresses = addresses
+        self.secret = addresses["secret"]
 
     def address(self, protocol: str) -> str:
         return self._addresses[protocol]
@@ -64,8 +65,8 @@ def main() -> None:
         asyncio.run(postgres.execute(f"CREATE DATABASE {TEMPLATE}"))
         migrate(make_settings(postgres, TEMPLATE))
         with run_triton(EmbeddedTriton, Path(name) / "triton") as triton:
-            addresses = {
-                protocol: triton.address(protocol) for protocol in ("http", "grpc", "metrics")
+            addresses = {protocol: triton.address(protocol) for protocol in ("grpc", "metrics")} | {
+                "secret": triton.secret
             }
             print(json.dumps(asdict(Servers(postgres, addresses))), flush=True)  # noqa: T201
             sys.stdin.read()

@@ -8,6 +8,9 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.triton_access import grpc_headers
+
 RETURNS = (
     "return_finish_reason",
     "return_cumulative_logprob",
@@ -48,23 +51,34 @@ def ask(
     return request
 
 
-async def stream(address: str, request: pb.ModelInferRequest) -> AsyncIterator[dict[str, Any]]:
+async def stream(
+    triton: EmbeddedTriton, request: pb.ModelInferRequest
+) -> AsyncIterator[dict[str, Any]]:
     """The responses as lists by output name. Raises ModelError."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(triton.address("grpc")) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         error = ""
-        async for response in stub.ModelStreamInfer(iter([request])):
+        async for response in stub.ModelStreamInfer(
+            iter([request]), metadata=grpc_headers(triton.secret)
+        ):
             error = error or response.error_message
             if not error:
-                yield _read(response.infer_response)
+                yield read_outputs(response.infer_response)
         # Not before the call's end: a call that is cancelled then can keep its model from unloading.
         if error:
             raise ModelError(error)
 
 
-async def collect(address: str, request: pb.ModelInferRequest) -> list[dict[str, Any]]:
+async def call(triton: EmbeddedTriton, method: str, message: object) -> Any:
+    """The response to a request that is no stream."""
+    async with grpc.aio.insecure_channel(triton.address("grpc")) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return await getattr(stub, method)(message, metadata=grpc_headers(triton.secret))
+
+
+async def collect(triton: EmbeddedTriton, request: pb.ModelInferRequest) -> list[dict[str, Any]]:
     """All responses of one request."""
-    return [response async for response in stream(address, request)]
+    return [response async for response in stream(triton, request)]
 
 
 def text(responses: list[dict[str, Any]]) -> str:
@@ -72,7 +86,7 @@ def text(responses: list[dict[str, Any]]) -> str:
     return "".join(response["text_output"][0] for response in responses)
 
 
-def _read(response: pb.ModelInferResponse) -> dict[str, Any]:
+def read_outputs(response: pb.ModelInferResponse) -> dict[str, Any]:
     return {
         output.name: _values(output.datatype, content)
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)

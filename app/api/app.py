@@ -26,6 +26,8 @@ from app.api.infini_gram import router as infini_gram
 from app.api.json_codec import JSON, PROBLEM_JSON
 from app.api.middleware.access import needed_scope
 from app.api.middleware.authentication import AuthenticationMiddleware
+from app.api.middleware.byte_accounts import ByteAccounts
+from app.api.middleware.fair_turns import FairTurns
 from app.api.middleware.request_guard import RequestGuard
 from app.api.middleware.request_id import RequestIdMiddleware
 from app.api.native import (
@@ -53,6 +55,7 @@ from app.api.tenstorrent import router as tenstorrent
 from app.api.tgi import router as tgi
 from app.batches.processor import BatchProcessor
 from app.core.errors import ServiceError
+from app.core.fair_share import FairShares
 from app.core.settings import Settings
 from app.core.tracing import tracing
 
@@ -104,6 +107,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
             services.indexes,
         ):
             app.state.services = services
+            shares = FairShares(settings.database_pool_size) if settings.is_authenticated else None
+            app.state.fair_shares = shares
             services.hub.subscribe(services.listener)
             services.authenticator.subscribe(services.listener)
             loop = asyncio.get_running_loop()
@@ -123,6 +128,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
                     task.add_done_callback(_stop_process_on_death)
                 yield
                 services.hub.close()
+                if shares:
+                    shares.close()
                 if worker:
                     worker.stop()
                     await tasks[-1]
@@ -150,6 +157,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
         uploads={openai_files.UPLOADS: settings.max_file_bytes + openai_files.FORM_BYTES},
     )
+    app.add_middleware(ByteAccounts)
+    app.add_middleware(FairTurns)
     app.add_middleware(
         AuthenticationMiddleware,
         is_on=settings.is_authenticated,

@@ -14,6 +14,7 @@ from app.batches.processor import BatchProcessor
 from app.batches.store import BatchStore
 from app.batches.work import BatchWork
 from app.core import schema_version
+from app.core.byte_budget import ByteBudget
 from app.core.database import Database
 from app.core.listener import Listener
 from app.core.settings import Settings
@@ -26,6 +27,7 @@ from app.provisioning.profiles import read_profiles
 from app.provisioning.reconciler import Reconciler
 from app.provisioning.store import LaunchStore
 from app.queue.admission import Admission
+from app.queue.api_processes import ApiProcess
 from app.queue.depth import QueueDepth
 from app.queue.idempotency import IdempotencyKeys
 from app.queue.job_queue import JobQueue
@@ -53,6 +55,8 @@ from app.webhooks.sender import Sender
 from app.worker.backends.triton_backend import TritonBackend
 from app.worker.worker import Worker
 
+_BODIES = 16  # of the largest size, at least, for which the byte budget has room
+
 
 class Services:
     """Parts shared by all requests of a process, or by its worker."""
@@ -61,6 +65,9 @@ class Services:
         self.settings = settings
         self.database = database
         self.server_pool = server_pool
+        self.byte_budget = ByteBudget(
+            max(settings.max_bytes_in_flight, _BODIES * settings.max_body_bytes)
+        )
         self.listener = Listener(database)
         self.limits = TeamLimits(database, settings)
         self.queue = JobQueue(database, settings, self.limits)
@@ -76,6 +83,7 @@ class Services:
             threads=settings.index_threads,
             queue=settings.index_queue,
         )
+        self.api_process = ApiProcess(database)
         self.submissions = Submissions(
             Preparation(
                 settings,
@@ -85,6 +93,7 @@ class Services:
                 self.results,
                 self.retention,
                 self.admission,
+                self.api_process.id,
             ),
             self.contexts,
             self.results,
@@ -156,6 +165,7 @@ async def background(
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "limits": services.limits.run(),
+        "api_process": services.api_process.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
         "expired": remove_expired(
             [

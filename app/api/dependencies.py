@@ -24,11 +24,26 @@ def team_of(request: Request) -> str:
     return principal_of(request).team_id
 
 
-ServicesOf = Annotated[Services, Depends(services_of)]
+# FastAPI calls a dependency that is not a coroutine in a thread.
 
-PrincipalOf = Annotated[Principal, Depends(principal_of)]
 
-TeamOf = Annotated[str, Depends(team_of)]
+async def _services(request: Request) -> Services:
+    return services_of(request)
+
+
+async def _principal(request: Request) -> Principal:
+    return principal_of(request)
+
+
+async def _team(request: Request) -> str:
+    return team_of(request)
+
+
+ServicesOf = Annotated[Services, Depends(_services)]
+
+PrincipalOf = Annotated[Principal, Depends(_principal)]
+
+TeamOf = Annotated[str, Depends(_team)]
 
 Name = Annotated[str | None, Query(max_length=256, pattern=r"^[^\x00]*$")]
 

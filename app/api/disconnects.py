@@ -23,13 +23,13 @@ ON_DISCONNECT_HEADER = {
 
 
 @contextlib.contextmanager
-def watch_disconnect(request: Request, *woken: asyncio.Event) -> Iterator[Callable[[], bool]]:
-    """Set the events when the client disconnects; yields a function that returns whether it has."""
+def watch_disconnect(request: Request, *woken: ResultSignal) -> Iterator[Callable[[], bool]]:
+    """Set the signals when the client disconnects; yields a function that returns whether it has."""
     disconnecting = asyncio.create_task(until_disconnect(request.receive))
 
     def wake(_: object) -> None:
-        for event in woken:
-            event.set()
+        for signal in woken:
+            signal.set()
 
     disconnecting.add_done_callback(wake)
     try:
@@ -46,11 +46,13 @@ async def wait_for_end(
     `woken` is the signal of a new result, which was expected before it was submitted. Returns the result,
     and whether the client has disconnected.
     """
-    hub = services_of(request).hub
-    expecting = contextlib.nullcontext(woken) if woken is not None else hub.expecting(result_id)
+    hub, team = services_of(request).hub, team_of(request)
+    expecting = (
+        contextlib.nullcontext(woken) if woken is not None else hub.expecting(team, result_id)
+    )
     with expecting as signal, watch_disconnect(request, signal) as is_disconnected:
         row = await hub.wait_terminal(
-            team_of(request),
+            team,
             result_id,
             seconds,
             signal,

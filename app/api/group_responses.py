@@ -18,13 +18,20 @@ from app.api.dependencies import principal_of, services_of
 from app.api.disconnects import on_disconnect_of, watch_disconnect
 from app.api.idempotency_header import REPLAYED_HEADER, idempotency_key
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
-from app.core.errors import DatabaseUnavailableError, ResultFailedError, StoppingError
+from app.core.byte_budget import charge
+from app.core.errors import (
+    DatabaseUnavailableError,
+    MemoryBusyError,
+    ResultFailedError,
+    ServiceError,
+    StoppingError,
+)
 from app.core.ids import new_id
 from app.core.off_loop import off_loop
 from app.results.drafts import GroupRequest
 from app.results.multi_result import GroupEvent
 from app.results.replays import Replayed
-from app.results.rows import ResultRow
+from app.results.rows import LOGPROBS_COPIES, ResultRow
 from app.results.submission import SubmissionOutcome
 
 RESULT_ID_HEADER = "X-Result-Id"
@@ -45,12 +52,14 @@ async def respond_complete(
     group = with_headers(request, group)
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
-        woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
+        woken = [stack.enter_context(services.hub.expecting(principal.team_id, one)) for one in ids]
         answers = await services.submissions.submit_group(principal, group, ids)
         is_new = not any(isinstance(answer, Replayed) for answer in answers)
         if not is_new:
             ids = [answer.result_id for answer in answers]
-            woken = [stack.enter_context(services.hub.expecting(one)) for one in ids]
+            woken = [
+                stack.enter_context(services.hub.expecting(principal.team_id, one)) for one in ids
+            ]
         is_disconnected = stack.enter_context(watch_disconnect(request, *woken))
         is_over = False
         try:
@@ -58,7 +67,8 @@ async def respond_complete(
                 principal.team_id, ids, woken, is_new=is_new, is_disconnected=is_disconnected
             )
             is_over = not is_disconnected()
-        except (ResultFailedError, StoppingError) as error:
+            await charge(LOGPROBS_COPIES * sum(len(row.logprobs or "") for row in rows))
+        except (MemoryBusyError, ResultFailedError, StoppingError) as error:
             error.headers[RESULT_ID_HEADER] = to_header(ids)
             if not is_new:
                 mark_replayed(error)
@@ -68,7 +78,7 @@ async def respond_complete(
                 await services.groups.cancel(principal.team_id, ids)
     if not is_over:
         return Response(status_code=_CLIENT_LEFT)
-    response = await off_loop(sum(len(row.text) for row in rows), lambda: render(rows))
+    response = await off_loop(sum(row.output_size for row in rows), lambda: render(rows))
     response.headers[RESULT_ID_HEADER] = to_header(ids)
     if not is_new:
         response.headers[REPLAYED_HEADER] = "true"
@@ -93,11 +103,11 @@ async def respond_stream(
     """
     services, principal = services_of(request), principal_of(request)
     group = with_headers(request, group)
-    services.hub.check_room()
+    services.hub.reserve_place(principal.team_id)
     ids = [new_id() for _ in range(group.size)]
     with contextlib.ExitStack() as stack:
-        for one in ids:  # reserve the places of the streams
-            stack.enter_context(services.hub.reading(one))
+        for one in ids:  # the first in the reserved place
+            stack.enter_context(services.hub.reading(principal.team_id, one))
         answers = await services.submissions.submit_group(principal, group, ids)
     ids = [answer.result_id for answer in answers]
     is_replayed = isinstance(answers[0], Replayed)
@@ -163,7 +173,7 @@ def id_headers(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
     return {RESULT_ID_HEADER: to_header([answer.result_id for answer in answers])} | replayed
 
 
-def mark_replayed(error: ResultFailedError | StoppingError) -> None:
+def mark_replayed(error: ServiceError) -> None:
     """Mark an error as replayed: the same key would return it again.
 
     OpenAI's client, which repeats failed requests, would repeat this one in vain.

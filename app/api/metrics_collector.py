@@ -11,6 +11,7 @@ from collections import Counter
 from app.core import metrics
 from app.core.database import is_transient
 from app.core.errors import FailureCode
+from app.core.fair_share import shared_lock
 from app.inference.model_registry import ModelRegistry
 from app.inference.server_pool import ServerPool
 from app.queue.depth import ModelLoad, QueueDepth
@@ -33,7 +34,7 @@ class MetricsCollector:
         self._expires = 0.0
 
     async def text(self) -> bytes:
-        async with self._making:
+        async with shared_lock(self._making):
             if time.monotonic() >= self._expires:
                 await self._set_gauges()
                 # On a thread: with many models it takes many milliseconds.

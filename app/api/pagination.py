@@ -17,11 +17,17 @@ After = Annotated[
 ]
 
 
-def page_response(request: Request, items: Sequence[dict[str, Any]], limit: int) -> Response:
-    """A page as JSON; a full page links to the next (RFC 8288)."""
+def page_response(
+    request: Request, items: Sequence[dict[str, Any]], following: UUID | str | None
+) -> Response:
+    """A page as JSON, with a link to the page behind the id `following` (RFC 8288)."""
     headers = {}
-    if len(items) == limit:
-        following = request.url.include_query_params(after=items[-1]["id"])
-        target = f"{following.path}?{following.query}"
-        headers["Link"] = f'<{target}>; rel="next"'
+    if following is not None:
+        url = request.url.include_query_params(after=following)
+        headers["Link"] = f'<{url.path}?{url.query}>; rel="next"'
     return json_response(items, headers=headers)
+
+
+def last_of_full(items: Sequence[dict[str, Any]], limit: int) -> str | None:
+    """The id behind which the next page begins, if this one is full."""
+    return items[-1]["id"] if len(items) == limit else None

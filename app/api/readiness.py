@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from app.core import schema_version
 from app.core.database import Database, is_transient
 from app.core.errors import DatabaseUnavailableError, SchemaMismatchError, ServiceError
+from app.core.fair_share import shared_lock
 from app.inference.model_registry import ModelRegistry
 from app.queue.depth import QueueDepth
 
@@ -45,7 +46,7 @@ class Readiness:
 
         Raises DatabaseUnavailableError or SchemaMismatchError, with the same members.
         """
-        async with self._lock:
+        async with shared_lock(self._lock):
             if time.monotonic() >= self._expires:
                 self._state = await self._read_database()
                 self._expires = time.monotonic() + _CACHE_TTL_SECONDS

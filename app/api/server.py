@@ -1,6 +1,8 @@
 """HTTP server: uvicorn, which ends streams and long-polls when it stops."""
 
 import asyncio
+import os
+from functools import partial
 from socket import socket
 from types import FrameType
 
@@ -8,11 +10,12 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.core import gc_tuning
+from app.core import interpreter_tuning
 
 # Streams and long-polls end at the signal; remaining requests are cut after this.
 _GRACE_SECONDS = 5
 _HEAD_SECONDS = 30.0
+_ACCEPTS = 16  # connections in a round of the event loop
 
 
 def serve(app: Starlette, host: str, port: int, trusted_proxies: list[str]) -> int:
@@ -32,6 +35,7 @@ def serve(app: Starlette, host: str, port: int, trusted_proxies: list[str]) -> i
             access_log=False,
             server_header=False,
             log_config=None,
+            reset_contextvars=True,  # a connection's next request inherits nothing of the last
             forwarded_allow_ips=trusted_proxies,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         ),
@@ -82,7 +86,28 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
-        gc_tuning.settle()
+        await self._accept_more()
+        interpreter_tuning.settle()
+
+    async def _accept_more(self) -> None:
+        """Listen with copies of each socket: libuv accepts one connection of each in a round of the loop.
+
+        (Since 1.45: https://github.com/libuv/libuv/pull/3696.) A thousand connections at once would
+        delay the next client by a thousand rounds.
+        """
+        loop = asyncio.get_running_loop()
+        connection = partial(
+            Connection,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for listening in [one for server in self.servers for one in server.sockets]:
+            for _ in range(_ACCEPTS - 1):
+                copy = socket(fileno=os.dup(listening.fileno()))
+                self.servers.append(
+                    await loop.create_server(connection, sock=copy, backlog=self.config.backlog)
+                )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

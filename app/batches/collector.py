@@ -11,9 +11,11 @@ from app.batches.rows import Batch, LineOutcome
 from app.batches.work import BatchLease
 from app.core.errors import DatabaseUnavailableError, NotFoundError, ServiceError
 from app.core.off_loop import off_loop
+from app.core.pieces import in_pieces
 from app.results.rows import ResultRow, erased, failure_of
 
 _PAGE = 100  # lines whose outcomes are stored at once
+_PAGE_BYTES = 4_000_000  # or bytes of their outputs; a larger one is stored alone
 _CHECK_SECONDS = 5.0  # between checks of all results, for lost notifications
 
 
@@ -34,8 +36,8 @@ class Collector:
         if not candidates:
             return
         ended = self.in_flight.remove_results(await self.services.work.over(candidates))
-        for start in range(0, len(ended), _PAGE):
-            await self._store(batch, ended[start : start + _PAGE])
+        for page in in_pieces(ended, lambda one: one.size, _PAGE_BYTES, _PAGE):
+            await self._store(batch, page)
 
     async def _store(self, batch: Batch, lines: Sequence[InFlightLine]) -> None:
         outcomes = await asyncio.gather(*(self._outcome(batch, one) for one in lines))
@@ -73,7 +75,7 @@ class Collector:
         if isinstance(render, ServiceError):
             return self.outcomes.refused(one.line, render)
         try:
-            size = sum(len(row.text) for row in rows)
+            size = sum(row.output_size for row in rows)
             return await off_loop(size, lambda: self.outcomes.completed(one.line, render(rows)))
         except Exception as error:  # noqa: BLE001 # reported in the line's outcome
             return self.outcomes.refused(one.line, to_service_error(error, batch.id))

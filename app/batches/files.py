@@ -3,12 +3,13 @@
 A file is visible once its last part is stored. Parts of an aborted upload are removed.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
+from app.core.byte_budget import charged
 from app.core.database import Connection, Database, lock_team
 from app.core.errors import NotFoundError, StorageFullError
 from app.core.ids import HIGHEST_ID, LOWEST_ID, lowest_id, new_id
@@ -61,6 +62,10 @@ ORDER BY team_id {{order}}, id {{order}} LIMIT $5
 _LISTS: dict[Order, str] = {"asc": _LIST.format(order="ASC"), "desc": _LIST.format(order="DESC")}
 _DELETE = "DELETE FROM files WHERE id = $1 AND team_id = $2 AND size IS NOT NULL RETURNING id"
 _DISCARD = "DELETE FROM files WHERE id = $1 AND size IS NULL"
+_PIECE = """
+SELECT substring(content FROM $3 FOR $4) AS content, octet_length(content) AS size FROM file_parts
+WHERE file_id = $1 AND place = $2
+"""
 _REMOVE_EXPIRED = """
 DELETE FROM files WHERE id IN (
   SELECT id FROM files WHERE expires_at <= now() LIMIT $1 FOR UPDATE SKIP LOCKED)
@@ -185,19 +190,25 @@ class FileStore:
         if await self._database.fetchrow(_DELETE, file_id, team_id) is None:
             raise file_not_found(file_id)
 
-    async def read(self, team_id: str, file_id: UUID) -> AsyncIterator[bytes]:
-        """The parts of a file in order. Raises NotFoundError, also when it is deleted meanwhile."""
+    async def read(
+        self, team_id: str, file_id: UUID, piece_bytes: int = PART_BYTES
+    ) -> AsyncGenerator[bytes, None]:
+        """The content of a file in pieces. Raises NotFoundError, also when it is deleted meanwhile.
+
+        Each piece is within the byte budget until the next one is read: raises MemoryBusyError.
+        """
         size = (await self.get(team_id, file_id)).size
-        place = read = 0
+        place = offset = read = 0
         while read < size:
-            row = await self._database.fetchrow(
-                "SELECT content FROM file_parts WHERE file_id = $1 AND place = $2", file_id, place
-            )
-            if row is None:
-                raise file_not_found(file_id)
-            content: bytes = row["content"]
-            yield content
-            place, read = place + 1, read + len(content)
+            async with charged(piece_bytes):
+                row = await self._database.fetchrow(_PIECE, file_id, place, offset + 1, piece_bytes)
+                if row is None:
+                    raise file_not_found(file_id)
+                content: bytes = row["content"]
+                yield content
+            offset, read = offset + len(content), read + len(content)
+            if offset == row["size"]:
+                place, offset = place + 1, 0
 
     async def remove_expired(self) -> None:
         await self._remove(_REMOVE_EXPIRED)

@@ -1,6 +1,6 @@
 """The lines of a batch whose results are in the queue or running."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -16,6 +16,7 @@ class InFlightLine:
     open_ids: set[UUID]
     render: Render | None  # None: another process has sent the line
     is_stored: bool = True  # False: its texts are erased after its outcome is stored
+    size: int = 0  # of the outputs of its results that have ended, in bytes
 
 
 class InFlightLines:
@@ -58,11 +59,12 @@ class InFlightLines:
         ended, self._ended = self._ended, set()
         return ended
 
-    def remove_results(self, ids: Iterable[UUID]) -> list[InFlightLine]:
-        """Remove ended results; the lines all of whose results have ended."""
-        for result_id in ids:
+    def remove_results(self, sizes: Mapping[UUID, int]) -> list[InFlightLine]:
+        """Remove ended results, with their sizes; the lines all of whose results have ended."""
+        for result_id, size in sizes.items():
             if (number := self._line_of.pop(result_id, None)) is not None:
                 self._lines[number].open_ids.discard(result_id)
+                self._lines[number].size += size
         return [one for one in self._lines.values() if not one.open_ids]
 
     def remove(self, lines: Sequence[InFlightLine]) -> None:

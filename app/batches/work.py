@@ -17,6 +17,7 @@ from app.batches.rows import ACTIVE, COLUMNS, Batch, End, Line, LineOutcome, New
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
 from app.core.record_set import RecordSet
+from app.results.sizes import json_bytes, text_bytes
 
 _PAGE_BYTES = 8_000_000  # of bodies that are read at once
 _RENEWALS = 3  # within one lease
@@ -128,14 +129,19 @@ WITH done AS (
 UPDATE batches b SET completed = b.completed + c.completed, failed = b.failed + c.failed
 FROM counted c WHERE b.id = $1
 """
-# Results that are over, or gone.
-_OVER = """
-SELECT i.id FROM unnest($1::uuid[]) AS i(id) LEFT JOIN results r ON r.id = i.id
+# Results that are over, or gone, and the sizes of their outputs.
+_OVER = f"""
+SELECT i.id, {text_bytes("r.output")} + {json_bytes("r.logprobs")} AS size
+FROM unnest($1::uuid[]) AS i(id) LEFT JOIN results r ON r.id = i.id
 WHERE r.id IS NULL OR r.state <> 'pending'
 """
 _OUTCOMES = """
-SELECT line, is_completed, outcome FROM batch_lines
-WHERE batch_id = $1 AND line > $2 AND state = 'done' ORDER BY line LIMIT $3
+SELECT line, is_completed, outcome FROM (
+  SELECT *, sum(octet_length(outcome)) OVER (ORDER BY line) - octet_length(outcome) AS before FROM (
+    SELECT line, is_completed, outcome FROM batch_lines
+    WHERE batch_id = $1 AND line > $2 AND state = 'done' ORDER BY line LIMIT $3
+  ) page
+) measured WHERE before < $4 ORDER BY line
 """
 # Checks itself that all lines are done. A batch that was stopped before it began lacks some lines.
 _FINALIZE = """
@@ -268,11 +274,14 @@ class BatchWork:
     async def mark_done(self, batch_id: UUID, outcomes: Sequence[LineOutcome]) -> None:
         await self._database.fetch(_MARK_DONE, batch_id, *_DONE.arguments(outcomes))
 
-    async def over(self, ids: Sequence[UUID]) -> set[UUID]:
-        return {row["id"] for row in await self._database.fetch(_OVER, list(ids))}
+    async def over(self, ids: Sequence[UUID]) -> dict[UUID, int]:
+        """Those that are over, and the sizes of their outputs in bytes, at most."""
+        rows = await self._database.fetch(_OVER, list(ids))
+        return {row["id"]: row["size"] for row in rows}
 
     async def outcomes(self, batch_id: UUID, after: int, limit: int) -> list[LineOutcome]:
-        rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit)
+        """The next outcomes behind a line; none past some megabytes is begun."""
+        rows = await self._database.fetch(_OUTCOMES, batch_id, after, limit, _PAGE_BYTES)
         return [LineOutcome(**row) for row in rows]
 
 

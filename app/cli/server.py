@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from app.cli.arguments import add_command, add_subcommands
 from app.cli.database import store_command
@@ -25,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("grpc", help="its gRPC address, host:port")
     add("--http", help="its HTTP address, host:port")
     add("--metrics", help="its metrics address, host:port")
+    add("--secret-file", type=_secret, dest="secret", help="file with the secret that it needs")
     text = "most results that each worker runs on it at a time (LLM_WORKER_SLOTS)"
     add("--slots", type=int, help=text)
     for name, run, text in (
@@ -51,7 +53,10 @@ async def _list(store: ServerStore, _options: argparse.Namespace) -> None:
 @_on_servers
 async def _add(store: ServerStore, options: argparse.Namespace) -> None:
     name = options.name
-    await store.add(ServerAddress(name, options.grpc, options.http, options.metrics, options.slots))
+    server = ServerAddress(
+        name, options.grpc, options.http, options.metrics, options.slots, secret=options.secret
+    )
+    await store.add(server)
     _report(f"{name} is registered; GET /servers returns its health.")
 
 
@@ -71,6 +76,14 @@ async def _resume(store: ServerStore, options: argparse.Namespace) -> None:
 async def _remove(store: ServerStore, options: argparse.Namespace) -> None:
     await store.remove(options.name)
     _report(f"{options.name} is removed; its running results finish.")
+
+
+def _secret(file: str) -> str:
+    """Not given on the command line, which other users of the machine see."""
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{file} cannot be read: {error}") from None
 
 
 def _report(text: str) -> None:

@@ -85,7 +85,7 @@ async def _generate(settings: Settings) -> None:
     from app.api.container import background, new_worker, open_services
     from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor
-    from app.core import gc_tuning
+    from app.core import interpreter_tuning
 
     async with (
         tracing(settings.otlp_endpoint, "llm-worker"),
@@ -93,7 +93,7 @@ async def _generate(settings: Settings) -> None:
     ):
         worker = new_worker(services)
         _on_stop_signals(worker.stop)
-        gc_tuning.settle()
+        interpreter_tuning.settle()
         async with background(services, BatchProcessor(batch_services(services))) as tasks:
             await _run_beside(worker, tasks)
 

@@ -14,8 +14,10 @@ import asyncpg
 
 from app.core import metrics
 from app.core.errors import DatabaseFullError, DatabaseUnavailableError
+from app.core.fair_share import connection_of_team
 from app.core.primary import SERVER_DOWN, Primary
 from app.core.settings import Settings
+from app.core.slow_statements import SlowStatements
 
 T = TypeVar("T")
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
@@ -75,12 +77,14 @@ class Database:
         self._name = application_name
         self._timeout = settings.database_timeout_seconds
         self._primary = Primary(settings.database_addresses())
+        self._slow = SlowStatements(settings.slow_statement_seconds)
         self._pool: asyncpg.Pool | None = None
 
     async def __aenter__(self) -> "Database":
         self._pool = await asyncpg.create_pool(
             **self._connect_arguments(),
             connect=self._primary.connect,
+            init=self._slow.watch,
             min_size=0,  # the service starts, and reports it, while the database is unavailable
             max_size=self._settings.database_pool_size,
             max_inactive_connection_lifetime=300,
@@ -99,14 +103,14 @@ class Database:
         except TimeoutError:
             self._pool.terminate()
 
-    def _connect_arguments(self) -> dict[str, Any]:
+    def _connect_arguments(self, name: str | None = None) -> dict[str, Any]:
         milliseconds = str(int(self._timeout * 1000))
         return {
             "user": self._settings.database_user,
             "password": self._settings.database_password.get_secret_value(),
             "database": self._settings.database_name,
             "server_settings": {
-                "application_name": self._name,
+                "application_name": name or self._name,
                 "jit": "off",
                 "statement_timeout": milliseconds,
                 "lock_timeout": milliseconds,
@@ -118,10 +122,10 @@ class Database:
             },
         }
 
-    async def connect(self) -> asyncpg.Connection:
+    async def connect(self, name: str | None = None) -> asyncpg.Connection:
         """Open a connection outside the pool, for the listener or the heartbeat."""
         return await self._primary.connect(
-            **self._connect_arguments(), command_timeout=self._timeout
+            **self._connect_arguments(name), command_timeout=self._timeout
         )
 
     def check(self, connection: asyncpg.Connection) -> None:
@@ -133,21 +137,25 @@ class Database:
         """Borrow a connection; it is closed if its statement was interrupted."""
         assert self._pool is not None, "Database is used inside `async with`"
         began = time.perf_counter()
-        connection = await self._pool.acquire(timeout=self._timeout)
-        metrics.POOL_WAIT.observe(time.perf_counter() - began)
-        try:
-            yield connection
-        except (TimeoutError, asyncio.CancelledError):
-            # No cancel request: a server that waits for its standby would then show what the
-            # standby lacks.
-            connection.terminate()
-            raise
-        except asyncpg.ReadOnlySQLTransactionError:
-            connection.terminate()
-            await self.renew()
-            raise
-        finally:
-            await self._pool.release(connection)
+        async with connection_of_team(self._timeout):
+            left = max(0.001, self._timeout - (time.perf_counter() - began))
+            connection = await self._pool.acquire(timeout=left)
+            acquired = time.perf_counter()
+            metrics.POOL_WAIT.observe(acquired - began)
+            try:
+                yield connection
+                await self._slow.log_plan(connection, time.perf_counter() - acquired)
+            except (TimeoutError, asyncio.CancelledError):
+                # No cancel request: a server that waits for its standby would then show what the
+                # standby lacks.
+                connection.terminate()
+                raise
+            except asyncpg.ReadOnlySQLTransactionError:
+                connection.terminate()
+                await self.renew()
+                raise
+            finally:
+                await self._pool.release(connection)
 
     async def renew(self) -> None:
         """Replace all connections: the server is silent, or no longer accepts writes."""

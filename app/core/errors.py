@@ -269,6 +269,10 @@ class TemplatesBusyError(ServiceError):
     status, code, title = 503, "templates_busy", "The chat templates are busy"
 
 
+class MemoryBusyError(ServiceError):
+    status, code, title = 503, "memory_busy", "Too many large requests"
+
+
 class TooManyWaitersError(ServiceError):
     status, code, title = 503, "too_many_waiters", "Too many requests are waiting"
 

@@ -162,6 +162,9 @@ OPEN_REQUESTS = _gauge(
     "llm_http_requests_in_flight",
     "HTTP requests being answered: long-polls and streams among them.",
 ).of()
+BYTES_IN_FLIGHT = _gauge(
+    "llm_bytes_in_flight", "Memory that the texts of requests and responses hold, in bytes."
+).of()
 
 # --- Ended results: each is counted once, about a second after its end -----------------------------
 

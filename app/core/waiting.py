@@ -1,4 +1,4 @@
-"""Bounded waits for an event, and the cancellation of tasks.
+"""Waits for an event, bounded in time, and the cancellation of tasks.
 
 asyncio.wait_for up to Python 3.11 loses a cancellation that arrives in the same step as the event
 (https://github.com/python/cpython/issues/86296), so a task that waits in a loop would survive it.
@@ -7,10 +7,74 @@ asyncio.wait_for up to Python 3.11 loses a cancellation that arrives in the same
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 
-async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+class _Awaitable(Protocol):
+    def is_set(self) -> bool: ...
+
+    async def wait(self) -> object: ...
+
+
+class Signal:
+    """An event for one task that waits for it again and again: cheaper than `asyncio.Event`."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if self._is_set:
+            return
+        assert self._waiting is None, "one task waits"
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+
+class SilenceTimer:
+    """Sets a signal once, `seconds` after the last `restart`: one timer of the loop for many restarts."""
+
+    def __init__(self, signal: Signal, seconds: float) -> None:
+        self.has_expired = False  # since the last restart
+        self._loop = asyncio.get_running_loop()
+        self._signal, self._seconds = signal, seconds
+        self._ends = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def restart(self) -> None:
+        self.has_expired = False
+        self._ends = self._loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._ends, self._look)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._loop.time() < self._ends:
+            self._timer = self._loop.call_at(self._ends, self._look)
+            return
+        self._timer = None
+        self.has_expired = True
+        self._signal.set()
+
+
+async def is_set_within(event: _Awaitable, seconds: float) -> bool:
     """Wait for the event for at most `seconds`; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -18,7 +82,7 @@ async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-async def is_set_by(event: asyncio.Event, ends: float) -> bool:
+async def is_set_by(event: _Awaitable, ends: float) -> bool:
     """Wait for the event until a time of the loop's clock; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(ends):

@@ -18,6 +18,7 @@ from app.core.errors import (
     UnknownModelError,
     invalid_field,
 )
+from app.core.fair_share import shared_lock
 from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings
 from app.inference.prompts import PromptFormat, PromptFormats
@@ -201,7 +202,7 @@ class ModelRegistry:
 
         The models of an unreachable server stay known and are not ready.
         """
-        async with self._refreshing:
+        async with shared_lock(self._refreshing):
             if asyncio.get_running_loop().time() - self._refreshed_at < seconds:
                 return
             before = self._readiness()

@@ -5,15 +5,15 @@ Templates and tokenizers run off the event loop, with bounded time and output.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from app.core.errors import FieldError, InvalidRequestError, TemplatesBusyError
 from app.inference import tokenizer_files as files
@@ -26,10 +26,13 @@ from app.inference.chat_templates import (
     render,
     uses_variable,
 )
+from app.inference.encoding import TokenizedText, count_tokens, tokenize
 from app.inference.model_repository import model_length
 from app.inference.tool_calls import ToolFormat, detect_format
 
 logger = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
 
 _RENDER_TIMEOUT_SECONDS = MAX_SECONDS
 _QUEUE_SECONDS = 5.0
@@ -95,21 +98,22 @@ class PromptFormat:
         return rendered.removeprefix(self.leading_token)
 
     async def text_of(self, tokens: Sequence[int]) -> str | None:
-        """The text that the engine encodes as exactly these tokens, or None."""
+        """The text that the engine encodes as exactly these tokens, or None; also for too many."""
+        if self.max_model_len is not None and len(tokens) > self.max_model_len:
+            return None
         return await asyncio.get_running_loop().run_in_executor(_READING, self._text_of, tokens)
 
     async def count_tokens(self, prompt: str) -> int | None:
         """Tokens of a prompt as the engine counts them, or None without a tokenizer."""
-        encoding = await self.encode(prompt)
-        return None if encoding is None else len(encoding.ids)
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding | None:
         if self.tokenizer is None:
             return None
-        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        if len(text) < _MAX_INLINE_CHARACTERS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(_READING, encode)
+        return await _read(len(prompt), partial(count_tokens, self.tokenizer, prompt))
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText | None:
+        if self.tokenizer is None:
+            return None
+        encode = partial(tokenize, self.tokenizer, text, add_special_tokens=add_special_tokens)
+        return await _read(len(text), encode)
 
     def _text_of(self, tokens: Sequence[int]) -> str | None:
         if self.tokenizer is None or max(tokens) >= self.tokenizer.get_vocab_size():
@@ -127,6 +131,13 @@ class PromptFormat:
         template = self.tool_template if has_tools and self.tool_template else self.template
         assert template is not None
         return render(template, messages, variables)
+
+
+async def _read(characters: int, work: Callable[[], _Value]) -> _Value:
+    """The value of `work` on a text of so many characters: inline if that is short."""
+    if characters < _MAX_INLINE_CHARACTERS:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_READING, work)
 
 
 class PromptFormats:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -52,9 +53,11 @@ class DeadReport:
 class Server:
     """One server. `error` is None while it answers."""
 
-    def __init__(self, address: ServerAddress, default_slots: int) -> None:
+    def __init__(
+        self, address: ServerAddress, default_slots: int, flush_seconds: float = 0.5
+    ) -> None:
         self.address = address
-        self.client = TritonClient(address.grpc)
+        self.client = TritonClient(address.grpc, address.secret, flush_seconds=flush_seconds)
         self.models: dict[str, IndexEntry] = {}
         self.error: str | None = _NOT_ASKED
         self.dead: dict[str, DeadEngine] = {}  # engines, by model
@@ -67,6 +70,11 @@ class Server:
     @property
     def name(self) -> str:
         return self.address.name
+
+    def is_at(self, address: ServerAddress) -> bool:
+        """True if its channel also serves this declaration: the address and secret are equal."""
+        own = self.address
+        return (own.grpc, own.secret) == (address.grpc, address.secret)
 
     @property
     def slots(self) -> int:
@@ -101,7 +109,10 @@ class Server:
     def query_index(self) -> "asyncio.Task[None]":
         if self._query is None or self._query.done():
             self._queried_at = asyncio.get_running_loop().time()
-            self._query = asyncio.create_task(self._query_index(), name=f"query {self.name}")
+            # In a context of its own: it works for all requests, not only for the first one.
+            self._query = asyncio.create_task(
+                self._query_index(), name=f"query {self.name}", context=Context()
+            )
         return self._query
 
     async def _query_index(self) -> None:
@@ -120,6 +131,7 @@ class Server:
             self.error = detail
         else:
             self.error = None
+            self.client.retire_sessions([one.name for one in self.models.values() if one.ready])
 
     def check_lateness(self) -> None:
         """Mark it as not ready if its answer is late: a frozen server keeps its connections."""
@@ -143,8 +155,9 @@ class Server:
 class ServerPool:
     def __init__(self, database: Database, settings: Settings) -> None:
         self.store = ServerStore(database)
-        self._static = _static_addresses(settings)
+        self._static = static_addresses(settings)
         self._slots = settings.worker_slots
+        self._flush_seconds = settings.flush_seconds
         self._servers: dict[str, Server] = {}
         self._leaving: list[Server] = []  # removed, but results of this process run on them
         self._is_stale = True  # the table may have changed
@@ -255,12 +268,12 @@ class ServerPool:
         static = {address.name for address in self._static}
         wanted = {one.name: one for one in registered if one.name not in static}
         for name in [name for name in self._servers if name not in static]:
-            if name not in wanted or wanted[name].grpc != self._servers[name].address.grpc:
+            if name not in wanted or not self._servers[name].is_at(wanted[name]):
                 self._leaving.append(self._servers.pop(name))
         for name, address in wanted.items():
             if name in self._servers:
                 self._servers[name].address = address
-            elif left := [one for one in self._leaving if one.address.grpc == address.grpc]:
+            elif left := [one for one in self._leaving if one.is_at(address)]:
                 self._leaving.remove(left[0])  # its running results still count
                 left[0].address = address
                 self._servers[name] = left[0]
@@ -269,16 +282,17 @@ class ServerPool:
             self._servers[name] = self._servers.pop(name)  # to the end: by name
 
     async def _enter(self, address: ServerAddress) -> None:
-        server = Server(address, self._slots)
+        server = Server(address, self._slots, self._flush_seconds)
         await server.client.__aenter__()
         self._servers[address.name] = server
 
 
-def _static_addresses(settings: Settings) -> list[ServerAddress]:
+def static_addresses(settings: Settings) -> list[ServerAddress]:
     grpc, http, metrics = (
         split_list(text)
         for text in (settings.triton_grpc, settings.triton_http, settings.triton_metrics)
     )
+    secrets = settings.triton_secrets()
     return [
         ServerAddress(
             STATIC_NAME if place == 0 else f"{STATIC_NAME}-{place + 1}",
@@ -286,6 +300,7 @@ def _static_addresses(settings: Settings) -> list[ServerAddress]:
             http[place] if place < len(http) else None,
             metrics[place] if place < len(metrics) else None,
             is_static=True,
+            secret=secrets[place],
         )
         for place, address in enumerate(grpc)
     ]

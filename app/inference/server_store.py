@@ -5,11 +5,12 @@ Each change notifies all processes (`listener.SERVERS`). The servers of the sett
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.core.database import Database
 from app.core.errors import ConflictError, FieldError, InvalidRequestError, NotFoundError
 from app.core.listener import SERVERS
+from app.core.settings.fields import TRITON_SECRET
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 STATIC_NAME = "default"  # of the first server of the settings; the next is `default-2`
@@ -20,13 +21,13 @@ MAX_SLOTS = 10_000
 
 _NOTIFY = f"SELECT pg_notify('{SERVERS}', '')"
 
-_COLUMNS = "name, grpc, http, metrics, slots, is_draining"
+_COLUMNS = "name, grpc, http, metrics, slots, is_draining, secret"
 
 _ALL = f"SELECT {_COLUMNS} FROM servers ORDER BY name"
 
 _ADD = f"""
 WITH added AS (
-  INSERT INTO servers (name, grpc, http, metrics, slots) VALUES ($1, $2, $3, $4, $5)
+  INSERT INTO servers (name, grpc, http, metrics, slots, secret) VALUES ($1, $2, $3, $4, $5, $6)
   ON CONFLICT DO NOTHING RETURNING {_COLUMNS}
 ), notified AS ({_NOTIFY} FROM added)
 SELECT added.* FROM added, notified
@@ -63,6 +64,7 @@ class ServerAddress:
     """A Triton server's declaration: addresses are `host:port`.
 
     `slots` is the maximum number of results that a worker runs on it; None: LLM_WORKER_SLOTS.
+    `secret` is in the header of every request to it; no response and no log shows it.
     """
 
     name: str
@@ -72,6 +74,7 @@ class ServerAddress:
     slots: int | None = None
     is_draining: bool = False
     is_static: bool = False  # named by the settings
+    secret: str | None = field(default=None, repr=False)
 
 
 class ServerStore:
@@ -87,17 +90,15 @@ class ServerStore:
         Raises InvalidRequestError, and ConflictError if its name or address is in use.
         """
         check(server)
-        row = await self._database.fetchrow(
-            _ADD, server.name, server.grpc, server.http, server.metrics, server.slots
-        )
+        wanted = (server.grpc, server.http, server.metrics, server.slots, server.secret)
+        row = await self._database.fetchrow(_ADD, server.name, *wanted)
         row = row or await self._database.fetchrow(_SIMILAR, server.name, server.grpc)
         if row is None:
             raise ConflictError(f"Server {server.name!r} was removed at this moment. Try again.")
         stored = ServerAddress(**row)
         if stored.name != server.name:
             raise ConflictError(f"{server.grpc} is registered already, as {stored.name!r}.")
-        wanted = (server.grpc, server.http, server.metrics, server.slots)
-        if (stored.grpc, stored.http, stored.metrics, stored.slots) != wanted:
+        if (stored.grpc, stored.http, stored.metrics, stored.slots, stored.secret) != wanted:
             raise ConflictError(
                 f"There is a server {server.name!r} already, at {stored.grpc}. Remove it first, or "
                 "choose another name."
@@ -126,12 +127,14 @@ def check(server: ServerAddress) -> None:
         errors.append(FieldError("name", f"must match {NAME.pattern}"))
     elif is_static_name(server.name):
         errors.append(FieldError("name", "is kept for the servers that TRITON_GRPC_SERVICE names"))
-    for field in ("grpc", "http", "metrics"):
-        address = getattr(server, field)
+    for protocol in ("grpc", "http", "metrics"):
+        address = getattr(server, protocol)
         if address is not None and not is_address(address):
-            errors.append(FieldError(field, "must be `host:port`"))
+            errors.append(FieldError(protocol, "must be `host:port`"))
     if server.slots is not None and not 1 <= server.slots <= MAX_SLOTS:
         errors.append(FieldError("slots", f"must be 1 to {MAX_SLOTS:,}"))
+    if server.secret is not None and TRITON_SECRET.fullmatch(server.secret) is None:
+        errors.append(FieldError("secret", f"must match {TRITON_SECRET.pattern}"))
     if errors:
         raise InvalidRequestError(
             "; ".join(f"{error.field}: {error.message}" for error in errors) + ".", errors

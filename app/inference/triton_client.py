@@ -1,14 +1,13 @@
 """Client of one Triton server over gRPC; `triton_messages` builds and reads its messages.
 
-Each generation has its own bidirectional stream: cancelling the call reaches the engine, and an error
-belongs to one request.
+Generations share a session with their model, if it has sessions; otherwise each has a stream of its
+own: cancelling the call reaches the engine, and an error belongs to one request.
 """
 
 import asyncio
 import contextlib
-import math
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,6 +18,9 @@ from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.core.settings.fields import split_address
+from app.inference.model_inputs import ModelInputs
+from app.inference.session_messages import SESSION_INPUT
+from app.inference.triton_access import KEY, grpc_headers
 from app.inference.triton_errors import GenerationError, NotTakenError
 from app.inference.triton_messages import (
     CANCEL_INPUT,
@@ -28,6 +30,7 @@ from app.inference.triton_messages import (
     build_cancellation,
     build_request,
 )
+from app.inference.triton_session import EngineSession, LiveSwitch
 from app.inference.triton_stream import read_stream
 
 _QUERY_TIMEOUT_SECONDS = 10.0
@@ -70,19 +73,24 @@ class IndexEntry:
 
 # Triton's message: https://github.com/triton-inference-server/core, src/infer_request.cc
 _UNEXPECTED = re.compile(r"unexpected inference (input|output)")
-# The absence of `resume_token_ids` is cached for this time, since the model may be reloaded with it. A
-# model that loses the input refuses requests with it.
-_INPUTS_CACHE_TTL_SECONDS = 60.0
 
 
 class TritonClient:
     """A channel to one Triton server; an asynchronous context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, secret: str | None = None, *, flush_seconds: float = 0.5
+    ) -> None:
+        """`secret`: the server's, if it is restricted (`triton_access`).
+
+        `flush_seconds`: for which a model may join output that is not live.
+        """
         host, port = split_address(address, 8001)
+        self._headers = grpc_headers(secret)
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._has_cancel_input: dict[str, bool] = {}  # by model
-        self._has_resume_input: dict[str, tuple[bool, float]] = {}  # by model; time of the query
+        self._flush_seconds = flush_seconds
+        self._inputs = ModelInputs(self._query_inputs)
+        self._sessions: dict[str, EngineSession] = {}  # by model
         self._abandoned: set[asyncio.Task[None]] = set()  # calls whose consumer has left
 
     async def __aenter__(self) -> "TritonClient":
@@ -99,6 +107,7 @@ class TritonClient:
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
+        self._sessions.clear()
 
     async def reconnect(self) -> None:
         """Replace the connection; running calls end on the old one.
@@ -114,6 +123,7 @@ class TritonClient:
         task.add_done_callback(self._abandoned.discard)
 
     async def __aexit__(self, *_: object) -> None:
+        self.retire_sessions()
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_CANCEL_TIMEOUT_SECONDS)
         await self._channel.close()
@@ -128,28 +138,49 @@ class TritonClient:
         *,
         wants_ids: bool = False,
         earlier: EarlierText | None = None,
+        live: LiveSwitch | None = None,
     ) -> None:
         """Generate, and call `on_delta` with each response until the last token.
 
         `wants_ids` requests token ids, if the model returns them. `earlier` requests the rest of that
-        text alone. Cancelling this call stops the engine's work. Raises a GenerationError, whose class
-        decides whether the attempt counts.
+        text alone. `live` lets the generation share a session; one that is traced has a stream of its
+        own, to which Triton's spans belong. Cancelling this call stops the engine's work. Raises a
+        GenerationError, whose class decides whether the attempt counts.
         """
+        has = self._inputs.has
         for _ in range(2):
-            returns_ids = wants_ids and await self._takes_resume(model, is_needed=bool(earlier))
+            returns_ids = wants_ids and await has(model, RESUME_INPUT, is_needed=bool(earlier))
             if earlier is not None and not returns_ids:
                 raise CannotContinueError(f"model {model} has no input {RESUME_INPUT}")
-            request = build_request(
-                model, prompt, parameters, uuid4().hex, returns_ids=returns_ids, earlier=earlier
-            )
+            is_shared = live is not None and traceparent is None and await has(model, SESSION_INPUT)
             try:
+                if live is not None and is_shared:
+                    return await self._session(model).run(
+                        prompt, parameters, on_delta, live, returns_ids=returns_ids, earlier=earlier
+                    )
+                request = build_request(
+                    model, prompt, parameters, uuid4().hex, returns_ids=returns_ids, earlier=earlier
+                )
                 return await self._stream(request, on_delta, traceparent)
             except GenerationError as error:
-                if not returns_ids or not _UNEXPECTED.search(str(error)):
+                if not (returns_ids or is_shared) or not _UNEXPECTED.search(str(error)):
                     raise
                 # The model was reloaded with other inputs than the cached ones.
-                self._has_resume_input.pop(model, None)
+                self._inputs.forget(model)
         raise NotTakenError(f"the inputs of model {model} change")
+
+    def _session(self, model: str) -> EngineSession:
+        session = self._sessions.get(model)
+        if session is None or not session.is_open:
+            call = self._stub.ModelStreamInfer(metadata=self._headers)
+            session = self._sessions[model] = EngineSession(model, call, self._flush_seconds)
+            self._keep(session.reading)
+        return session
+
+    def retire_sessions(self, ready: Collection[str] = ()) -> None:
+        """Let the sessions with models that are not `ready` end: they keep their models loaded."""
+        for model in self._sessions.keys() - set(ready):
+            self._sessions.pop(model).retire()
 
     async def _stream(
         self,
@@ -158,8 +189,8 @@ class TritonClient:
         traceparent: str | None,
     ) -> None:
         # For a Triton that traces (--trace-config mode=opentelemetry).
-        metadata = None if traceparent is None else (("traceparent", traceparent),)
-        call = self._infer(request, metadata=metadata)
+        trace = () if traceparent is None else (("traceparent", traceparent),)
+        call = self._infer(request, metadata=self._headers + trace)
         ended = asyncio.get_running_loop().create_future()
         # A task of its own: gRPC cancels a call at once when the task that reads it is cancelled.
         reading = asyncio.create_task(read_stream(call, on_delta, ended))
@@ -210,39 +241,19 @@ class TritonClient:
         """
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(_CANCEL_TIMEOUT_SECONDS):
-                if await self._takes_cancellation(request.model_name):
+                if await self._inputs.has(request.model_name, CANCEL_INPUT):
                     message = build_cancellation(request.model_name, request.id)
-                    async for _ in self._stub.ModelStreamInfer(iter([message])):
+                    messages = iter([message])
+                    async for _ in self._stub.ModelStreamInfer(messages, metadata=self._headers):
                         pass
                     return
         call.cancel()
 
-    async def _takes_cancellation(self, model: str) -> bool:
-        if model not in self._has_cancel_input:
-            self._has_cancel_input[model] = CANCEL_INPUT in await self._inputs(model)
-        return self._has_cancel_input[model]
-
-    async def _takes_resume(self, model: str, *, is_needed: bool) -> bool:
-        """Query if a model returns token ids and accepts them again.
-
-        If the server does not answer: raises NotTakenError if the result `is_needed`, else False.
-        """
-        now = asyncio.get_running_loop().time()
-        takes, queried_at = self._has_resume_input.get(model, (False, -math.inf))
-        if takes or now - queried_at < _INPUTS_CACHE_TTL_SECONDS:
-            return takes
-        try:
-            takes = RESUME_INPUT in await self._inputs(model)
-        except grpc.aio.AioRpcError as error:
-            if is_needed:
-                raise NotTakenError(error.details() or error.code().name) from error
-            return False
-        self._has_resume_input[model] = (takes, now)
-        return takes
-
-    async def _inputs(self, model: str) -> set[str]:
+    async def _query_inputs(self, model: str) -> set[str]:
         message = pb.ModelMetadataRequest(name=model)
-        metadata = await self._stub.ModelMetadata(message, timeout=_QUERY_TIMEOUT_SECONDS)
+        metadata = await self._stub.ModelMetadata(
+            message, timeout=_QUERY_TIMEOUT_SECONDS, metadata=self._headers
+        )
         return {tensor.name for tensor in metadata.inputs}
 
     async def index(self) -> list[IndexEntry]:
@@ -293,7 +304,7 @@ class TritonClient:
         self, method: Any, message: Any, seconds: float = _QUERY_TIMEOUT_SECONDS
     ) -> Any:
         try:
-            return await method(message, timeout=seconds)
+            return await method(message, timeout=seconds, metadata=self._headers)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -303,8 +314,9 @@ class TritonClient:
         except grpc.aio.AioRpcError as error:
             detail = error.details() or error.code().name
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                advice = " Is its secret right (LLM_TRITON_SECRET)?" if KEY in detail else ""
                 raise TritonUnavailableError(
-                    f"Triton at {self.address} does not answer ({detail}).",
+                    f"Triton at {self.address} does not answer ({detail}).{advice}",
                     headers={"Retry-After": "5"},
                 ) from error
             if error.code() is grpc.StatusCode.NOT_FOUND:

@@ -34,7 +34,9 @@ class EarlierText:
     token_ids: bytes  # little-endian INT32
 
 
-def _input(name: str, datatype: str, length: int = 1) -> pb.ModelInferRequest.InferInputTensor:
+def input_tensor(
+    name: str, datatype: str, length: int = 1
+) -> pb.ModelInferRequest.InferInputTensor:
     return pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[length])
 
 
@@ -52,9 +54,9 @@ _FLAGS = (
     "return_logprobs",
 )
 _INPUTS = [
-    _input("text_input", "BYTES"),
-    _input("sampling_parameters", "BYTES"),
-    *(_input(name, "BOOL") for name in _FLAGS),
+    input_tensor("text_input", "BYTES"),
+    input_tensor("sampling_parameters", "BYTES"),
+    *(input_tensor(name, "BOOL") for name in _FLAGS),
 ]
 _OUTPUTS = [
     _output(name)
@@ -64,7 +66,7 @@ _LOGPROBS = _output("logprobs")
 CANCEL_INPUT = "cancel_request_id"
 RESUME_INPUT = "resume_token_ids"
 _TOKEN_IDS = _output("token_ids")
-_RETURN_TOKEN_IDS = _input("return_token_ids", "BOOL")
+_RETURN_TOKEN_IDS = input_tensor("return_token_ids", "BOOL")
 ID_BYTES = 4  # of a token id
 _ALL_TRUE = [_TRUE] * len(_FLAGS)
 
@@ -73,7 +75,7 @@ _ALL_TRUE = [_TRUE] * len(_FLAGS)
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
-def _bytes_tensor(value: bytes) -> bytes:
+def bytes_element(value: bytes) -> bytes:
     """One element of a BYTES tensor: its length as 4 little-endian bytes, then itself."""
     return struct.pack("<I", len(value)) + value
 
@@ -98,8 +100,8 @@ def build_request(
         inputs=_INPUTS,
         outputs=[*_OUTPUTS, _LOGPROBS] if wants_logprobs else _OUTPUTS,
         raw_input_contents=[
-            _bytes_tensor(prompt.encode()),
-            _bytes_tensor(orjson.dumps(parameters)),
+            bytes_element(prompt.encode()),
+            bytes_element(orjson.dumps(parameters)),
             *_ALL_TRUE[1:],
             _TRUE if wants_logprobs else _FALSE,
         ],
@@ -110,10 +112,10 @@ def build_request(
         request.raw_input_contents.append(_TRUE)
     if earlier is not None:
         count = len(earlier.token_ids) // ID_BYTES
-        request.inputs.append(_input(RESUME_INPUT, "INT32", count))
-        request.inputs.append(_input("resume_text", "BYTES"))
+        request.inputs.append(input_tensor(RESUME_INPUT, "INT32", count))
+        request.inputs.append(input_tensor("resume_text", "BYTES"))
         request.raw_input_contents.append(earlier.token_ids)
-        request.raw_input_contents.append(_bytes_tensor(earlier.text.encode()))
+        request.raw_input_contents.append(bytes_element(earlier.text.encode()))
     return request
 
 
@@ -121,8 +123,8 @@ def build_cancellation(model: str, request_id: str) -> pb.ModelInferRequest:
     """The request that `model` end the request with this id; only the backends in triton/ accept it."""
     return pb.ModelInferRequest(
         model_name=model,
-        inputs=[_input("text_input", "BYTES"), _input(CANCEL_INPUT, "BYTES")],
-        raw_input_contents=[_bytes_tensor(b""), _bytes_tensor(request_id.encode())],
+        inputs=[input_tensor("text_input", "BYTES"), input_tensor(CANCEL_INPUT, "BYTES")],
+        raw_input_contents=[bytes_element(b""), bytes_element(request_id.encode())],
     )
 
 
@@ -139,7 +141,7 @@ def read_response(response: pb.ModelInferResponse) -> Delta:
         finish_reason=finish_reason if finish_reason not in ("", "None", "null") else None,
         prompt_tokens=_first_count(tensors.get("num_input_tokens")),
         completion_tokens=_first_count(tensors.get("num_output_tokens")),
-        logprobs=_logprobs(tensors.get("logprobs")),
+        logprobs=read_logprobs(_first_text(tensors.get("logprobs"))),
         model_version=int(response.model_version) if response.model_version else None,
         token_ids=tensors.get("token_ids"),
     )
@@ -156,9 +158,8 @@ def _first_count(content: bytes | None) -> int:
     return int.from_bytes(content[:4], "little") if content else 0
 
 
-def _logprobs(content: bytes | None) -> str | None:
+def read_logprobs(text: str) -> str | None:
     """The JSON text of log probabilities, as PostgreSQL's jsonb can hold it."""
-    text = _first_text(content)
     if text in ("", "null"):
         return None
     if "NaN" in text or "Infinity" in text:  # Python writes them; JSON has no such numbers

@@ -17,8 +17,9 @@ from app.inference.triton_errors import (
 )
 from app.inference.triton_messages import Delta, read_response
 
-_NOT_CONNECTED = re.compile(
-    r"failed to connect|resolution failed|errors resolving|Connection refused"
+_NOT_TAKEN = re.compile(
+    r"failed to connect|resolution failed|errors resolving|Connection refused|"
+    r"This protocol is restricted"  # the server has another secret
 )
 
 
@@ -35,7 +36,7 @@ async def read_stream(
                 _on_response(response, on_delta, ended)
     except grpc.aio.AioRpcError as error:
         if not ended.done():
-            ended.set_exception(_to_stream_error(error))
+            ended.set_exception(to_stream_error(error))
     finally:
         if not ended.done():
             ended.set_result(None)
@@ -62,11 +63,11 @@ def _on_response(
             ended.set_result(None)
 
 
-def _to_stream_error(error: grpc.aio.AioRpcError) -> GenerationError:
+def to_stream_error(error: grpc.aio.AioRpcError) -> GenerationError:
     """The error of a stream that gRPC itself ended.
 
     A request that kills its engine before the first token must count as an attempt, so only a failed
-    connection proves that the server has not taken the request.
+    connection or a wrong secret proves that the server has not taken the request.
     """
     detail = error.details() or error.code().name
-    return NotTakenError(detail) if _NOT_CONNECTED.search(detail) else StreamLostError(detail)
+    return NotTakenError(detail) if _NOT_TAKEN.search(detail) else StreamLostError(detail)

@@ -12,6 +12,8 @@ import hashlib
 import os
 import tempfile
 import weakref
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +22,7 @@ import orjson
 from app.core.errors import EngineError, EngineInputError
 from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
+from app.infini_gram.distribution import count_next_tokens, sampling_unit
 from app.infini_gram.engine_types import (
     Cnf,
     Count,
@@ -34,6 +37,7 @@ from app.infini_gram.engine_types import (
     Span,
 )
 from app.infini_gram.manifest import WIDTH, Manifest
+from app.infini_gram.thread_budget import ThreadBudget
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 
 # Bounds that keep the engine's 64-bit sums from overflowing, and a response in memory. A dialect
@@ -41,6 +45,7 @@ from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 MAX_TOKENS = 10_000_000
 # Threads that one attribution starts in the engine at a time.
 _ATTRIBUTION_BLOCK = 64
+_ANY_TOKEN = 0
 _LAYOUT_VERSION = 4  # of the index's layout: suffix arrays over the tokens in reading order
 
 MISSING_PACKAGE = (
@@ -55,9 +60,10 @@ class Engine:
     the engine reports. `vocab_size` bounds token ids; `shard_count` shards.
     """
 
-    def __init__(self, declaration: Declaration) -> None:
-        """Open the index. Raises ManifestError, TokenizerError, EngineError."""
+    def __init__(self, declaration: Declaration, threads: ThreadBudget | None = None) -> None:
+        """Open the index; `threads` is shared with others. Raises ManifestError, TokenizerError, EngineError."""
         self.declaration = declaration
+        self._threads = threads or ThreadBudget()
         self.manifest: Manifest = manifests.read(declaration.path)
         self.tokenizer: Tokenizer = open_tokenizer(declaration.tokenizer, self.manifest.end_id)
         manifests.check_declaration(declaration, self.manifest, self.tokenizer.sha256)
@@ -116,52 +122,74 @@ class Engine:
     # --- Counting ---------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Found:
-        answer = _checked(self._package.find(self._ids(ids)))
+        checked = self._ids(ids)
+        with self._threads.take(self.shard_count):
+            answer = _checked(self._package.find(checked))
         return Found(answer["cnt"], [tuple(one) for one in answer["segment_by_shard"]])
 
     def find_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> FoundCnf:
         """Places with one sequence of each clause, at most `max_diff_tokens` apart."""
-        answer = _checked(
-            self._package.find_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens))
-        )
+        checked = self._cnf(cnf, max_clause_freq, max_diff_tokens)
+        with self._threads.take(self._threads_of(cnf)):
+            answer = _checked(self._package.find_cnf(**checked))
         return FoundCnf(answer["cnt"], answer["approx"], answer["ptrs_by_shard"])
 
     def count(self, ids: Ids) -> Count:
-        answer = _checked(self._package.count(self._ids(ids)))
+        checked = self._ids(ids)
+        with self._threads.take(self.shard_count):
+            answer = _checked(self._package.count(checked))
         return Count(answer["count"], answer["approx"])
 
     def count_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> Count:
-        answer = _checked(
-            self._package.count_cnf(**self._cnf(cnf, max_clause_freq, max_diff_tokens))
-        )
+        checked = self._cnf(cnf, max_clause_freq, max_diff_tokens)
+        with self._threads.take(self._threads_of(cnf)):
+            answer = _checked(self._package.count_cnf(**checked))
         return Count(answer["count"], answer["approx"])
 
     # --- Next tokens ------------------------------------------------------------------------------
 
     def prob(self, ids: Ids) -> Prob:
         """Probability of the last token after those before it."""
-        answer = _checked(self._package.prob(*self._continued(ids)))
+        checked = self._continued(ids)
+        with self._threads.take(self.shard_count):
+            answer = _checked(self._package.prob(*checked))
         return Prob(answer["prompt_cnt"], answer["cont_cnt"], answer["prob"])
 
     def ntd(self, ids: Ids, max_support: int) -> Distribution:
         """Next tokens, from a sample of about `max_support` places (`approx` if there are more)."""
         bound = _bounded("max_support", max_support, 1)
-        answer = _checked(self._package.ntd(self._ids(ids), max_support=bound))
-        return Distribution(answer["prompt_cnt"], _by_token(answer), answer["approx"])
+        found = self.find(ids)
+        unit = sampling_unit(found.count, bound)
+        counts: Counter[int] = Counter()
+        for shard, segment in zip(self._shards, found.segment_by_shard, strict=True):
+            counts += count_next_tokens(self._next_token(shard, len(ids)), *segment, unit)
+        by_token = {one: (counts[one], counts[one] / found.count) for one in sorted(counts)}
+        return Distribution(found.count, by_token, unit > 1)
+
+    def _next_token(self, shard: "_Shard", length: int) -> Callable[[int], int]:
+        def token_at(rank: int) -> int:
+            token = shard.token(shard.pointer(rank) + length * self._width)
+            # The end of the last document, and of any other.
+            return (
+                self.end_id if token in (b"", self._separator) else int.from_bytes(token, "little")
+            )
+
+        return token_at
 
     def infgram_prob(self, ids: Ids) -> InfgramProb:
         """Probability of the last token after the longest suffix of the others that occurs."""
-        answer = _checked(self._package.infgram_prob(*self._continued(ids)))
+        checked = self._continued(ids)
+        with self._threads.take(self.shard_count):
+            answer = _checked(self._package.infgram_prob(*checked))
         counts = (answer["prompt_cnt"], answer["cont_cnt"])
         return InfgramProb(*counts, answer["prob"], answer["suffix_len"])
 
     def infgram_ntd(self, ids: Ids, max_support: int) -> InfgramDistribution:
         """Next tokens after the longest suffix of the tokens that occurs."""
         bound = _bounded("max_support", max_support, 1)
-        answer = _checked(self._package.infgram_ntd(self._ids(ids), max_support=bound))
-        return InfgramDistribution(
-            answer["prompt_cnt"], _by_token(answer), answer["approx"], answer["suffix_len"]
-        )
+        suffix = self.infgram_prob([*ids, _ANY_TOKEN]).suffix_length
+        found = self.ntd(ids[len(ids) - suffix :], bound)
+        return InfgramDistribution(found.prompt_count, found.by_token, found.approx, suffix)
 
     # --- Documents --------------------------------------------------------------------------------
 
@@ -249,6 +277,11 @@ class Engine:
             "max_diff_tokens": _bounded("max_diff_tokens", max_diff_tokens, 1),
         }
 
+    def _threads_of(self, cnf: Cnf) -> int:
+        """Threads that the package starts for clauses at the same time: one for each clause, one for
+        each term, and one for each shard of a term."""
+        return len(cnf) + sum(map(len, cnf)) * (1 + self.shard_count)
+
 
 class _Shard:
     def __init__(self, manifest: Manifest, number: int) -> None:
@@ -283,12 +316,6 @@ def _bounded(name: str, value: int, low: int, high: int = MAX_TOKENS) -> int:
     if type(value) is not int or not low <= value <= high:
         raise EngineInputError(f"{name} must be an integer from {low} to {high}, not {value!r}.")
     return value
-
-
-def _by_token(answer: Any) -> dict[int, tuple[int, float]]:
-    return {
-        token: (one["cont_cnt"], one["prob"]) for token, one in answer["result_by_token_id"].items()
-    }
 
 
 def _document(answer: Any) -> Document:

@@ -19,6 +19,7 @@ from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
 from app.infini_gram.manifest import Manifest, ManifestError
+from app.infini_gram.thread_budget import ThreadBudget
 from app.infini_gram.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -34,15 +35,23 @@ class _StoppedError(Exception):
 
 
 class Indexes:
-    """Open indexes: at most `threads` queries run at the same time, and `queue` more wait."""
+    """Open indexes: at most `threads` queries run at the same time, and `queue` more wait.
+
+    `budget` is for threads that the engine starts for them.
+    """
 
     def __init__(
-        self, declarations: Sequence[Declaration], *, threads: int = 4, queue: int = 64
+        self,
+        declarations: Sequence[Declaration],
+        *,
+        threads: int = 4,
+        queue: int = 64,
+        budget: ThreadBudget | None = None,
     ) -> None:
         self._declarations = {one.name: one for one in declarations}
         self._engines: dict[str, Engine] = {}
         self._failures: dict[str, str] = {}
-        self._threads = threads
+        self._budget = budget or ThreadBudget()
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="infini-gram")
         self._most = threads + queue
         self._pending = 0
@@ -136,7 +145,7 @@ class Indexes:
             is_later = sum(manifest.files[name].size for name in unknown) > CHECK_FIRST_BYTES
             if unknown and not is_later:
                 self._check(declaration, manifest, unknown)
-            self._engines[declaration.name] = engine = Engine(declaration)
+            self._engines[declaration.name] = engine = Engine(declaration, self._budget)
         except (ManifestError, TokenizerError, EngineError, OSError) as error:
             self._fail(declaration, error)
             return False

@@ -17,13 +17,14 @@ from app.provisioning.spec import LaunchSpec, is_below_a_root
 
 LOG_BYTES = 32_768
 _MAX_FILE_BYTES = 4096
-_ADDRESS = re.compile(r"(\S{1,253}) (\d{1,5}) (\d{1,5}) (\d{1,5})\n")
+# A job of an older version has three ports: HTTP's is between the two.
+_ADDRESS = re.compile(r"(\S{1,253})((?: \d{1,5}){2,3})\n")
 _EXIT = re.compile(r"(\d{1,3}) (\d{1,12})\n")
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedAddress:
-    """Address of the job's server: gRPC, HTTP and metrics ports on a node."""
+    """Address of the job's server: gRPC and metrics ports on a node; of an older job, HTTP's between."""
 
     node: str
     ports: tuple[int, ...]
@@ -38,14 +39,14 @@ class Directory:
         self._launch = launch
         self.path = directory_of(profile, launch)
 
-    async def make(self, spec: LaunchSpec) -> None:
+    async def make(self, spec: LaunchSpec, secret: str) -> None:
         """Write its first files. Raises HostError, and RefusedError if the model cannot be served."""
         place = await self._find_model(spec)
         script = render_script(self._launch, spec, self.profile, place)
         made = await self._run("mkdir", "-p", "-m", "700", "--", self.path)
         if made.status != 0:
             raise RefusedError(f"The directory could not be made: {made.error_line}")
-        content = pack_directory(script, spec, place)
+        content = pack_directory(script, spec, place, secret)
         packed = await self._hosts.run(
             self.profile,
             ["tar", "--extract", "--file=-", "--no-same-owner", f"--directory={self.path}"],
@@ -60,7 +61,7 @@ class Directory:
         if text is None:
             return None
         found = _ADDRESS.fullmatch(text)
-        ports = tuple(int(port) for port in found.groups()[1:]) if found else ()
+        ports = tuple(int(port) for port in found[2].split()) if found else ()
         if not found or not patterns.fits(patterns.HOST, found[1]) or max(ports) > 65_535:
             raise RefusedError("The job's file `address` has no valid address.")
         return PublishedAddress(found[1], ports)

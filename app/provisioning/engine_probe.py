@@ -27,13 +27,15 @@ class Finding:
     error: str = ""
 
 
-async def check(address: str, model: str, known: int, probe_seconds: float | None) -> Finding:
+async def check(
+    server: TritonClient, model: str, known: int, probe_seconds: float | None
+) -> Finding:
     """Find out whether a model is ready and, after use, whether it generates a token.
 
     `known`: the count of requests that the last check returned. None for `probe_seconds` disables the
     probe.
     """
-    async with TritonClient(address) as client:
+    async with server as client:
         try:
             if not any(entry.name == model and entry.ready for entry in await client.index()):
                 return Finding()
@@ -48,12 +50,12 @@ async def check(address: str, model: str, known: int, probe_seconds: float | Non
             return Finding()
 
 
-async def reload(address: str, model: str, seconds: float) -> None:
+async def reload(server: TritonClient, model: str, seconds: float) -> None:
     """Ask the server to unload and load a model, with this time-out for each.
 
     Triton continues after a time-out; later checks find the model ready again, or not.
     """
-    async with TritonClient(address) as client:
+    async with server as client:
         for call in (client.unload, client.load):
             with contextlib.suppress(
                 TritonError, TritonUnavailableError, NotFoundError, TimeoutError

@@ -4,11 +4,12 @@ The directory is the launch's fence. The worker that ends a launch removes it, a
 directory ends at once: no job outlives its launch. The script writes there:
 
     log        the job's output
-    address    the node and its three ports, once they are chosen
+    address    the node and its ports of gRPC and metrics, once they are chosen
     running    a folder: a second job of the launch ends at once
     exit       its exit status and its run time in seconds, when it ends
 
-If the profile is supervised, health/ is the supervisor that runs Triton (triton/health).
+It reads `secret` there, which Triton's clients must send: the script, which teams see, has no
+secret. If the profile is supervised, health/ is the supervisor that runs Triton (triton/health).
 
 Every value matches a pattern (`patterns`), and is also quoted.
 """
@@ -24,12 +25,15 @@ from uuid import UUID
 import orjson
 
 from app.inference.model_repository import CONFIG
+from app.inference.triton_access import restriction
 from app.provisioning.profiles import Profile
 from app.provisioning.spec import LaunchSpec
 
 LAUNCH_VARIABLE = "LAUNCH_ID"  # in the environment of every process of a launch
 # Below Linux's range for outgoing connections.
 _FIRST_PORT, _PORTS = 20_000, 12_000
+_HTTP = '--http-address=127.0.0.1 --http-port="$http"'  # the supervisor adds the restrictions
+_VALUE = '"$LLM_TRITON_SECRET"'
 _HEALTH = Path(__file__).parents[2] / "triton" / "health"
 
 _SCRIPT = r"""umask 077
@@ -59,18 +63,19 @@ grpc=$(free_port) http=$(free_port) metrics=$(free_port)
 # A cancellation may end the search before it reaches this shell: no address without its ports.
 [[ -n $grpc && -n $http && -n $metrics ]] || exit 143
 node=${{SLURMD_NODENAME:-127.0.0.1}}
-# For the health check.
-export TRITON_HTTP_SERVICE={listen}:"$http" TRITON_METRICS_SERVICE={listen}:"$metrics"
+read -r LLM_TRITON_SECRET <secret || exit 1
+# For the supervisor, whose health check is the only client of HTTP.
+export LLM_TRITON_SECRET TRITON_HTTP_SERVICE=127.0.0.1:"$http" TRITON_METRICS_SERVICE={listen}:"$metrics"
 
 {environment}
 {prepare}
 {command} \
     --model-repository={directory}/repository --model-control-mode=explicit --load-model={served} \
-    --grpc-address={listen} --http-address={listen} --metrics-address={listen} \
-    --grpc-port="$grpc" --http-port="$http" --metrics-port="$metrics" &
+    --grpc-address={listen} --grpc-port="$grpc" --metrics-address={listen} --metrics-port="$metrics" \
+    {access} &
 server=$!
 trap 'kill -TERM "$server" 2>/dev/null; wait "$server"; exit 143' TERM INT
-printf '%s %s %s %s\n' "$node" "$grpc" "$http" "$metrics" >address.new && mv -f address.new address
+printf '%s %s %s\n' "$node" "$grpc" "$metrics" >address.new && mv -f address.new address
 wait "$server"
 """
 
@@ -106,6 +111,7 @@ def render_script(
         first_port=_FIRST_PORT,
         ports=_PORTS,
         environment=_environment(spec, profile),
+        access=_HTTP if profile.is_supervised else f"--allow-http=false {restriction(_VALUE)}",
         prepare=_prepare(spec, profile, directory),
         command=shlex.join(_command(spec, profile, directory, place)),
         served=shlex.quote(spec.served_name),
@@ -206,7 +212,7 @@ def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
     return settings | spec.engine.model_dump(exclude_none=True)
 
 
-def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace) -> bytes:
+def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace, secret: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
 
@@ -219,6 +225,7 @@ def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace) -> bytes:
             archive.addfile(member, io.BytesIO(content))
 
         add("job.sh", script.encode())
+        add("secret", f"{secret}\n".encode())
         add("health", kind=tarfile.DIRTYPE)
         for file in sorted(_HEALTH.glob("*.py")):
             add(f"health/{file.name}", file.read_bytes())

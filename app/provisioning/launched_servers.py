@@ -11,7 +11,7 @@ from app.provisioning.profiles import Profile
 from app.provisioning.store import ClaimedLaunch, Launch
 from app.provisioning.tunnels import Tunnels
 
-_PROTOCOLS = ("grpc", "http", "metrics")
+_PROTOCOLS = {2: ("grpc", "metrics"), 3: ("grpc", "http", "metrics")}  # by the number of ports
 
 
 class LaunchedServers:
@@ -49,12 +49,18 @@ class LaunchedServers:
             wanted = _ports_of(launch.address) if launch.address else None
             ports = await self._tunnels.ensure(profile, launch.id, host, ports, wanted)
             host = profile.tunnel_listen
-        return {name: f"{host}:{port}" for name, port in zip(_PROTOCOLS, ports, strict=True)}
+        protocols = _PROTOCOLS[len(ports)]
+        return {name: f"{host}:{port}" for name, port in zip(protocols, ports, strict=True)}
 
     async def register(self, launch: Launch, profile: Profile, address: dict[str, str]) -> None:
         """Have results routed to it. Raises ConflictError if its name is another server's."""
         server = ServerAddress(
-            launch.name, address["grpc"], address["http"], address["metrics"], profile.slots
+            launch.name,
+            address["grpc"],
+            address.get("http"),
+            address["metrics"],
+            profile.slots,
+            secret=launch.secret,
         )
         try:
             await self._store.add(server)
@@ -76,4 +82,4 @@ class LaunchedServers:
 
 
 def _ports_of(address: dict[str, str]) -> tuple[int, ...]:
-    return tuple(int(address[name].rpartition(":")[2]) for name in _PROTOCOLS)
+    return tuple(int(address[name].rpartition(":")[2]) for name in _PROTOCOLS[len(address)])

@@ -27,6 +27,8 @@ from app.core.polling import PollingLoop
 from app.core.settings import Settings
 from app.core.waiting import cancel_all
 from app.inference.server_store import ServerStore
+from app.inference.triton_access import new_secret
+from app.inference.triton_client import TritonClient
 from app.provisioning import engine_probe
 from app.provisioning.directory import Directory, PublishedAddress
 from app.provisioning.hosts import HostError, Hosts
@@ -166,11 +168,13 @@ class Reconciler:
         return job if status is None else job_from_exit_file(launch, *status)
 
     async def _submit(self, launch: ClaimedLaunch, directory: Directory) -> Step:
-        if launch.provider == "local" and launch.machine is None:
-            # Stored before anything runs here: no other machine may look for it.
-            return Step("submitted", 0, machine=self._follower.machine)
+        if launch.secret is None:
+            # Stored before anything runs: each worker must reach the server, and of a local launch
+            # no other machine may look for it.
+            machine = self._follower.machine if launch.provider == "local" else None
+            return Step("submitted", 0, machine=machine, secret=new_secret())
         try:
-            await directory.make(launch.spec)
+            await directory.make(launch.spec, launch.secret)
             job_id = await self._providers[launch.provider].submit(
                 directory.profile, launch.id, directory.path
             )
@@ -222,11 +226,12 @@ class Reconciler:
 
     async def _check_model(self, launch: ClaimedLaunch, profile: Profile, found: Step) -> Step:
         assert found.address is not None
-        grpc, model, seconds = found.address["grpc"], launch.spec.served_name, self._lease / 6
+        model, seconds = launch.spec.served_name, self._lease / 6
+        server = TritonClient(found.address["grpc"], launch.secret)
         dead_since = engine_probe.dead_since(launch.reason)
         is_doubtful = launch.healthy_at is None or dead_since is not None
         finding = await engine_probe.check(
-            grpc, model, _UNKNOWN_COUNT if is_doubtful else launch.requests,
+            server, model, _UNKNOWN_COUNT if is_doubtful else launch.requests,
             None if profile.is_supervised and not is_doubtful else seconds,
         )  # fmt: skip
         if finding.requests is None:
@@ -238,7 +243,7 @@ class Reconciler:
         step = self._dead(launch, found, reason)
         if step.state == "unhealthy" and not profile.is_supervised:
             logger.warning("launch %s: %s; reloading the model", launch.name, reason)
-            await engine_probe.reload(grpc, model, seconds)
+            await engine_probe.reload(server, model, seconds)
         return step
 
     def _dead(self, launch: ClaimedLaunch, found: Step, reason: str) -> Step:

@@ -7,7 +7,7 @@ is recorded, and then ended.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -56,6 +56,7 @@ class Launch:
     last_used_at: datetime | None
     stopping_at: datetime | None
     ended_at: datetime | None
+    secret: str | None = field(repr=False)
 
     @property
     def spec(self) -> LaunchSpec:
@@ -71,7 +72,7 @@ class ClaimedLaunch(Launch):
     now: datetime
 
 
-_COLUMNS = ", ".join(f"launches.{field.name}" for field in fields(Launch)).replace(
+_COLUMNS = ", ".join(f"launches.{one.name}" for one in fields(Launch)).replace(
     "launches.spec_json", "launches.spec AS spec_json"
 )
 
@@ -119,6 +120,7 @@ UPDATE launches SET
   job_id = coalesce(step.job_id, launches.job_id),
   node = coalesce(step.node, launches.node),
   machine = coalesce(launches.machine, step.machine),
+  secret = coalesce(launches.secret, step.secret),
   ports = coalesce(step.ports, launches.ports),
   address = coalesce(step.address, launches.address),
   requests = coalesce(step.requests, launches.requests),
@@ -177,6 +179,7 @@ class Step:
     exit_code: int | None = None
     used: bool = False
     follower_id: UUID | None = None
+    secret: str | None = field(default=None, repr=False)
 
     @property
     def is_end(self) -> bool:
@@ -294,7 +297,7 @@ def _found(row: asyncpg.Record | None, launch_id: UUID) -> asyncpg.Record:
 
 
 def _members(row: asyncpg.Record) -> dict[str, Any]:
-    return {field.name: row[field.name] for field in fields(Launch)} | {
+    return {one.name: row[one.name] for one in fields(Launch)} | {
         "ports": tuple(orjson.loads(row["ports"])) if row["ports"] else None,
         "address": orjson.loads(row["address"]) if row["address"] else None,
     }

@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.05
 _DIES_WITH_US = ["setpriv", "--pdeathsig=TERM", "--"]
 
 
-Ports = tuple[int, ...]  # of the server's protocols: gRPC, HTTP, metrics
+Ports = tuple[int, ...]  # of the server's protocols (directory.PublishedAddress)
 
 
 class TunnelError(Exception):

@@ -30,6 +30,7 @@ FROM cancelled
 
 
 _CANCEL_IDS = _cancel_sql("team_id = $1 AND id = ANY($2::uuid[])")
+_CANCEL_OF_ANY_TEAM = _cancel_sql("id = ANY($1::uuid[])")
 _NOTIFY_STOPPED = (
     f"SELECT {notify_ids(CANCELLED)}, {notify_ids(ENDED)} FROM unnest($1::uuid[]) i(id)"
 )
@@ -48,6 +49,11 @@ async def cancel_some(connection: Connection, team_id: str, filters: dict[str, o
 async def cancel_ids(connection: Connection, team_id: str, ids: Sequence[UUID]) -> None:
     for start in range(0, len(ids), MAX_BATCH):
         await connection.fetch(_CANCEL_IDS, team_id, ids[start : start + MAX_BATCH])
+
+
+async def cancel_of_any_team(connection: Connection, ids: Sequence[UUID]) -> None:
+    for start in range(0, len(ids), MAX_BATCH):
+        await connection.fetch(_CANCEL_OF_ANY_TEAM, ids[start : start + MAX_BATCH])
 
 
 async def notify_stopped(connection: Connection, ids: Sequence[UUID]) -> None:

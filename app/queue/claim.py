@@ -10,6 +10,7 @@ from asyncpg import Record
 
 from app.core.database import Connection
 from app.queue.continuation import Interrupted, Resume, load_resumes
+from app.queue.result_size import UNBOUNDED, expected_bytes, expected_bytes_sql
 from app.queue.team_limits import RunningLimits, without_running_limits_sql
 
 # A result that was in flight at this many engine deaths runs alone from then on.
@@ -32,6 +33,7 @@ class Claim:
     trace: str | None = None
     resumable: bool = False
     resume: Resume | None = None  # the text of earlier attempts, to be continued
+    expected_bytes: int = 0  # that its worker may hold for it
 
 
 # The worker $1, unless it is marked dead; that waits until this claim is committed.
@@ -81,14 +83,27 @@ def _next_team(condition: str) -> str:
     ORDER BY r.team_id LIMIT 1)"""
 
 
+def _within_room(room: str) -> str:
+    """The first `candidates` whose predecessors leave some of these bytes.
+
+    The last one may exceed them, so that a large result never waits for an idle worker.
+    """
+    return f"""picked AS (
+  SELECT q.id FROM (
+    -- In the order in which they come, which is the queue's.
+    SELECT id, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS others FROM candidates) q
+  WHERE q.others < {room}::bigint
+)"""
+
+
 CLAIM = f"""
 WITH {_ME}, queues AS MATERIALIZED (
   SELECT w.model_name, w.free FROM me, unnest($2::text[], $3::int[]) AS w(model_name, free)
   WHERE {may_claim_sql("w.model_name")}
-), picked AS (
-  SELECT p.id FROM queues w
+), candidates AS (
+  SELECT p.id, p.bytes FROM queues w
   CROSS JOIN LATERAL (
-    SELECT r.id FROM results r
+    SELECT r.id, {expected_bytes_sql("r")} AS bytes FROM results r
     WHERE r.model_name = w.model_name
       AND r.state = 'pending' AND r.worker_id IS NULL
       AND (r.not_before IS NULL OR r.not_before <= now())
@@ -96,7 +111,7 @@ WITH {_ME}, queues AS MATERIALIZED (
     LIMIT w.free FOR UPDATE SKIP LOCKED
   ) p
   WHERE {_without_suspects("w.model_name")} AND {without_running_limits_sql("w.model_name")}
-)
+), {_within_room("$4")}
 {_START_PICKED}
 """
 
@@ -114,12 +129,12 @@ WITH RECURSIVE {_ME}, waiting AS (
 ), running AS (
   SELECT team_id, count(*)::int AS count FROM results
   WHERE state = 'pending' AND worker_id IS NOT NULL AND model_name = $2 GROUP BY team_id
-), picked AS (
-  SELECT p.id FROM me, waiting w
+), candidates AS (
+  SELECT p.id, p.bytes FROM me, waiting w
   LEFT JOIN running USING (team_id)
   LEFT JOIN unnest($5::text[], $6::int[]) AS l(team_id, most) USING (team_id)
   CROSS JOIN LATERAL (
-    SELECT r.id, r.priority, r.fair_key FROM results r
+    SELECT r.id, r.priority, r.fair_key, {expected_bytes_sql("r")} AS bytes FROM results r
     WHERE r.model_name = $2 AND r.team_id = w.team_id
       AND r.state = 'pending' AND r.worker_id IS NULL
       AND (r.not_before IS NULL OR r.not_before <= now())
@@ -131,7 +146,7 @@ WITH RECURSIVE {_ME}, waiting AS (
   ) p
   WHERE {_without_suspects("$2")}
   ORDER BY p.priority DESC, p.fair_key, p.id LIMIT $3::int
-)
+), {_within_room("$7")}
 {_START_PICKED}
 """
 
@@ -165,10 +180,18 @@ WHERE worker_id = $1 AND state = 'pending'
 
 
 async def claim(
-    connection: Connection, worker_id: UUID, free: Mapping[str, int], *, continues: bool
+    connection: Connection,
+    worker_id: UUID,
+    free: Mapping[str, int],
+    *,
+    continues: bool,
+    room: int = UNBOUNDED,
 ) -> list[Claim]:
-    """Claim up to `free[model]` results of each model; `continues` the text of lost attempts."""
-    rows = await connection.fetch(CLAIM, worker_id, list(free), list(free.values()))
+    """Claim up to `free[model]` results of each model, and of all as many as `room` has bytes for.
+
+    `continues`: the text of lost attempts.
+    """
+    rows = await connection.fetch(CLAIM, worker_id, list(free), list(free.values()), room)
     return await _to_claims(connection, rows, continues=continues)
 
 
@@ -180,11 +203,12 @@ async def claim_within_limits(
     limits: RunningLimits,
     *,
     continues: bool,
+    room: int = UNBOUNDED,
 ) -> list[Claim]:
     async with connection.transaction():
         await connection.execute(LOCK_QUEUE, model)
         of_teams = list(limits.of_teams), list(limits.of_teams.values())
-        arguments = worker_id, model, free, limits.default, *of_teams
+        arguments = worker_id, model, free, limits.default, *of_teams, room
         rows = await connection.fetch(_CLAIM_WITHIN_LIMITS, *arguments)
     return await _to_claims(connection, rows, continues=continues)
 
@@ -230,17 +254,18 @@ async def _to_claims(
         resumes = await load_resumes(connection, interrupted)
     else:
         fault = "LLM_CONTINUE_LOST_ATTEMPTS is off"
-        resumes = {one.id: Resume(one.text_attempt, fault=fault) for one in interrupted}
+        resumes = {one.id: Resume(fault=fault) for one in interrupted}
     return [_to_claim(row, resumes.get(row["id"]), continues=continues) for row in rows]
 
 
 def _to_claim(row: Record, resume: Resume | None, *, continues: bool) -> Claim:
+    prompt, parameters = row["prompt"], orjson.loads(row["parameters"])
     return Claim(
         id=row["id"],
         attempt=row["attempt"],
         model_name=row["model_name"],
-        prompt=row["prompt"],
-        parameters=orjson.loads(row["parameters"]),
+        prompt=prompt,
+        parameters=parameters,
         seconds_left=row["seconds_left"],
         is_suspect=row["engine_deaths"] >= SUSPECT_DEATHS,
         has_attribution=row["attribution"] is not None,
@@ -248,4 +273,5 @@ def _to_claim(row: Record, resume: Resume | None, *, continues: bool) -> Claim:
         trace=row["trace"],
         resumable=row["resumable"] and continues,
         resume=resume,
+        expected_bytes=expected_bytes(prompt, parameters),
     )

@@ -47,7 +47,6 @@ class Resume:
     some of the text, and its first offset, in order.
     """
 
-    since_attempt: int
     text: str = ""
     token_ids: bytes | None = None  # little-endian INT32; None where they are not all known
     prompt_tokens: int | None = None
@@ -57,8 +56,6 @@ class Resume:
 
     def kept_of(self, attempt: int, offset: int) -> int:
         """Return how many of the first `offset` code points of an earlier attempt are in this text."""
-        if attempt < self.since_attempt:
-            return 0
         later = (begin for number, begin in self.begins if number > attempt)
         return min(offset, next(later, len(self.text)))
 
@@ -106,9 +103,8 @@ async def load_resumes(
 
 def _to_resume(result: Interrupted, row: Record | None) -> Resume:
     if row is None:
-        return Resume(result.text_attempt, fault="its stored text is gone")
+        return Resume(fault="its stored text is gone")
     resume = Resume(
-        since_attempt=result.text_attempt,
         text=row["text"],
         token_ids=row["token_ids"],
         prompt_tokens=row["prompt_tokens"],
@@ -117,7 +113,7 @@ def _to_resume(result: Interrupted, row: Record | None) -> Resume:
     )
     fault = "its stored text has a gap or an overlap" if not row["fits"] else _fault(result, resume)
     if fault is not None:
-        return Resume(result.text_attempt, fault=fault)
+        return Resume(fault=fault)
     if len(resume.token_ids or b"") != _ID_BYTES * resume.completion_tokens:
         return replace(resume, token_ids=None)  # some attempts ran on a model that returns none
     return resume

@@ -55,6 +55,7 @@ class NewResult:
     key: NewKey | None = None
     goes_with_key: bool = False  # the key of its group's first result
     on_disconnect: OnDisconnect = "continue"
+    waiter_id: UUID | None = None  # the API process of its client, if a disconnect cancels it
     request: Json | None = None  # members that its dialect echoes in the answer
     store: bool = True  # otherwise its texts are erased once it is delivered
     kind: Kind = "generation"
@@ -65,6 +66,7 @@ class NewResult:
     limits: Limits = NO_LIMITS  # of its team and model
     trace: str | None = None  # the context of its request's trace (`traceparent`)
     resumable: bool = False  # whether the text of a lost attempt may be continued
+    expected_bytes: int = 0  # that its worker may hold for it
 
 
 class EagerDispatcher(Protocol):
@@ -73,8 +75,8 @@ class EagerDispatcher(Protocol):
     @property
     def worker_id(self) -> UUID: ...
 
-    def reserve(self, models: Sequence[str]) -> list[bool]:
-        """Return for each result of these models whether it has a free slot."""
+    def reserve(self, results: Sequence[tuple[str, int]]) -> list[bool]:
+        """Return for each result, given by its model and expected bytes, whether it may start."""
 
     def begin(self, claims: Sequence[Claim]) -> None:
         """Generate for results that are being stored, and write nothing of them yet."""
@@ -87,14 +89,17 @@ class EagerDispatcher(Protocol):
 
 
 CONTEXTS = RecordSet(NewContext)
-# The members that stay in this process.
-_UNSTORED = ("new_context", "key", "goes_with_key", "tokens", "limits")
-_COLUMNS = tuple(RecordSet(NewResult, _UNSTORED).types)
+# The members that stay in this process. Choices share their prompt: each text is sent once.
+_UNSTORED = (
+    *("new_context", "key", "goes_with_key", "tokens", "limits", "prompt", "expected_bytes"),
+)
+_COLUMNS = (*RecordSet(NewResult, _UNSTORED).types, "prompt")
 # `step`: between two results of a team in virtual time.
 _COMPUTED: dict[str, tuple[str, Callable[[NewResult], object]]] = {
     "step": ("float8", lambda result: 1 / result.limits.weight),
     "has_new_context": ("bool", lambda result: result.new_context is not None),
     "may_start": ("bool", lambda _: False),
+    "prompt_place": ("int", lambda _: None),  # in the array of prompts, from 1 on
 }
 _RESULTS = RecordSet(NewResult, _UNSTORED, _COMPUTED)
 _KEYED_RESULTS = RecordSet(
@@ -124,7 +129,10 @@ def _enqueue_sql(
 ) -> str:
     """Insert contexts and results for the worker $1; `keys` are CTEs that take their keys before."""
     return f"""
-WITH input AS MATERIALIZED ({results.select(2 + len(CONTEXTS.types))}),
+WITH input AS MATERIALIZED (
+  SELECT i.*, (${2 + len(CONTEXTS.types) + len(results.types)}::text[])[i.prompt_place] AS prompt
+  FROM ({results.select(2 + len(CONTEXTS.types))}) i
+),
 {keys} new_contexts AS (
   INSERT INTO contexts ({", ".join(CONTEXTS.types)})
   SELECT * FROM ({CONTEXTS.select(2)}) c WHERE {is_context_kept}
@@ -221,7 +229,7 @@ async def enqueue(
 def _reserve(dispatcher: EagerDispatcher | None, results: Sequence[NewResult]) -> list[bool]:
     if dispatcher is None:
         return [False] * len(results)
-    slots = dispatcher.reserve([result.model_name for result in results])
+    slots = dispatcher.reserve([(one.model_name, one.expected_bytes) for one in results])
     # Only a claim counts how many results of a team run.
     return [
         is_free and result.limits.max_running is None
@@ -257,11 +265,30 @@ def to_arguments(
 ) -> list[object]:
     # Results of one group share their context.
     contexts = {one.new_context.id: one.new_context for one in results if one.new_context}
+    prompts: dict[str, int] = {}
+    places = [
+        None if one.prompt is None else prompts.setdefault(one.prompt, len(prompts) + 1)
+        for one in results
+    ]
     return [
         worker_id,
         *CONTEXTS.arguments(contexts.values()),
-        *columns.arguments(results, may_start=slots),
+        *columns.arguments(results, may_start=slots, prompt_place=places),
+        list(prompts),
     ]
+
+
+def context_bytes(context: NewContext) -> int:
+    return len(context.content or "") + len(context.messages or "") + len(context.metadata)
+
+
+def enqueue_bytes(results: Sequence[NewResult]) -> int:
+    """Return about how many bytes the results of one request take in a statement."""
+    texts = {id(one.prompt): len(one.prompt or "") for one in results}
+    for one in results:
+        if one.new_context is not None:
+            texts[id(one.new_context)] = context_bytes(one.new_context)
+    return sum(texts.values()) + sum(len(one.parameters) + len(one.metadata) for one in results)
 
 
 def _is_new(result: NewResult) -> bool:
@@ -287,4 +314,5 @@ def _to_claim(result: NewResult, stored_prompt: str | None = None) -> Claim:
         team_id=result.team_id,
         trace=result.trace,
         resumable=result.resumable,
+        expected_bytes=result.expected_bytes,
     )

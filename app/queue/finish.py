@@ -13,7 +13,7 @@ from app.core.errors import Failure
 from app.core.record_set import RecordSet
 from app.queue.claim import SUSPECT_DEATHS
 from app.queue.notifications import notify_enqueued
-from app.queue.progress import IS_OURS, lock_results_sql
+from app.queue.progress import IS_OURS, json_list, lock_results_sql
 from app.queue.terminal_state import NOTIFY_CONCLUDED, conclude_sql
 from app.queue.virtual_time import next_key_sql, step_behind_sql
 
@@ -47,7 +47,7 @@ class AttemptEnd:
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    logprobs: str | None = None
+    logprobs: Sequence[bytes] = ()  # as parts of a JSON list
     model_version: int | None = None
     first_token_seconds: float | None = None
     failure: Failure | None = None
@@ -58,6 +58,11 @@ class AttemptEnd:
     keeps_text: bool = False
     continued_from: int | None = None  # length of the text that it was to continue
     continued: bool = False  # and the model did
+
+
+def end_bytes(end: AttemptEnd) -> int:
+    """Return about how many bytes an end takes in a statement."""
+    return len(end.output) + sum(map(len, end.logprobs))
 
 
 class ResultWaiters(Protocol):
@@ -71,8 +76,9 @@ class ResultWaiters(Protocol):
 
 _ENDS = RecordSet(
     AttemptEnd,
-    ("failure", "has_attribution"),
+    ("failure", "has_attribution", "logprobs"),
     {
+        "logprobs": ("text", lambda end: json_list(end.logprobs)),
         "error_code": ("text", lambda end: end.failure and end.failure.code),
         "error_message": ("text", lambda end: end.failure and end.failure.message),
         "error_retryable": ("bool", lambda end: end.failure and end.failure.retryable),

@@ -8,17 +8,26 @@ a race becomes a row count of zero: another process decided. All times are the d
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 from app.core import log_context, metrics, tracing
 from app.core.database import Connection, Database
-from app.core.group_commit import Batcher
+from app.core.group_commit import MAX_STATEMENT_BYTES, Batcher
+from app.core.pieces import in_pieces
 from app.core.settings import Settings
-from app.queue import cancel, finish, rescue
+from app.queue import api_processes, cancel, finish, rescue
 from app.queue.claim import Claim, claim, claim_suspect, claim_within_limits, suspect_models
-from app.queue.enqueue import MAX_ENQUEUE, EagerDispatcher, NewResult, enqueue
+from app.queue.enqueue import (
+    MAX_ENQUEUE,
+    EagerDispatcher,
+    NewResult,
+    enqueue,
+    enqueue_bytes,
+)
 from app.queue.finish import AttemptEnd, ResultWaiters
-from app.queue.progress import Chunk, append_chunks
+from app.queue.progress import Chunk, append_chunks, chunk_bytes
+from app.queue.result_size import UNBOUNDED
 from app.queue.team_limits import TeamLimits
 from app.queue.terminal_state import MAX_BATCH
 
@@ -38,7 +47,11 @@ class JobQueue:
         self._continues = settings.continue_lost_attempts
         seconds = settings.database_timeout_seconds
         self._enqueues: Batcher[NewResult, bool] = Batcher(
-            database, self._enqueue, max_items=MAX_ENQUEUE, retry_seconds=seconds
+            database,
+            self._enqueue,
+            max_items=MAX_ENQUEUE,
+            retry_seconds=seconds,
+            size=enqueue_bytes,
         )
 
     # --- new results ----------------------------------------------------------------------------
@@ -52,7 +65,9 @@ class JobQueue:
         if tracing.active is not None:
             trace = log_context.trace()
             results = [replace(result, trace=trace) for result in results]
-        stored = list(await self._enqueues.submit_all(results))
+        # The dispatcher's worker begins with the results of one statement at a time.
+        is_eager = self.dispatcher is not None
+        stored = list(await self._enqueues.submit_all(results, in_line=is_eager))
         is_debug = logger.isEnabledFor(logging.DEBUG)
         for result, is_stored in zip(results, stored, strict=True):
             if is_stored:
@@ -78,10 +93,11 @@ class JobQueue:
         await self._limits.load()
 
     async def claims(
-        self, worker_id: UUID, free: Mapping[str, int]
+        self, worker_id: UUID, free: Mapping[str, int], room: int = UNBOUNDED
     ) -> AsyncIterator[Sequence[Claim]]:
         """Claim up to `free[model]` results of each model; none once the worker is marked dead.
 
+        `room`: bytes that they may take; the last one may exceed them.
         The caller runs each batch at once: claims of models with running limits may have to wait for
         others.
 
@@ -93,13 +109,20 @@ class JobQueue:
         if unlimited:
             async with self._database.connection() as connection:
                 # Before the connection's return, which may take time if its server is silent.
-                yield await claim(connection, worker_id, unlimited, continues=self._continues)
+                claims = await claim(
+                    connection, worker_id, unlimited, continues=self._continues, room=room
+                )
+                yield claims
+                room -= sum(one.expected_bytes for one in claims)
         for model, limits in limited.items():
             async with self._database.connection() as connection:
                 claims = await claim_within_limits(
-                    connection, worker_id, model, free[model], limits, continues=self._continues
+                    *(connection, worker_id, model, free[model], limits),
+                    continues=self._continues,
+                    room=room,
                 )
             yield claims
+            room -= sum(one.expected_bytes for one in claims)
 
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
         waiting = await self._database.run(lambda connection: suspect_models(connection, models))
@@ -117,7 +140,10 @@ class JobQueue:
         self, worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID] = ()
     ) -> None:
         """Store text of attempts that are ours; notify readers elsewhere of `watched` results."""
-        await self._database.run(lambda one: append_chunks(one, worker_id, chunks, watched))
+        *parts, last = in_pieces(chunks, chunk_bytes, MAX_STATEMENT_BYTES) if chunks else [[]]
+        for part in parts:
+            await self._database.run(partial(append_chunks, worker_id=worker_id, chunks=part))
+        await self._database.run(lambda one: append_chunks(one, worker_id, last, watched))
 
     def chunk_batcher(self, worker_id: UUID, retry_seconds: float) -> Batcher[Chunk, None]:
         """The batcher of a worker for the last text of its attempts that are to be continued."""
@@ -128,7 +154,13 @@ class JobQueue:
             await append_chunks(connection, worker_id, chunks)
             return [None] * len(chunks)
 
-        return Batcher(self._database, keep_texts, max_items=MAX_BATCH, retry_seconds=retry_seconds)
+        return Batcher(
+            self._database,
+            keep_texts,
+            max_items=MAX_BATCH,
+            retry_seconds=retry_seconds,
+            size=lambda chunks: sum(map(chunk_bytes, chunks)),
+        )
 
     def end_batcher(
         self, worker_id: UUID, retry_seconds: float, waiters: ResultWaiters | None = None
@@ -143,7 +175,11 @@ class JobQueue:
             )
 
         return Batcher(
-            self._database, end_attempts, max_items=MAX_BATCH, retry_seconds=retry_seconds
+            self._database,
+            end_attempts,
+            max_items=MAX_BATCH,
+            retry_seconds=retry_seconds,
+            size=lambda ends: sum(map(finish.end_bytes, ends)),
         )
 
     # --- cancellation ---------------------------------------------------------------------------
@@ -170,6 +206,18 @@ class JobQueue:
         """Release results of workers whose lease ran out; how many. `maintenance` has the rules."""
         await self._database.run(lambda one: rescue.mark_lost_workers(one, lease_seconds))
         return await self.release(await self._database.run(rescue.dead_owners))
+
+    async def cancel_abandoned(self, lease_seconds: float = api_processes.LEASE_SECONDS) -> int:
+        """Cancel the results whose client was connected to an API process that is gone; how many."""
+        gone = await self._database.run(
+            lambda one: api_processes.gone_processes(one, lease_seconds)
+        )
+        if not gone:
+            return 0
+        ids = await self._database.run(lambda one: api_processes.results_of(one, gone))
+        await self._database.run(lambda one: cancel.cancel_of_any_team(one, ids))
+        await self._database.run(lambda one: api_processes.remove(one, gone))
+        return len(ids)
 
     async def release(self, worker_ids: Sequence[UUID]) -> int:
         """Release the results of lost workers, or end those that have no attempt or time left."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from app.core import metrics
 from app.core.polling import PollingLoop
 from app.core.settings import Settings
+from app.queue import api_processes
 from app.queue.job_queue import JobQueue
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,8 @@ _UNBROKEN_SECONDS = 3.0
 class Maintenance:
     """Rescue and expire, every second.
 
-    Leases are judged only after this process has itself been connected, without a break, for a
-    full lease: an outage of the database, or of this process, re-runs nothing. A jump of the
+    Leases are judged only after this process has itself been connected, without a break, for as
+    long as they are: an outage of the database, or of this process, re-runs nothing. A jump of the
     database's clock, which may make leases look over that are not, counts as an outage.
     """
 
@@ -54,6 +55,11 @@ class Maintenance:
                 metrics.RESCUES.inc(rescued)
                 extra = {"action": "rescued"}
                 logger.warning("%d results of lost workers were freed", rescued, extra=extra)
+        if now - since >= api_processes.LEASE_SECONDS:
+            cancelled = await self._queue.cancel_abandoned()
+            if cancelled:
+                text = "%d results of lost API processes were cancelled"
+                logger.warning(text, cancelled, extra={"action": "abandoned"})
         self._connected_since = since
 
 

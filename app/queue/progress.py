@@ -19,11 +19,26 @@ class Chunk:
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None
-    logprobs: str | None = None  # of its tokens, as a JSON list
+    logprobs: Sequence[bytes] = ()  # of its tokens, as parts of a JSON list
     token_ids: bytes | None = None  # of its tokens, as little-endian INT32
 
 
-_CHUNKS = RecordSet(Chunk)
+def json_list(parts: Sequence[bytes]) -> str | None:
+    """Return the JSON list of these parts of its inside; None for none.
+
+    Joined only where the statement is sent: until then there is no second copy.
+    """
+    return f"[{b','.join(parts).decode()}]" if parts else None
+
+
+def chunk_bytes(chunk: Chunk) -> int:
+    """Return about how many bytes a chunk takes in a statement."""
+    return len(chunk.text) + sum(map(len, chunk.logprobs)) + len(chunk.token_ids or b"")
+
+
+_CHUNKS = RecordSet(
+    Chunk, ("logprobs",), {"logprobs": ("text", lambda chunk: json_list(chunk.logprobs))}
+)
 
 
 def lock_results_sql(strength: str, condition: str = "true") -> str:

@@ -50,15 +50,25 @@ SELECT o.worker_id AS id FROM owners o LEFT JOIN workers w ON w.id = o.worker_id
 WHERE w.id IS NULL OR w.dead_at IS NOT NULL
 """
 
-# The results of dead workers ($1), whose text is in the chunks. $2: whether the attempts count.
+# The name of the connection that renews a worker's lease. The kernel closes it with the process; it
+# stays where the worker is frozen, or the network or its host is gone.
+_SESSION = "llm worker "
+
+# The results of dead workers ($1), whose text is in the chunks. $2: whether the attempts count. A
+# result may be the cause where its worker's process is gone, and an earlier attempt was lost, too.
 # $4: whether their text may be continued; $5: also where ids of tokens are missing.
 _RELEASE = f"""
-WITH picked AS MATERIALIZED (
+WITH living AS MATERIALIZED (
+  SELECT w.id FROM unnest($1::uuid[]) AS w(id)
+  JOIN pg_stat_activity a ON a.application_name = '{_SESSION}' || w.id
+), picked AS MATERIALIZED (
   -- In no order: ordered by id, the planner walks all results in the hope of a common owner.
   SELECT id FROM results
   WHERE worker_id = ANY($1::uuid[]) AND state = 'pending' LIMIT {MAX_BATCH}
 ), judged AS (
-  SELECT r.id, $2::bool AS lost, false AS engine_died,
+  SELECT r.id, $2::bool AS lost,
+    $2::bool AND r.lost_attempts > 0 AND NOT EXISTS (
+      SELECT FROM living l WHERE l.id = r.worker_id) AS engine_died,
     CASE
       WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
       WHEN r.deadline_at <= now() THEN 'expired'
@@ -78,7 +88,7 @@ WITH picked AS MATERIALIZED (
     (SELECT max(c."offset" + char_length(c.text)) FROM result_chunks c
      WHERE {OF_TEXT} AND c.attempt < r.attempt) AS continued_from,
     {NO_ANSWER}, CASE WHEN $2::bool THEN '{WORKER_LOST.code}' END AS error_code,
-    'The worker stopped renewing its lease.' AS error_message, true AS error_retryable
+    'The worker stopped renewing its lease.' AS error_message, NULL::bool AS error_retryable
   FROM picked p JOIN results r ON r.id = p.id
   WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
   ORDER BY r.id FOR UPDATE OF r
@@ -99,6 +109,11 @@ SELECT count(*), {notify_ids(ENDED)}, {NOTIFY_DELIVERIES} FROM ended
 """
 
 _CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+
+def session_name(worker_id: UUID) -> str:
+    """Return the `application_name` of the connection that renews a worker's lease."""
+    return f"{_SESSION}{worker_id}"
 
 
 async def mark_lost_workers(connection: Connection, lease_seconds: float) -> None:

@@ -1,22 +1,33 @@
 """Contexts: saved prompts, plain text or chat messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import orjson
 
+from app.core.byte_budget import read_within
 from app.core.database import Connection, Database, await_standby
 from app.core.errors import ConflictError, ErasedError, NotFoundError
 from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.queue.enqueue import CONTEXTS, NewContext
+from app.queue.enqueue import CONTEXTS, NewContext, context_bytes
 from app.queue.job_queue import JobQueue
 from app.results.requests import ContextCreate, Message
+from app.results.sizes import (
+    LONG_BYTES,
+    SizedPage,
+    json_bytes,
+    loaded_bytes,
+    read_page,
+    text_bytes,
+    unless_long,
+)
 
 _MAX_BATCH = 1000
 
@@ -24,16 +35,30 @@ _INSERT = f"""
 INSERT INTO contexts ({", ".join(CONTEXTS.types)}) {CONTEXTS.select(1)} ON CONFLICT (id) DO NOTHING
 """
 
-_BY_IDS = """
-SELECT id, team_id, content, messages, metadata, erased_at FROM contexts WHERE id = ANY($1::uuid[])
+# As in `ResultStore`: a long text is fetched separately.
+_SIZE = f"{text_bytes('content')} + {json_bytes('messages')}"
+_SIZED = f"id, {_SIZE} AS size"
+_SHORT_ONLY = ", ".join(
+    [
+        unless_long("content", text_bytes("content")),
+        unless_long("messages", json_bytes("messages")),
+    ]
+)
+_BY_IDS = f"""
+SELECT {_SHORT_ONLY}, {_SIZED}, team_id, metadata, erased_at
+FROM contexts WHERE id = ANY($1::uuid[])
 """
+_BY_ID = "SELECT id, content, messages, metadata, erased_at FROM contexts WHERE id = $1"
 
-_LIST = """
-SELECT id, content, messages, metadata, erased_at FROM contexts
+_SIZES = f"""
+SELECT {_SIZED} FROM contexts
 WHERE team_id = $1 AND id < coalesce($2, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
 ORDER BY id DESC LIMIT $3
 """
-
+_LISTED = """
+SELECT id, content, messages, metadata, erased_at FROM contexts
+WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER BY id DESC
+"""
 
 _LOCK = "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE"
 _LOCK_PENDING = """
@@ -59,24 +84,47 @@ class ContextStore:
         self._queue = queue
         seconds = settings.database_timeout_seconds
         self._inserts: Batcher[NewContext, None] = Batcher(
-            database, _insert, max_items=_MAX_BATCH, retry_seconds=seconds
+            database,
+            _insert,
+            max_items=_MAX_BATCH,
+            retry_seconds=seconds,
+            size=lambda contexts: sum(map(context_bytes, contexts)),
         )
         self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
             database, _read, max_items=_MAX_BATCH, retry_seconds=seconds
         )
 
-    async def create(self, context: NewContext) -> None:
-        await self._inserts.submit(context)
+    async def create(self, new: NewContext) -> Context:
+        await self._inserts.submit(new)
+        row = await self._reads.submit(new.id)
+        if row is None:  # deleted already
+            raise context_not_found(new.id)
+        # Its texts are in memory: they are not read again.
+        return _to_context({**row, "content": new.content, "messages": new.messages})
 
     async def get(self, team_id: str, context_id: UUID) -> Context:
-        row = await self._reads.submit(context_id)
-        if row is None or row["team_id"] != team_id:
-            raise context_not_found(context_id)
-        return _to_context(row)
+        context, _ = await self.get_charged(team_id, context_id)
+        return context
 
-    async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Context]:
-        rows = await self._database.fetch(_LIST, team_id, after, limit)
-        return [_to_context(row) for row in rows]
+    async def get_charged(self, team_id: str, context_id: UUID) -> tuple[Context, int]:
+        """A context, and the charge for its text if it is long. Raises MemoryBusyError."""
+        row, charge = await self._reads.submit(context_id), 0
+        if row is not None and row["team_id"] != team_id:
+            row = None
+        elif row is not None and row["size"] > LONG_BYTES:
+            row, charge = await read_within(
+                row["size"], partial(self._database.fetchrow, _BY_ID, context_id), loaded_bytes
+            )
+        if row is None:
+            raise context_not_found(context_id)
+        return _to_context(row), charge
+
+    async def list(self, team_id: str, after: UUID | None, limit: int) -> SizedPage[Context]:
+        sizes = await self._database.fetch(_SIZES, team_id, after, limit)
+        page = await read_page(
+            sizes, limit, lambda ids: self._database.fetch(_LISTED, ids, team_id)
+        )
+        return SizedPage([_to_context(row) for row in page.rows], page.following)
 
     async def delete(self, team_id: str, context_id: UUID, *, force: bool) -> None:
         """Delete a context with its results. Raises ConflictError if one is pending."""
@@ -141,7 +189,7 @@ async def _read(
     return [rows.get(identifier) for identifier in ids]
 
 
-def _to_context(row: asyncpg.Record) -> Context:
+def _to_context(row: Mapping[str, Any] | asyncpg.Record) -> Context:
     messages = None if row["messages"] is None else orjson.loads(row["messages"])
     metadata = orjson.loads(row["metadata"])
     return Context(row["id"], row["content"], messages, metadata, row["erased_at"])

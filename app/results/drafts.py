@@ -11,8 +11,11 @@ from app.core.errors import FieldError, InvalidRequestError
 from app.core.settings import Settings
 from app.core.url_guard import url_fault
 from app.inference.model_registry import Model
-from app.queue.enqueue import NewContext, OnDisconnect
+from app.queue.enqueue import NewContext, NewResult, OnDisconnect
 from app.results.requests import SendOptions
+
+# Each choice stores the rendered prompt: sixteen of the longest take PostgreSQL a second.
+MAX_CHOICES_CHARACTERS = 32_000_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,6 +80,27 @@ def validate(
     most = max_retain_seconds
     if options.retain_seconds is not None and most is not None and options.retain_seconds > most:
         raise invalid("retain_seconds", f"must be at most {most:.0f}, as your team's results")
+
+
+def check_prompts(results: Sequence[NewResult]) -> None:
+    """Raise InvalidRequestError if the rendered prompts of a request's choices are too long."""
+    stored = sum(len(result.prompt or "") for result in results)
+    if stored > MAX_CHOICES_CHARACTERS:
+        raise invalid(
+            "n",
+            f"the rendered prompts of all choices have {stored:,} characters; a request may have "
+            f"{MAX_CHOICES_CHARACTERS:,}",
+        )
+
+
+def check_logprobs(count: int, most: int) -> None:
+    """Raise InvalidRequestError if a request may have more log probabilities than `most`."""
+    if count > most:
+        raise invalid(
+            "parameters.logprobs",
+            f"up to {count:,} log probabilities (results x max_tokens x (logprobs + 1)); "
+            f"a request may have {most:,} (LLM_MAX_LOGPROBS)",
+        )
 
 
 def no_chat(model: Model) -> InvalidRequestError:

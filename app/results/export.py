@@ -1,31 +1,35 @@
 """Export of results with their prompts: millions of rows in order, in little memory.
 
 No cursor is held open: each page begins below the last row of the previous one. The sizes of a page are
-read first, then its rows in pieces of some megabytes.
+read first, then its rows in pieces, each within the byte budget until the client has read it.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from uuid import UUID
 
 import asyncpg
 
+from app.core.byte_budget import charged
 from app.core.database import Database
 from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
 from app.results.rows import ExportedResult, ResultRow
 from app.results.search import ResultSearch
+from app.results.sizes import json_bytes, pieces, text_bytes
 
 _PAGE = 500  # rows
-_PIECE_BYTES = 4_000_000  # of texts that are read at once; a longer one comes alone
-# JSON is stored compressed; its size is known without reading it, its length is not.
-_COMPRESSED = 4
+_PIECE_BYTES = 256_000  # of texts that are read at once; a longer one comes alone
 
 # OFFSET 0: each context is found by its id; a generic plan would read all of them.
 _CONTEXT = "CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = {row}.context_id OFFSET 0) c"
-# `octet_length` of a text is known without reading it, too.
+_SIZE = " + ".join(
+    [
+        text_bytes("p.output"),
+        text_bytes("c.content"),
+        *map(json_bytes, ("p.logprobs", "c.messages")),
+    ]
+)
 _SIZES = f"""
-SELECT p.id, coalesce(octet_length(p.output), 0) + coalesce(octet_length(c.content), 0)
-  + {_COMPRESSED} * (coalesce(pg_column_size(p.logprobs), 0)
-                     + coalesce(pg_column_size(c.messages), 0)) AS size
+SELECT p.id, {_SIZE} AS size
 FROM ({{page}}) p {_CONTEXT.format(row="p")} ORDER BY p.id DESC
 """
 _SIZED_COLUMNS = "id, context_id, output, logprobs"
@@ -50,22 +54,23 @@ class ResultExport:
 
     async def read(
         self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int | None
-    ) -> AsyncIterator[Sequence[ExportedResult]]:
+    ) -> AsyncGenerator[Sequence[ExportedResult], None]:
         """Results with the `content` or the `messages` of their contexts, newest first, in pieces.
 
-        Results deleted meanwhile are left out. Raises DatabaseUnavailableError, and as
-        `ResultSearch.ids` does, also in the middle.
+        Results deleted meanwhile are left out. Raises DatabaseUnavailableError, MemoryBusyError, and
+        as `ResultSearch.ids` does, also in the middle.
         """
         left = limit
         while left is None or left > 0:
             count = _PAGE if left is None else min(_PAGE, left)
             sizes = await self._sizes(team_id, narrowed, after, count)
-            for ids in _pieces((row["id"], row["size"]) for row in sizes):
-                rows = await self._database.fetch(_ROWS, ids, team_id)
-                yield [
-                    ExportedResult(ResultRow.of(row), row["content"], row["messages"])
-                    for row in rows
-                ]
+            for ids, size in pieces(sizes, _PIECE_BYTES):
+                async with charged(size):
+                    rows = await self._database.fetch(_ROWS, ids, team_id)
+                    yield [
+                        ExportedResult(ResultRow.of(row), row["content"], row["messages"])
+                        for row in rows
+                    ]
             if len(sizes) < count:
                 return
             after = sizes[-1]["id"]
@@ -82,16 +87,3 @@ class ResultExport:
             return []
         query = _SIZES.format(page=page.select(_SIZED_COLUMNS, count))
         return await self._database.fetch(query, *page.arguments)
-
-
-def _pieces(sizes: Iterable[tuple[UUID, int]]) -> Iterator[list[UUID]]:
-    piece: list[UUID] = []
-    together = 0
-    for identifier, size in sizes:
-        if piece and together + size > _PIECE_BYTES:
-            yield piece
-            piece, together = [], 0
-        piece.append(identifier)
-        together += size
-    if piece:
-        yield piece

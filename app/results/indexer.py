@@ -45,9 +45,11 @@ SELECT EXISTS (SELECT FROM undigested_results WHERE place > $1) AS is_due,
 FROM digest_state
 """
 
-_TEXT_SIZE = f"""coalesce(least(octet_length(r.output), {_CHARACTERS}), 0)
-  + coalesce(least(octet_length(c.content), {_CHARACTERS}), 0)
-  + coalesce(pg_column_size(c.messages), 0) AS size"""
+# `least` ignores NULL: a text that is absent must not count as the longest. Messages do, for they may be
+# stored compressed.
+_TEXT_SIZE = f"""least(coalesce(octet_length(r.output), 0), {_CHARACTERS})
+  + CASE WHEN c.messages IS NULL THEN least(coalesce(octet_length(c.content), 0), {_CHARACTERS})
+    ELSE {_CHARACTERS} + pg_column_size(c.messages) END AS size"""
 
 # OFFSET 0: each row is found by its id. A generic plan would join whole tables, as it does not know
 # how few are asked for.

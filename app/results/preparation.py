@@ -9,6 +9,7 @@ from uuid import UUID
 import orjson
 
 from app.auth.principal import Principal
+from app.core.byte_budget import release
 from app.core.errors import ConflictError, ModelNotReadyError
 from app.core.ids import new_id
 from app.core.queue_names import queue_of
@@ -18,10 +19,20 @@ from app.infini_gram.indexes import Indexes
 from app.queue.admission import Admission
 from app.queue.continuation import can_continue
 from app.queue.enqueue import NewContext, NewResult
+from app.queue.result_size import count_logprobs, expected_bytes
 from app.queue.team_limits import Limits
 from app.results.attributions import AttributionDraft, following, renewed
 from app.results.contexts import ContextStore, erased_context, plain_messages
-from app.results.drafts import GroupRequest, Prompt, SubmissionDraft, no_chat, to_json, validate
+from app.results.drafts import (
+    GroupRequest,
+    Prompt,
+    SubmissionDraft,
+    check_logprobs,
+    check_prompts,
+    no_chat,
+    to_json,
+    validate,
+)
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
 from app.results.rows import erased
@@ -33,6 +44,7 @@ from app.results.token_budget import count_tokens, generated_tokens
 class Prepared:
     model: Model
     result: NewResult
+    logprobs: int = 0  # how many log probabilities it may have
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,6 +62,7 @@ class Preparation:
     results: ResultStore
     retention: RetentionPolicy
     admission: Admission
+    api_process: UUID
 
     async def prompt(self, principal: Principal, create: ResultCreate, result_id: UUID) -> Prepared:
         if create.context_id is not None:
@@ -57,7 +70,8 @@ class Preparation:
         model = await self.registry.find(create.model)
         messages = plain_messages(create.messages) if create.messages is not None else None
         prompt = Prompt(create.content, messages)
-        return await self._new_prompt(principal, model, prompt, create, result_id)
+        prepared = await self._new_prompt(principal, model, prompt, create, result_id)
+        return self._bounded(prepared)
 
     async def saved(
         self,
@@ -69,18 +83,21 @@ class Preparation:
     ) -> Prepared:
         model = await self.registry.find(model_name)
         content = prompt = None
+        charge = 0
         limits = await self.admission.limits_of(principal.team_id, model.name)
         # Otherwise there is neither a template to render it with nor a limit to count it for.
         if model.format is not None or limits.tokens_per_minute is not None:
-            context = await self.contexts.get(principal.team_id, context_id)
+            context, charge = await self.contexts.get_charged(principal.team_id, context_id)
             if context.erased_at is not None:
                 raise erased_context(context)
             content = context.content
             if context.messages is not None:
                 prompt = await _render(model, context.messages)
-        return await self._finish(
-            principal, SubmissionDraft(result_id, model, context_id, content, prompt, options)
-        )
+        draft = SubmissionDraft(result_id, model, context_id, content, prompt, options)
+        prepared = self._bounded(await self._finish(principal, draft))
+        if prompt is None:  # the text was only counted
+            release(charge)
+        return prepared
 
     async def group(
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
@@ -94,6 +111,7 @@ class Preparation:
                 headers={"Retry-After": "5"},
             )
         group_id = ids[0] if request.size > 1 else None
+        waiter_id = self.api_process if request.on_disconnect == "cancel" else None
         prepared = []
         remaining = iter(ids)
         for prompt in request.prompts:
@@ -105,10 +123,13 @@ class Preparation:
                     parameters=_of_choice(first.result.parameters, place),
                     group_id=group_id,
                     on_disconnect=request.on_disconnect,
+                    waiter_id=waiter_id,
                     request=request.request,
                     store=request.store,
                 )
-                prepared.append(Prepared(model, result))
+                prepared.append(replace(first, result=result))
+        check_prompts([one.result for one in prepared])
+        check_logprobs(sum(one.logprobs for one in prepared), self.settings.max_logprobs)
         return prepared
 
     async def retry(self, principal: Principal, retry_of: UUID, result_id: UUID) -> Prepared:
@@ -124,7 +145,8 @@ class Preparation:
         else:
             model = self.registry.serving(row.model_name)
         limits = await self.admission.limits_of(principal.team_id, model.name)
-        tokens = orjson.loads(row.parameters)["max_tokens"] if is_generation else 0
+        parameters = orjson.loads(row.parameters)
+        tokens = parameters["max_tokens"] if is_generation else 0
         if is_generation and limits.tokens_per_minute is not None:
             text = row.prompt
             if text is None:
@@ -151,8 +173,9 @@ class Preparation:
             tokens=tokens,
             limits=limits,
             resumable=row.resumable and self.settings.continue_lost_attempts,
+            expected_bytes=expected_bytes(row.prompt or "", parameters),
         )
-        return Prepared(model, result)
+        return self._bounded(Prepared(model, result, count_logprobs(parameters)))
 
     async def attribution(self, principal: Principal, draft: AttributionDraft) -> Prepared:
         self.indexes.engine(draft.index)
@@ -160,6 +183,10 @@ class Preparation:
         limits = await self.admission.limits_of(principal.team_id, queue)
         result = draft.to_result(principal.team_id, self.settings.default_deadline_seconds, limits)
         return Prepared(self.registry.serving(queue), result)
+
+    def _bounded(self, prepared: Prepared) -> Prepared:
+        check_logprobs(prepared.logprobs, self.settings.max_logprobs)
+        return prepared
 
     async def _new_prompt(
         self,
@@ -196,15 +223,20 @@ class Preparation:
         tokens = max_tokens
         if limits.tokens_per_minute is not None:
             tokens += await count_tokens(draft.model, draft.text)
-        result = self._to_result(principal.team_id, draft, max_tokens, tokens, limits)
-        return Prepared(draft.model, result)
+        parameters = draft.options.parameters.to_stored(max_tokens)
+        result = self._to_result(principal.team_id, draft, parameters, tokens, limits)
+        return Prepared(draft.model, result, count_logprobs(parameters))
 
     def _to_result(
-        self, team_id: str, draft: SubmissionDraft, max_tokens: int, tokens: int, limits: Limits
+        self,
+        team_id: str,
+        draft: SubmissionDraft,
+        parameters: Mapping[str, Any],
+        tokens: int,
+        limits: Limits,
     ) -> NewResult:
         options = draft.options
         deadline = options.deadline_seconds or self.settings.default_deadline_seconds
-        parameters = options.parameters.to_stored(max_tokens)
         attribution = None
         if (wanted := options.attribute) is not None:
             self.indexes.engine(wanted.index)
@@ -229,6 +261,7 @@ class Preparation:
             resumable=self.settings.continue_lost_attempts
             and options.continue_lost_attempts is not False
             and can_continue(parameters),
+            expected_bytes=expected_bytes(draft.text, parameters),
         )
 
 

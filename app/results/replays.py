@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from app.core.errors import IdempotencyConflictError, NotFoundError, ServiceError
+from app.core.errors import IdempotencyConflictError, MemoryBusyError, NotFoundError, ServiceError
 from app.queue.idempotency import IdempotencyKeys, NewKey, hash_request
 from app.results.drafts import GroupRequest
 from app.results.requests import SendOptions
@@ -54,7 +54,7 @@ class Replays:
         return self.keys.new(key, hash_request(content | _members(request.options)))
 
     async def find(self, team_id: str, key: NewKey) -> Replayed | ServiceError | None:
-        """The result of the same request under its key, or the conflict with another request."""
+        """The result of the same request under its key, or the error in its place."""
         taken = await self.keys.find(team_id, key.key)
         if taken is None:
             return None
@@ -68,6 +68,8 @@ class Replays:
             row = await self.results.get(team_id, taken.result_id)
         except NotFoundError:
             return None  # deleted meanwhile, together with its key
+        except MemoryBusyError as error:
+            return error
         return erased(row) if row.erased_at is not None else Replayed(row)
 
     async def find_group(self, team_id: str, key: NewKey, size: int) -> Sequence[Replayed] | None:

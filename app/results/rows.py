@@ -15,6 +15,8 @@ from app.core.ids import unix_seconds
 from app.queue.enqueue import Kind
 
 State = Literal["pending", "completed", "failed"]
+# Size of log probabilities as objects and in a dialect's JSON, beside those of other texts.
+LOGPROBS_COPIES = 2
 
 
 class ResultRow(NamedTuple):
@@ -62,6 +64,11 @@ class ResultRow(NamedTuple):
     @property
     def text(self) -> str:
         return self.output or ""
+
+    @property
+    def output_size(self) -> int:
+        """The size of its output with log probabilities."""
+        return len(self.text) + len(self.logprobs or "")
 
     def token_logprobs(self) -> list[Any]:
         """The log probabilities, an item per token; empty where they were not asked for."""

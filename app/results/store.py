@@ -1,11 +1,13 @@
 """Reading results: by id (concurrent readers share a statement), in pages, with their attempts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from functools import partial
 from uuid import UUID
 
 import asyncpg
 
+from app.core.byte_budget import read_within
 from app.core.database import Connection, Database
 from app.core.errors import ConflictError, NotFoundError
 from app.core.group_commit import Batcher
@@ -15,12 +17,21 @@ from app.queue.job_queue import JobQueue
 from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
 from app.results.rows import AttemptsRow, ListedResult, ResultRow, SubmittedRequest
 from app.results.search import ResultSearch
+from app.results.sizes import (
+    LONG_BYTES,
+    SizedPage,
+    json_bytes,
+    loaded_bytes,
+    loaded_bytes_of_all,
+    read_page,
+    text_bytes,
+    unless_long,
+)
+from app.results.stored_text import StoredText, read_texts
 
 _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
 PROMPT_START_CHARACTERS = 200
-# A longer text is read by itself. The size is the stored (compressed) one, known without reading it.
-_LONG_BYTES = 32_768
 
 _LONG_COLUMNS = ", ".join(LIST_COLUMNS.values())
 _SHORTENED = {
@@ -30,32 +41,36 @@ _SHORTENED = {
     "logprobs": "NULL::jsonb AS logprobs",
 }
 _SHORT_COLUMNS = ", ".join((LIST_COLUMNS | _SHORTENED).values())
+_REST = f"{json_bytes('parameters')} + {json_bytes('metadata')} + {text_bytes('error_message')}"
+_SHORT_SIZE = f"id, least({text_bytes('output')}, {4 * LIST_TEXT_CHARACTERS}) + {_REST} AS size"
+_LONG_SIZE = f"id, {text_bytes('output')} + {json_bytes('logprobs')} + {_REST} AS size"
 
 # Only the start of a text is read. Messages are read whole, so long ones are left out; the last message
 # represents a chat.
 _PROMPT_START = f"""
 (SELECT CASE WHEN c.erased_at IS NOT NULL THEN NULL
   WHEN c.content IS NOT NULL THEN left(c.content, {PROMPT_START_CHARACTERS})
-  WHEN pg_column_size(c.messages) <= {_LONG_BYTES}
+  WHEN pg_column_size(c.messages) <= {LONG_BYTES}
     THEN left(c.messages -> -1 ->> 'content', {PROMPT_START_CHARACTERS})
   END FROM contexts c WHERE c.id = results.context_id) AS prompt_start
 """
 
-_BY_GROUP = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE group_id = $1 AND team_id = $2 ORDER BY id"
-
 # Readers of short results share a statement. A long text is fetched separately, so that they do not
-# wait for it.
-_LONG = (
-    f"coalesce(pg_column_size(output), 0) + coalesce(pg_column_size(logprobs), 0) > {_LONG_BYTES}"
-)
+# wait for it, within the byte budget.
+_SIZES = {
+    "output": text_bytes("output"),
+    "logprobs": json_bytes("logprobs"),
+    "request": json_bytes("request"),
+}
+_SIZE = " + ".join(_SIZES.values())
 _SHORT_ONLY = ", ".join(
-    f"CASE WHEN NOT ({_LONG}) THEN {column} END AS {column}"
-    if column in ("output", "logprobs")
-    else column
-    for column in READ_COLUMNS
+    unless_long(column, _SIZES[column]) if column in _SIZES else column for column in READ_COLUMNS
 )
-_BY_IDS = f"SELECT {_SHORT_ONLY}, {_LONG} AS is_long FROM results WHERE id = ANY($1::uuid[])"
+_BY_IDS = f"SELECT {_SHORT_ONLY}, {_SIZE} AS size FROM results WHERE id = ANY($1::uuid[])"
 _BY_ID = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE id = $1"
+
+_BY_GROUP = f"SELECT {', '.join(READ_COLUMNS)} FROM results WHERE group_id = $1 AND team_id = $2 ORDER BY id"
+_GROUP_SIZES = f"SELECT {_SIZE} AS size FROM results WHERE group_id = $1 AND team_id = $2"
 
 _FOUND = """
 SELECT {columns} FROM results WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER BY id DESC
@@ -66,8 +81,13 @@ SELECT {", ".join(field.name for field in fields(SubmittedRequest))}
 FROM results WHERE id = $1 AND team_id = $2
 """
 
-_NEWEST_ABOUT = f"""
-SELECT {", ".join(READ_COLUMNS)} FROM results
+_REQUEST_SIZE = f"""
+SELECT {text_bytes("prompt")} + {text_bytes("output")} AS size
+FROM results WHERE id = $1 AND team_id = $2
+"""
+
+_NEWEST_ABOUT = """
+SELECT id FROM results
 WHERE source_id = $1 AND team_id = $2 AND model_name = $3 ORDER BY id DESC LIMIT 1
 """
 
@@ -98,61 +118,6 @@ _LOCK_RESULT = "SELECT state FROM results WHERE id = $1 AND team_id = $2 FOR UPD
 # `retention` judges it again.
 _MARK_UNUSED = "UPDATE contexts SET unused_since = now() WHERE id = $1"
 
-# The chunks of a running result, from the one that holds the reader's offset on; none of a terminal
-# result.
-#
-# A text may consist of several attempts, each of which continues the one before. `known` is how much of
-# it the reader has: text of an earlier attempt counts as far as its successor kept it. The attempts are
-# found one by one, so that each probe of the index reads only the rows that it returns.
-_MAX_CHUNKS = 64
-_TEXT_SINCE = f"""
-SELECT i.place, r.state = 'pending' AS is_pending, r.attempt, k.known,
-  coalesce(t.begins, 0) AS begins, coalesce(t.text, '') AS text,
-  coalesce(t.chunks, 0) = {_MAX_CHUNKS} AS has_more, t.logprobs, t.completion_tokens
-FROM unnest($1::uuid[], $2::int[], $3::bigint[], $4::bool[])
-  WITH ORDINALITY AS i(id, attempt, after, continues, place)
-JOIN results r ON r.id = i.id
-CROSS JOIN LATERAL (
-  SELECT CASE
-    WHEN i.attempt = r.attempt THEN i.after
-    WHEN i.continues AND i.attempt >= r.text_attempt THEN least(i.after, coalesce(
-      (SELECT min(o."offset") FROM result_chunks o
-       WHERE o.result_id = r.id AND o.attempt > i.attempt AND o.attempt <= r.attempt),
-      (SELECT o."offset" + char_length(o.text) FROM result_chunks o
-       WHERE o.result_id = r.id AND o.attempt BETWEEN r.text_attempt AND r.attempt
-       ORDER BY o.attempt DESC, o."offset" DESC LIMIT 1), 0))
-    ELSE 0 END AS known
-) k
-LEFT JOIN LATERAL (
-  WITH RECURSIVE attempts(number) AS (
-    SELECT coalesce(r.text_attempt, r.attempt)
-    UNION ALL
-    SELECT (SELECT n.attempt FROM result_chunks n
-            WHERE n.result_id = r.id AND n.attempt > a.number AND n.attempt <= r.attempt
-            ORDER BY n.attempt LIMIT 1)
-    FROM attempts a WHERE a.number < r.attempt
-  ), place AS MATERIALIZED (
-    SELECT coalesce(max(b."offset"), 0) AS begins FROM attempts a CROSS JOIN LATERAL (
-      SELECT o."offset" FROM result_chunks o
-      WHERE o.result_id = r.id AND o.attempt = a.number AND o."offset" <= k.known
-      ORDER BY o."offset" DESC LIMIT 1) b
-  )
-  SELECT min(c."offset") AS begins, string_agg(c.text, '' ORDER BY c."offset") AS text,
-    count(*) AS chunks, max(c.completion_tokens) AS completion_tokens,
-    -- Readers of tokens have whole chunks: their offset is at the end of a chunk.
-    array_agg(c.logprobs ORDER BY c."offset") FILTER (WHERE c.logprobs IS NOT NULL
-      AND c."offset" >= k.known) AS logprobs
-  FROM (
-    SELECT p.* FROM attempts a CROSS JOIN LATERAL (
-      SELECT * FROM result_chunks c
-      WHERE c.result_id = r.id AND c.attempt = a.number
-        AND c."offset" >= (SELECT begins FROM place)
-      ORDER BY c."offset" LIMIT {_MAX_CHUNKS}) p
-    ORDER BY p."offset" LIMIT {_MAX_CHUNKS}
-  ) c
-) t ON r.state = 'pending'
-"""
-
 # Where the first attempt after $2 continued the text.
 _CONTINUED_FROM = """
 SELECT (e ->> 'continued_from')::bigint AS place
@@ -171,19 +136,6 @@ FROM results WHERE id = $1 AND team_id = $2
 """
 
 
-@dataclass(slots=True, frozen=True)
-class StoredText:
-    """The stored text of a result behind an offset; empty for a terminal one."""
-
-    is_pending: bool
-    attempt: int
-    begins: int = 0  # its offset; less than the reader's if the reader's text was not kept
-    text: str = ""
-    has_more: bool = False
-    logprobs: Sequence[str] = ()  # of its tokens, as JSON lists
-    completion_tokens: int | None = None  # of the attempt up to the end of this text
-
-
 class ResultStore:
     """Results of one team at a time; another team's do not exist: NotFoundError."""
 
@@ -196,20 +148,32 @@ class ResultStore:
             database, _read, max_items=_MAX_BATCH, retry_seconds=seconds
         )
         self._texts: Batcher[tuple[UUID, int, int, bool], StoredText | None] = Batcher(
-            database, _read_texts, max_items=_MAX_BATCH, retry_seconds=seconds
+            database, read_texts, max_items=_MAX_BATCH, retry_seconds=seconds
         )
 
     async def get(self, team_id: str, result_id: UUID) -> ResultRow:
-        row = await self._reads.submit(result_id)
-        if row is not None and row["team_id"] == team_id and row["is_long"]:
-            row = await self._database.fetchrow(_BY_ID, result_id)
+        row, _ = await self.get_charged(team_id, result_id)
+        return row
+
+    async def get_charged(self, team_id: str, result_id: UUID) -> tuple[ResultRow, int]:
+        """A result, and the charge for its texts if they are long. Raises MemoryBusyError."""
+        row, charge = await self._reads.submit(result_id), 0
+        if row is not None and row["team_id"] == team_id and row["size"] > LONG_BYTES:
+            row, charge = await read_within(
+                row["size"], partial(self._database.fetchrow, _BY_ID, result_id), loaded_bytes
+            )
         if row is None or row["team_id"] != team_id:
             raise result_not_found(result_id)
-        return ResultRow.of(row)
+        return ResultRow.of(row), charge
 
     async def group(self, team_id: str, group_id: UUID) -> Sequence[ResultRow]:
         """The results of one request, in their order; a group has the id of its first result."""
-        rows = await self._database.fetch(_BY_GROUP, group_id, team_id)
+        sizes = await self._database.fetch(_GROUP_SIZES, group_id, team_id)
+        rows, _ = await read_within(
+            sum(row["size"] for row in sizes),
+            partial(self._database.fetch, _BY_GROUP, group_id, team_id),
+            loaded_bytes_of_all,
+        )
         return [ResultRow.of(row) for row in rows]
 
     async def text_since(
@@ -244,31 +208,38 @@ class ResultStore:
         limit: int,
         full: bool,
         prompts: bool = False,
-    ) -> Sequence[ListedResult]:
+    ) -> SizedPage[ListedResult]:
         """A page of results, newest first, beginning below the id `after`.
 
         Texts are cut after 1,000 characters unless `full`; `prompts` adds the `prompt_start`. Raises
-        as `ResultSearch.ids` does.
+        MemoryBusyError, and as `ResultSearch.ids` does.
         """
         columns = _LONG_COLUMNS if full else _SHORT_COLUMNS
         if prompts:
             columns += f", {_PROMPT_START}"
+        sizes = await self._sizes(team_id, narrowed, after, limit, full=full)
+        query = _FOUND.format(columns=columns)
+        page = await read_page(sizes, limit, lambda ids: self._database.fetch(query, ids, team_id))
+        listed = [
+            ListedResult(ResultRow.of(row), row["prompt_start"] if prompts else None)
+            for row in page.rows
+        ]
+        return SizedPage(listed, page.following)
+
+    async def _sizes(
+        self, team_id: str, narrowed: ResultFilter, after: UUID | None, limit: int, *, full: bool
+    ) -> Sequence[asyncpg.Record]:
+        columns = _LONG_SIZE if full else _SHORT_SIZE
         if narrowed.words is not None:
             ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
-            rows = await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
-        else:
-            page = page_of(team_id, narrowed, after)
-            if page is None:
-                return []
-            rows = await self._database.fetch(page.select(columns, limit), *page.arguments)
-        return [
-            ListedResult(ResultRow.of(row), row["prompt_start"] if prompts else None)
-            for row in rows
-        ]
+            return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
+        if (page := page_of(team_id, narrowed, after)) is None:
+            return []
+        return await self._database.fetch(page.select(columns, limit), *page.arguments)
 
     async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> ResultRow | None:
         row = await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)
-        return None if row is None else ResultRow.of(row)
+        return None if row is None else await self.get(team_id, row["id"])
 
     async def attempts(self, team_id: str, result_id: UUID) -> AttemptsRow:
         row = await self._database.fetchrow(_ATTEMPTS, result_id, team_id)
@@ -277,7 +248,12 @@ class ResultStore:
         return AttemptsRow(**row)
 
     async def request(self, team_id: str, result_id: UUID) -> SubmittedRequest:
-        row = await self._database.fetchrow(_REQUEST, result_id, team_id)
+        size = await self._database.fetchrow(_REQUEST_SIZE, result_id, team_id)
+        row, _ = await read_within(
+            size["size"] if size else 0,
+            partial(self._database.fetchrow, _REQUEST, result_id, team_id),
+            loaded_bytes,
+        )
         if row is None:
             raise result_not_found(result_id)
         return SubmittedRequest(**row)
@@ -313,23 +289,3 @@ async def _read(
 ) -> Sequence[asyncpg.Record | None]:
     rows = {row["id"]: row for row in await connection.fetch(_BY_IDS, ids)}
     return [rows.get(identifier) for identifier in ids]
-
-
-async def _read_texts(
-    connection: Connection, places: Sequence[tuple[UUID, int, int, bool]], _resent: bool
-) -> Sequence[StoredText | None]:
-    rows = await connection.fetch(
-        _TEXT_SINCE, *(list(column) for column in zip(*places, strict=True))
-    )
-    found: list[StoredText | None] = [None] * len(places)
-    for row in rows:
-        found[row["place"] - 1] = StoredText(
-            row["is_pending"],
-            row["attempt"],
-            row["known"],
-            row["text"][max(0, row["known"] - row["begins"]) :],
-            row["has_more"],
-            row["logprobs"] or (),
-            row["completion_tokens"],
-        )
-    return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from app.auth.principal import Principal
+from app.core import byte_budget
 from app.core.errors import (
     ErasedError,
     InternalError,
@@ -207,7 +208,9 @@ class Submissions:
 
     async def _store(self, results: Sequence[NewResult]) -> Sequence[bool]:
         async with self.admission.admitted(results):
-            return await self.queue.enqueue(results)
+            stored = await self.queue.enqueue(results)
+        byte_budget.shrink()
+        return stored
 
     async def _commit(self, prepared: Sequence[Prepared]) -> list[SubmissionOutcome | ServiceError]:
         if not prepared:

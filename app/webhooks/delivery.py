@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -88,31 +88,18 @@ class WebhookDeliverer:
         """Start due calls, as far as there are free places; seconds until the next look."""
         while free := _CALLS - len(self._calls):
             asked = max(1, free // _CLAIM_SHARE)
-            due = await self._outbox.claim(asked, self._lease, *self._busy(free))
+            due = await self._outbox.claim(asked, self._lease, *busy(self._calls.values(), free))
             teams = {delivery.team_id for delivery in due}
             secrets = {team: (await self._outbox.secret(team)).all for team in teams}
             for delivery in due:
                 self._start(delivery, secrets[delivery.team_id])
             if len(due) < asked:
                 break
-        self._is_short = not free or any(self._busy(free))
+        self._is_short = not free or any(busy(self._calls.values(), free))
         seconds = None if self._is_short else await self._outbox.seconds_until_due()
         if seconds is None:
             return _POLL_SECONDS
         return min(max(seconds, _SHORTEST_PAUSE), _POLL_SECONDS)
-
-    def _busy(self, free: int) -> tuple[list[str], list[Receiver]]:
-        """The teams and receivers that get no more calls for now.
-
-        A team may have as many places as it leaves free: one has half of them, the next one half of the
-        rest, so that a further team finds some. (Dynamic thresholds, Choudhury and Hahne 1998.)
-        """
-        teams = Counter(team for team, _ in self._calls.values())
-        receivers = Counter(self._calls.values())
-        return (
-            [team for team, count in teams.items() if count >= free],
-            [receiver for receiver, count in receivers.items() if count >= _CALLS_OF_ONE],
-        )
 
     def _start(self, due: Due, secrets: Sequence[str]) -> None:
         task = asyncio.create_task(self._run(due, secrets), name=f"webhook {due.result_id}")
@@ -152,28 +139,44 @@ class WebhookDeliverer:
             "error": answer.error,
             "seconds": round(time.monotonic() - started, 3),
         }
-        verdict = self._record_outcome(due, answer, orjson.dumps(entry).decode())
+        verdict = verdict_after(due, answer, self._schedule, orjson.dumps(entry).decode())
+        if verdict.state == "failed":
+            message = "webhook of result %s was given up after %d calls"
+            extra = _extra("webhook_given_up", due)
+            logger.warning(message, due.result_id, due.attempts, extra=extra)
         await self._outbox.conclude(verdict)
         metrics.WEBHOOKS.of(_OUTCOMES[verdict.state]).inc()
         if verdict.state == "pending":
             self._loop.wake()  # it may be due before the next look
 
-    def _record_outcome(self, due: Due, answer: CallOutcome, entry: str) -> Verdict:
-        if answer.error is None:
-            return Verdict(due, "delivered", 0, entry)
-        if answer.is_final or due.attempts > len(self._schedule):
-            message = "webhook of result %s was given up after %d calls"
-            extra = _extra("webhook_given_up", due)
-            logger.warning(message, due.result_id, due.attempts, extra=extra)
-            return Verdict(due, "failed", 0, entry)
-        pause = max(self._schedule[due.attempts - 1], answer.retry_after)
-        spread = 1 + _JITTER * random.random()  # noqa: S311 - no secret
-        return Verdict(due, "pending", min(pause, _LONGEST_PAUSE) * spread, entry)
-
     async def _stop_calls(self) -> None:
         if self._calls:
             await asyncio.wait(self._calls, timeout=_STOP_SECONDS)
         await cancel_all(self._calls)
+
+
+def busy(calls: Collection[Receiver], free: int) -> tuple[list[str], list[Receiver]]:
+    """The teams and receivers that get no more calls while these run and so many places are free.
+
+    A team may have as many places as it leaves free: one has half of them, the next one half of the
+    rest, so that a further team finds some. (Dynamic thresholds, Choudhury and Hahne 1998.)
+    """
+    teams, receivers = Counter(team for team, _ in calls), Counter(calls)
+    return (
+        [team for team, count in teams.items() if count >= free],
+        [receiver for receiver, count in receivers.items() if count >= _CALLS_OF_ONE],
+    )
+
+
+def verdict_after(due: Due, outcome: CallOutcome, schedule: Sequence[float], entry: str) -> Verdict:
+    """The state of a delivery after a call with this outcome."""
+    if outcome.error is None:
+        return Verdict(due, "delivered", 0, entry)
+    if outcome.is_final or due.attempts > len(schedule):
+        return Verdict(due, "failed", 0, entry)
+    pause = max(schedule[due.attempts - 1], outcome.retry_after)
+    spread = 1 + _JITTER * random.random()  # noqa: S311 - no secret
+    return Verdict(due, "pending", min(pause, _LONGEST_PAUSE) * spread, entry)
 
 
 def message_id(result_id: UUID) -> str:

@@ -122,9 +122,8 @@ ORDER BY team_id DESC, result_id DESC LIMIT $4
 """
 _LISTS: dict[State | None, str] = {
     None: _LIST.format(and_state=""),
-    # The second condition is the partial index's own, in its words.
-    "pending": _LIST.format(and_state="AND state = 'pending' AND state <> 'delivered'"),
-    "failed": _LIST.format(and_state="AND state = 'failed' AND state <> 'delivered'"),
+    "pending": _LIST.format(and_state="AND state = 'pending'"),
+    "failed": _LIST.format(and_state="AND state = 'failed'"),
     "delivered": _LIST.format(and_state="AND state = 'delivered'"),
 }
 

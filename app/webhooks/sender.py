@@ -144,7 +144,7 @@ class Sender:
             # The certificate must be that of the name, for every address.
             extensions={"sni_hostname": url.raw_host.decode().removesuffix(".")},
         ) as response:
-            return await _to_outcome(response)
+            return await to_outcome(response)
 
 
 @dataclass(slots=True, frozen=True)
@@ -165,7 +165,7 @@ class _Permitted(Executor):
             self.loop.call_soon_threadsafe(self.permits.release)
 
 
-async def _to_outcome(response: httpx.Response) -> CallOutcome:
+async def to_outcome(response: httpx.Response) -> CallOutcome:
     status = response.status_code
     if response.is_success:
         return CallOutcome(None, status)

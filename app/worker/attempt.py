@@ -12,6 +12,7 @@ from typing import Protocol
 
 from app.core.errors import CANCELLED, DEADLINE_EXCEEDED, Failure
 from app.inference.server_pool import DeadEngine
+from app.inference.triton_session import LiveSwitch
 from app.queue.claim import Claim
 from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.queue.progress import Chunk
@@ -70,6 +71,7 @@ class Attempt(ABC):
         self.has_answered = False
         self.starts_over = False  # the text cannot be continued: the next attempt begins again
         self.flushes: Flushes | None = None  # counted where it is traced
+        self.live = LiveSwitch()  # on while its text is read as it is made
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
         self._tokens_kept = 0
@@ -144,7 +146,7 @@ class Attempt(ABC):
             text=self.text.since(self._kept),
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-            logprobs=self.tokens.to_json(self._tokens_kept),
+            logprobs=self.tokens.parts(self._tokens_kept),
             token_ids=bytes(self._ids) or None,
         )
         self._kept, self._tokens_kept = len(self.text), len(self.tokens)
@@ -181,7 +183,7 @@ class Attempt(ABC):
             finish_reason=self.finish_reason,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-            logprobs=self.tokens.to_json(),
+            logprobs=self.tokens.parts(),
             model_version=self.model_version,
             first_token_seconds=self.first_token_seconds,
             failure=failure,

@@ -50,8 +50,11 @@ class AttemptExecutor:
         on_end: Callable[[Claim], None],
     ) -> None:
         self.running: dict[UUID, Attempt] = {}
+        self.held_bytes = 0  # that the attempts may hold, as expected
         self.tasks: set[asyncio.Task[None]] = set()
-        self.writer = ChunkWriter(queue, worker_id, self.running, watched, settings.flush_seconds)
+        self.writer = ChunkWriter(
+            *(queue, worker_id, self.running, hub, watched, settings.flush_seconds)
+        )
         self._worker_id = worker_id
         self._backend = backend
         self._hub = hub
@@ -67,14 +70,14 @@ class AttemptExecutor:
     # --- from claim to end ----------------------------------------------------------------------
 
     def start(self, claim: Claim) -> None:
-        attempt = self._backend.attempt(claim, self._on_text)
+        attempt = self._new_attempt(claim)
         self._enter(attempt)
         self._spawn(self._run(attempt), f"result {claim.id}")
 
     def begin(self, claims: Iterable[Claim]) -> None:
         """Generate for results while they are stored; readers get nothing of them before."""
         for claim in claims:
-            attempt = self._backend.attempt(claim, self._on_text)
+            attempt = self._new_attempt(claim)
             is_ours = asyncio.get_running_loop().create_future()
             self._early[claim.id] = (attempt, is_ours)
             self._spawn(self._run(attempt, is_ours), f"early {claim.id}")
@@ -91,6 +94,12 @@ class AttemptExecutor:
         for attempt, is_ours in early.values():
             attempt.stop(StopReason.NOT_OURS)
             is_ours.set_result(False)
+
+    def _new_attempt(self, claim: Claim) -> Attempt:
+        self.held_bytes += claim.expected_bytes
+        attempt = self._backend.attempt(claim, self._on_text)
+        attempt.live.set(self.writer.is_read(claim.id))
+        return attempt
 
     def _on_text(self, attempt: Attempt) -> None:
         self._hub.on_text(attempt)
@@ -110,6 +119,8 @@ class AttemptExecutor:
         end = await self._run_safely(attempt)
         if is_ours is None or await is_ours:
             await self._conclude(attempt, end)
+        else:
+            self.held_bytes -= attempt.claim.expected_bytes
 
     async def _run_safely(self, attempt: Attempt) -> AttemptEnd | None:
         """A bug of ours ends the result, too; it would never end otherwise."""
@@ -143,6 +154,7 @@ class AttemptExecutor:
             if self.running.get(claim.id) is attempt:
                 del self.running[claim.id]
             self._hub.detach(attempt)
+            self.held_bytes -= claim.expected_bytes
             self._on_end(claim)
 
     def _log_end(self, claim: Claim, end: AttemptEnd) -> None:

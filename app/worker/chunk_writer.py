@@ -12,6 +12,7 @@ from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_by
 from app.queue.job_queue import JobQueue
 from app.queue.progress import Chunk
+from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt, Flushes
 
@@ -29,6 +30,7 @@ class ChunkWriter:
     queue: JobQueue
     worker_id: UUID
     running: Mapping[UUID, Attempt]
+    hub: StreamHub
     watched: StreamInterest
     flush_seconds: float
     _news: set[UUID] = field(default_factory=set, init=False)  # watched results with more text
@@ -38,6 +40,10 @@ class ChunkWriter:
     def __post_init__(self) -> None:
         self._is_idle.set()
 
+    def is_read(self, result_id: UUID) -> bool:
+        """Return if a stream of any process reads the result's text."""
+        return self.hub.is_read(result_id) or result_id in self.watched
+
     def on_text(self, attempt: Attempt) -> None:
         """Write an attempt's text soon if it is read elsewhere; its end writes the last of it."""
         if attempt.claim.id in self.watched and not attempt.is_over:
@@ -46,6 +52,8 @@ class ChunkWriter:
     def write_soon(self, ids: Iterable[UUID]) -> None:
         running = [identifier for identifier in ids if identifier in self.running]
         if running:
+            for identifier in running:
+                self.running[identifier].live.set(True)
             self._news.update(running)
             self._has_news.set()
 
@@ -62,6 +70,8 @@ class ChunkWriter:
             self._has_news.clear()
             if loop.time() >= all_at:
                 all_at = loop.time() + self.flush_seconds
+                for identifier, attempt in self.running.items():
+                    attempt.live.set(self.is_read(identifier))
                 await self._write(self.running, watched)
             else:
                 began = loop.time()

@@ -19,7 +19,7 @@ _FOREVER = math.inf
 class EndWriter:
     """Commits the ends of attempts in batches, also of those whose text PostgreSQL refuses."""
 
-    def __init__(self, queue: JobQueue, worker_id: UUID, waiters: ResultWaiters) -> None:
+    def __init__(self, queue: JobQueue, worker_id: UUID, waiters: ResultWaiters | None) -> None:
         self._worker_id = worker_id
         self._ends = queue.end_batcher(worker_id, _FOREVER, waiters)
         self._chunks = queue.chunk_batcher(worker_id, _FOREVER)

@@ -15,6 +15,7 @@ from app.core.database import Connection, Database, is_transient
 from app.core.ids import new_id
 from app.core.primary import SERVER_DOWN
 from app.core.waiting import is_set_within
+from app.queue.rescue import session_name
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Lease:
                 asked_at = time.monotonic()
                 try:
                     if connection is None or connection.is_closed():
-                        connection = await self._database.connect()
+                        connection = await self._database.connect(session_name(self.id))
                     await self._renew(connection, asked_at, load(self.period))
                     await on_beat(connection)
                 except Exception as error:

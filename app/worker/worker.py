@@ -15,6 +15,7 @@ from app.core import metrics
 from app.core.database import Database, is_transient
 from app.core.errors import DatabaseUnavailableError
 from app.core.listener import CANCELLED, ENDED, ENQUEUED, Listener, split_ids
+from app.core.memory import available_memory
 from app.core.settings import Settings
 from app.core.waiting import cancel_all, is_set_within
 from app.queue.claim import Claim
@@ -48,6 +49,7 @@ class Worker:
         self._backend = backend
         self._hub = hub
         self._settings = settings
+        self._memory_bytes = settings.worker_memory_bytes or available_memory() // 2
         self._watched = StreamInterest(database, listener, hub.id, self._on_watched)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
@@ -144,14 +146,21 @@ class Worker:
             claimed = await self._claim(asked) if asked else Counter[str]()
             empty |= {model for model, count in asked.items() if claimed[model] < count}
             # Otherwise the queues were empty: new results are notified, and a free slot finds none.
-            self._is_short = not empty.issuperset(self._backend.ready())
+            self._is_short = self._room <= 0 or not empty.issuperset(self._backend.ready())
             if asked:
                 continue  # there may be more, and what one queue left is for the others
             await is_set_within(self._wake, self._settings.poll_seconds)
             self._wake.clear()
             empty.clear()
 
+    @property
+    def _room(self) -> int:
+        """Bytes that further results may take; the last of them may exceed it."""
+        return self._memory_bytes - self._attempts.held_bytes
+
     def _free_slots(self, exclude: Collection[str] = ()) -> dict[str, int]:
+        if self._room <= 0:
+            return {}
         return self._backend.free(self._attempts.running.values(), exclude)
 
     # --- dispatcher of the queue: results of this process's API that need no claim --------------
@@ -160,18 +169,19 @@ class Worker:
     def worker_id(self) -> UUID:
         return self._lease.id
 
-    def reserve(self, models: Sequence[str]) -> list[bool]:
-        """Return for each result of these models whether it has a free slot.
+    def reserve(self, results: Sequence[tuple[str, int]]) -> list[bool]:
+        """Return for each result, given by its model and expected bytes, whether it may start.
 
         The results of a claim under way are not counted: for a moment there may be twice the slots.
         """
         if self._is_short or self._stopping.is_set():
-            return [False] * len(models)
-        slots = Counter(self._free_slots())
+            return [False] * len(results)
+        slots, room = Counter(self._free_slots()), self._room
         reserved = []
-        for model in models:
+        for model, size in results:
             slots[model] -= 1
-            reserved.append(slots[model] >= 0)
+            reserved.append(slots[model] >= 0 and room > 0)
+            room -= size
         return reserved
 
     def begin(self, claims: Sequence[Claim]) -> None:
@@ -188,7 +198,7 @@ class Worker:
     async def _claim(self, asked: dict[str, int]) -> Counter[str]:
         claimed = Counter[str]()
         with self._logged_if_transient():
-            async for claims in self._queue.claims(self._lease.id, asked):
+            async for claims in self._queue.claims(self._lease.id, asked, self._room):
                 self._start(claims)
                 claimed.update(claim.model_name for claim in claims)
         return claimed

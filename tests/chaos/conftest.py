@@ -9,7 +9,6 @@ import pytest
 
 from app.cli.up.postgres import DATABASE, HOST, USER
 from app.cli.up.triton import EmbeddedTriton
-from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import GenerationError
 from tests.chaos.stack import MortalPostgres, MortalTriton, Stack, kept_running, open_stack
 from tests.conftest import make_settings, migrate, run_triton
@@ -60,7 +59,7 @@ async def stack(
 async def _revive(triton: EmbeddedTriton) -> None:
     """Restart Triton if it does not answer: it may have died at the end of another test."""
     try:
-        async with TritonClient(triton.address("grpc")) as client, asyncio.timeout(20):
+        async with triton.client() as client, asyncio.timeout(20):
             async for _ in client.generate("scripted", "{{chunks=1}}", {"max_tokens": 1}):
                 pass
     except (GenerationError, TimeoutError):

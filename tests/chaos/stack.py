@@ -347,7 +347,7 @@ async def ask_directly(triton: EmbeddedTriton, prompts: Sequence[str]) -> dict[s
             deltas = client.generate("scripted", prompt, PARAMETERS)
             return "".join([delta.text async for delta in deltas])
 
-    async with TritonClient(triton.address("grpc")) as client:
+    async with triton.client() as client:
         texts = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
     return dict(zip(prompts, texts, strict=True))
 

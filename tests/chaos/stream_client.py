@@ -95,13 +95,16 @@ class StreamReader:
                 raise ConnectionRefusedError(status)
             assert status == 200, status
             self.connections += 1
-            rest, count = b"", 0
+            rest, count = bytearray(), 0
             async for block in blocks:
                 taken = block[: int(min(len(block), most_bytes - count))]
                 count += len(taken)
-                *frames, rest = (rest + taken).split(b"\n\n")
-                for frame in frames:
-                    self.take(frame.decode())
+                begin = max(len(rest) - 1, 0)  # a frame of 8 MB comes in many blocks
+                rest += taken
+                if rest.find(b"\n\n", begin) >= 0:
+                    *frames, rest = rest.split(b"\n\n")
+                    for frame in frames:
+                        self.take(frame.decode())
                 if count >= most_bytes:
                     break
                 await self.pause()

@@ -5,14 +5,15 @@ import random
 from collections import Counter
 from typing import Any
 
-import httpx
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.http_client import Answer
 from tests.chaos.stack import PARAMETERS, Stack, until
 from tests.chaos.stream_client import StreamReader
+from tests.triton_streams import call
 
 ROUNDS = 60
 RACES = 50
@@ -86,7 +87,6 @@ async def is_quiet(triton: EmbeddedTriton) -> bool:
 
 async def responses(triton: EmbeddedTriton) -> Any:
     """Triton's count of the model's outputs."""
-    async with httpx.AsyncClient() as client:
-        answer = await client.get(f"http://{triton.address('http')}/v2/models/scripted/stats")
-    (stats,) = answer.json()["model_stats"]
-    return stats["response_stats"]
+    asked = pb.ModelStatisticsRequest(name="scripted")
+    (stats,) = (await call(triton, "ModelStatistics", asked)).model_stats
+    return stats.response_stats

@@ -34,7 +34,8 @@ class SlowReader(StreamReader):
 
 async def test_slow_readers_cost_no_memory_and_delay_no_other(stack: Stack) -> None:
     """48 stop reading while 32 MB of text are produced, which others read live."""
-    await stack.restart_api(LLM_MAX_BODY_BYTES="10000000")
+    # At its end each text is read as a whole by all its readers: 64 at once, of one team.
+    await stack.restart_api(LLM_MAX_BODY_BYTES="10000000", LLM_MAX_BYTES_IN_FLIGHT=str(2**30))
     await stack.start_worker("alice")
     ids = await asyncio.gather(*(send_text(stack, number) for number in range(RESULTS)))
     may_go_on = asyncio.Event()
@@ -108,7 +109,8 @@ async def test_watched_results_stay_live_when_their_worker_dies(stack: Stack) ->
 
 
 async def read(stack: Stack, reader: StreamReader) -> None:
-    await reader.read_to_the_end(lambda: stack.ports["api"])
+    # 503: the texts of its team's other readers fill the memory (LLM_MAX_BYTES_IN_FLIGHT).
+    await reader.read_to_the_end(lambda: stack.ports["api"], again=(503,))
 
 
 async def send_text(stack: Stack, number: int) -> str:

@@ -11,7 +11,6 @@ import pytest
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
 from app.inference.model_repository import parse_source, write_entry
-from app.inference.triton_client import TritonClient
 from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service, run_triton
 from tests.postgres import PostgresServer
 
@@ -27,7 +26,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTr
 @pytest.fixture
 async def vllm_triton(vllm_server: EmbeddedTriton) -> EmbeddedTriton:
     """The session's Triton, started again if the test before killed it."""
-    async with TritonClient(vllm_server.address("grpc")) as client:
+    async with vllm_server.client() as client:
         is_live = await client.is_live()
     if not is_live:
         await vllm_server.start()

@@ -56,7 +56,7 @@ class Run:
 
 async def run(triton: EmbeddedTriton, sampling: dict[str, Any]) -> Run:
     request = ask("demo", PROMPT, sampling, stream=True, **RETURNS)
-    return Run(sampling, await collect(triton.address("grpc"), request))
+    return Run(sampling, await collect(triton, request))
 
 
 async def resume(
@@ -72,7 +72,7 @@ async def resume(
         resume_text=lost.text_of(tokens),
         **RETURNS,
     )
-    return await collect(triton.address("grpc"), request)
+    return await collect(triton, request)
 
 
 async def check_cut(triton: EmbeddedTriton, lost: Run, tokens: int, *, streams: bool) -> None:
@@ -181,7 +181,7 @@ async def test_received_text_may_lack_its_nul(vllm_triton: EmbeddedTriton) -> No
     request = ask(
         "demo", PROMPT, lost.sampling, resume_token_ids=lost.ids[:3], resume_text="\ufffd" * 2
     )
-    assert text(await collect(vllm_triton.address("grpc"), request)) == "\0" * 2
+    assert text(await collect(vllm_triton, request)) == "\0" * 2
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ async def test_what_cannot_be_continued_is_refused(
     tensors = {"resume_token_ids": [63], "resume_text": "_"} | tensors
     request = ask("demo", PROMPT, sampling, stream=True, **tensors)
     with pytest.raises(ModelError, match=rf"^INVALID_ARG: resume_token_ids .*\b{named}\b"):
-        await collect(vllm_triton.address("grpc"), request)
+        await collect(vllm_triton, request)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,10 @@ async def test_wrong_use_of_the_tensors_is_refused(
 ) -> None:
     request = ask("demo", PROMPT, sampling, **tensors)
     with pytest.raises(ModelError, match=rf"^INVALID_ARG: .*{message}"):
-        await collect(vllm_triton.address("grpc"), request)
+        await collect(vllm_triton, request)
 
 
 async def test_a_continuation_can_be_cancelled(vllm_triton: EmbeddedTriton) -> None:
-    address = vllm_triton.address("grpc")
     lost = await run(vllm_triton, GREEDY | {"max_tokens": 4})
     request = ask(
         "demo",
@@ -262,9 +261,9 @@ async def test_a_continuation_can_be_cancelled(vllm_triton: EmbeddedTriton) -> N
 
     async def generate() -> None:
         nonlocal tokens
-        async for response in stream(address, request):
+        async for response in stream(vllm_triton, request):
             if not tokens:
-                assert await collect(address, ask("demo", "", cancel_request_id="victim")) == []
+                assert await collect(vllm_triton, ask("demo", "", cancel_request_id="victim")) == []
             tokens += response["num_output_tokens"][0]
 
     with pytest.raises(ModelError, match=r"^CANCELLED: "):

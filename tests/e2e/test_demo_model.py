@@ -80,7 +80,7 @@ async def test_a_thousand_at_once_equal_direct_calls(
 
     # Every result is compared with the same prompt alone on the engine.
     flips = 0
-    async with TritonClient(vllm_triton.address("grpc")) as triton:
+    async with vllm_triton.client() as triton:
         for prompt, result in list(zip(prompts, results, strict=True))[::10]:
             text, logprobs = await _alone(triton, prompt)
             if result["result"] != text:
@@ -106,14 +106,15 @@ async def test_cancelling_frees_the_engine(
     await _until_running(vllm_triton, at_most=0)
 
 
+@pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGTERM])
 async def test_engine_killed_in_flight_results_complete(
-    vllm_service: Service, vllm_triton: EmbeddedTriton
+    vllm_service: Service, vllm_triton: EmbeddedTriton, cause: signal.Signals
 ) -> None:
     body = {"model": "demo", "content": "def ", "parameters": GREEDY | {"max_tokens": 600}}
     sent = (await vllm_service.client.post("/results/", json=[body] * 16)).json()
     await _until_running(vllm_triton, at_least=1)
     (engine,) = engines()
-    engine.send_signal(signal.SIGKILL)
+    engine.send_signal(cause)
     reason = await asyncio.wait_for(vllm_triton.wait(), 60)
     assert "demo" in reason
     await vllm_triton.start()

@@ -46,7 +46,7 @@ async def expected(port: Service, vllm_triton: EmbeddedTriton) -> str:
     body = {"model": "demo", "content": PROMPT, "parameters": parameters}
     answer = await port.client.post("/results/", json=body, headers={"Prefer": "wait=60"})
     (direct,) = await collect(
-        vllm_triton.address("grpc"),
+        vllm_triton,
         ask("demo", PROMPT, parameters, stream=False, exclude_input_in_output=True),
     )
     text: str = answer.json()["result"]

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
-from app.inference.triton_client import TritonClient
 from tests.conftest import Service, make_settings, run_triton
 from tests.integration.support import serve
 from tests.postgres import PostgresServer
@@ -86,7 +85,7 @@ async def test_greedy_text_is_the_native_one_and_the_engines_own(
         )
         assert of_tokens.choices[0].text == text
         assert of_tokens.usage == completion.usage
-    async with TritonClient(vllm_triton.address("grpc")) as triton:
+    async with vllm_triton.client() as triton:
         parts = [
             delta.text
             async for delta in triton.generate("demo", prompt, {"max_tokens": 24, "temperature": 0})
@@ -121,7 +120,7 @@ async def test_log_probabilities_are_the_engines(
     vllm_settings: Settings, vllm_triton: EmbeddedTriton
 ) -> None:
     asked = {"max_tokens": 8, "temperature": 1.5, "seed": 5, "logprobs": 3}
-    async with TritonClient(vllm_triton.address("grpc")) as triton:
+    async with vllm_triton.client() as triton:
         lists = [d.logprobs async for d in triton.generate("demo", "def ", asked)]
     direct = [token for one in lists for token in json.loads(one or "[]")]
     async with speak_to(vllm_settings) as (_, client):

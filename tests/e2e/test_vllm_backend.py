@@ -5,7 +5,6 @@ import json
 import os
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -13,6 +12,8 @@ from app.cli.up.triton import EmbeddedTriton
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import NotTakenError, StreamLostError
 from tests.e2e.conftest import engines
+from tests.e2e.engine_metrics import settled_counts
+from tests.e2e.session_client import open_session
 from tests.integration.support import until
 from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text
 
@@ -23,7 +24,7 @@ EVERYTHING = dict.fromkeys(RETURNS, True)
 
 
 def generating(triton: EmbeddedTriton, sampling: dict[str, Any], **tensors: Any) -> Any:
-    return collect(triton.address("grpc"), ask("demo", PROMPT, sampling, **tensors))
+    return collect(triton, ask("demo", PROMPT, sampling, **tensors))
 
 
 async def test_the_outputs_of_a_stream_are_those_of_the_whole_answer(
@@ -116,7 +117,6 @@ async def test_old_clients_and_structured_outputs(vllm_triton: EmbeddedTriton) -
 
 
 async def test_a_request_cancels_another_of_the_vllm_backend(vllm_triton: EmbeddedTriton) -> None:
-    address = vllm_triton.address("grpc")
     sampling = {"max_tokens": 900, "ignore_eos": True}
     request = ask(
         "demo", PROMPT, sampling, request_id="victim", stream=True, return_num_output_tokens=True
@@ -125,9 +125,9 @@ async def test_a_request_cancels_another_of_the_vllm_backend(vllm_triton: Embedd
 
     async def generate() -> None:
         nonlocal tokens
-        async for response in stream(address, request):
+        async for response in stream(vllm_triton, request):
             if not tokens:
-                assert await collect(address, ask("demo", "", cancel_request_id="victim")) == []
+                assert await collect(vllm_triton, ask("demo", "", cancel_request_id="victim")) == []
             tokens += response["num_output_tokens"][0]
 
     with pytest.raises(ModelError, match=r"^CANCELLED: "):
@@ -147,34 +147,6 @@ async def test_counters_of_tokens_rise_by_those_of_each_request(
     assert await settled_counts(vllm_triton, other_than=before) == after
 
 
-async def settled_counts(
-    triton: EmbeddedTriton, other_than: tuple[int, ...] = ()
-) -> tuple[int, ...]:
-    """The counters once they stay the same for several of the backend's publications."""
-    last = other_than
-    while True:
-        counts = await token_counts(triton)
-        if counts == last != other_than:
-            return counts
-        last = counts
-        await asyncio.sleep(0.5)
-
-
-async def token_counts(triton: EmbeddedTriton) -> tuple[int, ...]:
-    """Prompt tokens and generated tokens of the model, as Triton's metrics count them."""
-    async with httpx.AsyncClient() as client:
-        text = (await client.get(f"http://{triton.address('metrics')}/metrics")).text
-    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-    return tuple(
-        sum(
-            int(float(line.rsplit(" ", 1)[1]))
-            for line in text.splitlines()
-            if line.startswith(name)
-        )
-        for name in names
-    )
-
-
 async def is_unloaded(client: TritonClient) -> bool:
     return not (await client.index())[0].ready
 
@@ -186,14 +158,27 @@ async def test_a_dead_engine_ends_its_requests_and_its_readiness(
         async for _ in client.generate("demo", PROMPT, {"max_tokens": 900, "ignore_eos": True}):
             started.set()
 
-    started = asyncio.Event()
+    async def generate_in_session() -> None:
+        sampling = {"max_tokens": 900, "ignore_eos": True}
+        submit = {"prompt": PROMPT, "parameters": sampling}
+        async with open_session(vllm_triton) as client:
+            await client.send({"submit": submit | {"slot": 1}}, {"submit": submit | {"slot": 2}})
+            await client.until(lambda: client.slots[1].tokens and client.slots[2].tokens)
+            begun.set()
+            for generation in await client.until_ended(1, 2):
+                assert generation.error == "UNAVAILABLE: the engine of model demo died"
+            # The session has ended by itself: the end of the call waits for that.
+
+    started, begun = asyncio.Event(), asyncio.Event()
     (engine,) = engines()
-    async with TritonClient(vllm_triton.address("grpc")) as client:
+    async with vllm_triton.client() as client:
         running = [asyncio.create_task(generate(client)) for _ in range(8)]
-        await asyncio.wait_for(started.wait(), 60)
+        session = asyncio.create_task(generate_in_session())
+        await asyncio.wait_for(asyncio.gather(started.wait(), begun.wait()), 60)
         engine.kill()
         ended = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
         assert all(isinstance(end, StreamLostError) for end in ended), ended
+        await asyncio.wait_for(session, 60)
         await until(lambda: is_unloaded(client))
         with pytest.raises(NotTakenError):
             await generate(client)
@@ -213,7 +198,7 @@ async def test_the_engine_dies_with_its_stub(vllm_triton: EmbeddedTriton) -> Non
     stub.kill()
     _, alive = await asyncio.to_thread(psutil.wait_procs, family[1:], 60)
     assert alive == []
-    async with TritonClient(vllm_triton.address("grpc")) as client:
+    async with vllm_triton.client() as client:
         await client.unload("demo")
         await client.load("demo")
         async for _ in client.generate("demo", PROMPT, {"max_tokens": 1}):

@@ -3,12 +3,16 @@
 import os
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from pydantic import SecretStr
 
+from app.api.container import Services
 from app.cli.up import processes
 from app.cli.up.service import ServicePart
 from app.core.settings import Settings
+from app.core.settings.fields import DEFAULT_TEAM
+from app.inference.triton_client import TritonClient
 from tests.conftest import ROOT, TRITON_VENV, Service
 from tests.integration.support import until
 
@@ -70,6 +74,14 @@ async def launch(service: Service, **members: object) -> dict[str, Any]:
     assert answer.headers["location"] == f"/launches/{answer.json()['id']}"
     accepted: dict[str, Any] = answer.json()
     return accepted
+
+
+async def triton_of(service: Service, launch_id: str) -> TritonClient:
+    """A client of a launch's server."""
+    services: Services = service.app.state.services
+    found = await services.launches.get(DEFAULT_TEAM, UUID(launch_id))
+    assert found.address is not None
+    return TritonClient(found.address["grpc"], found.secret)
 
 
 async def read_launch(service: Service, launch_id: str) -> dict[str, Any]:

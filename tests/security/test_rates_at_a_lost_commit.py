@@ -59,3 +59,14 @@ async def test_a_rate_is_charged_once(settings: Settings, is_committed: bool) ->
         shortage = await takes.submit(COST)
         assert shortage is not None
         await takes.close()
+
+
+async def test_requests_beside_a_lost_one_are_charged(settings: Settings) -> None:
+    """A batch that shares some requests with the lost one is another."""
+    both = [COST, [Cost(("blue", "m", "requests_per_minute"), capacity=10.0, amount=4.0)]]
+    rates = RateBuckets()
+    async with Database(settings, "test") as database, database.connection() as connection:
+        await rates.take(connection, [COST, COST], resent=False)
+        await rates.take(connection, both, resent=True)
+        levels = await connection.fetch("SELECT level FROM rate_buckets WHERE team_id = 'blue'")
+    assert [round(row["level"]) for row in levels] == [6]

@@ -4,6 +4,7 @@
     python3 health run -- tritonserver ...   run it, and restart it when it ended or is ill
 
 `run` copies the server's output and writes a line of its own for each event to standard error.
+With a secret in LLM_TRITON_SECRET, `run` restricts the server to requests with it (access.py).
 SIGTERM and SIGINT end the server with SIGTERM; the exit status is the server's. When the supervisor is
 killed, the server and everything it started is killed with it.
 """
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from access import restrict
 from check import Report, Server, check
 from family import keep
 from supervisor import Limits, Supervisor
@@ -25,7 +27,8 @@ def main() -> int:
     if sys.argv[1:2] == ["keep"]:  # by the supervisor
         return keep(int(sys.argv[2]), sys.argv[4:])
     options = _parser().parse_args()
-    server = Server(options.http, options.metrics, options.timeout)
+    secret = os.environ.get("LLM_TRITON_SECRET", "")
+    server = Server(options.http, options.metrics, options.timeout, secret)
     if options.verb == "check":
         report = check(server, options.min_ready)
         print(report.reason or f"healthy: {report.ready} models answer")
@@ -44,7 +47,7 @@ def main() -> int:
         seen: dict[str, object] | None = {} if options.only_used else None
         return lambda: check(server, options.min_ready, seen)
 
-    return Supervisor(options.command, new_check, limits).run()
+    return Supervisor(restrict(options.command, secret), new_check, limits).run()
 
 
 def _parser() -> argparse.ArgumentParser:

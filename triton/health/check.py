@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from access import KEY
+
 PROBE = {
     "text_input": "a",
     "stream": False,
@@ -68,12 +70,18 @@ class Report:
 class Server:
     """Addresses (`host:port`) of one server, and the seconds that a probe may take."""
 
-    def __init__(self, http_address: str, metrics_address: str, seconds: float) -> None:
+    def __init__(
+        self, http_address: str, metrics_address: str, seconds: float, secret: str = ""
+    ) -> None:
+        """`secret`: see access.py."""
         self.http, self.metrics, self.seconds = http_address, metrics_address, seconds
+        self._headers = {"Content-Type": "application/json"}
+        if secret:
+            self._headers[KEY] = secret
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Send one request to the HTTP port; the decoded JSON."""
-        content = _exchange(self.http, self.seconds, method, path, body)
+        content = _exchange(self.http, self.seconds, method, path, self._headers, body)
         try:
             return json.loads(content)
         except ValueError as error:
@@ -115,7 +123,7 @@ class Server:
 
     def _metrics(self) -> str:
         try:
-            return _exchange(self.metrics, _METRICS_SECONDS, "GET", "/metrics").decode()
+            return _exchange(self.metrics, _METRICS_SECONDS, "GET", "/metrics", {}).decode()
         except SilentError:  # metrics are switched off
             return ""
 
@@ -183,13 +191,20 @@ def _probe_used(server: Server, model: str, seen: dict[str, object]) -> str:
     return reason
 
 
-def _exchange(address: str, seconds: float, method: str, path: str, body: object = None) -> bytes:
+def _exchange(
+    address: str,
+    seconds: float,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: object = None,
+) -> bytes:
     """One HTTP exchange; proxies of the environment do not apply."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=seconds)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        connection.request(method, path, payload, headers)
         return connection.getresponse().read(_LONGEST_ANSWER)
     except TimeoutError as error:
         raise SilentError(f"{address} did not answer within {seconds:g} s") from error

@@ -17,7 +17,7 @@ from app.api.admin.plan_schemas import EXAMPLE, PlanRead
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf, to_id
 from app.api.json_codec import json_response, parse
-from app.api.pagination import After, Limit, page_response
+from app.api.pagination import After, Limit, last_of_full, page_response
 from app.api.raw_routes import describe
 from app.core.errors import ConflictError
 from app.core.ids import new_id
@@ -69,7 +69,8 @@ async def list_launches(
 ) -> Response:
     """List the launches, the newest first."""
     launches = await services.launches.list(team, state=state, after=after, limit=limit)
-    return page_response(request, [launch_to_wire(launch) for launch in launches], limit)
+    items = [launch_to_wire(launch) for launch in launches]
+    return page_response(request, items, last_of_full(items, limit))
 
 
 @router.get("/launches/catalogue", response_model=list[CatalogueEntry])

@@ -17,7 +17,7 @@ class ServerRead(BaseModel):
     """Addresses of the launched server, `host:port` each."""
 
     grpc: str
-    http: str
+    http: str | None = Field(description="Null since HTTP is closed; a launch before that has it.")
     metrics: str
 
 
@@ -83,7 +83,7 @@ def launch_to_wire(launch: Launch) -> dict[str, Any]:
         "id": str(launch.id),
         **{name: getattr(launch, name) for name in members},
         "served_name": spec["served_name"],
-        "server": launch.address,
+        "server": launch.address and {"http": None} | launch.address,
         "created_at": created_at(launch.id),
         "spec": spec,
     }

@@ -26,6 +26,9 @@ class ServerCreate(BaseModel):
         le=MAX_SLOTS,
         description="Most results that each worker runs on it at a time; LLM_WORKER_SLOTS by default.",
     )
+    secret: str | None = Field(
+        None, description="The secret that it was started with; no response returns it."
+    )
 
 
 class ServedRead(BaseModel):

@@ -23,7 +23,7 @@ SCHEMA: dict[str, Any] = {
 }
 NOT_JSON = "Request was not JSON"
 
-_OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams"}
+_OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams", "memory_busy"}
 _DECODE_ERROR = "JWT payload decode error: "
 
 

@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 _AUTHENTICATION = {"unauthenticated", "invalid_token"}
-_OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams"}
+_OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams", "memory_busy"}
 
 
 def to_error(error: ServiceError) -> tuple[int, dict[str, str]]:

@@ -4,9 +4,7 @@ https://github.com/allenai/infinigram-api. Each query runs on a thread (`Indexes
 the serialization of its response, which may be long.
 """
 
-import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -35,6 +33,7 @@ from app.api.infini_gram.schemas import (
 )
 from app.api.json_codec import JSON, json_response, parse, validate
 from app.api.raw_routes import body_of, describe, reference
+from app.core.byte_budget import charge
 from app.core.errors import EngineInputError, FieldError
 from app.infini_gram.engine import Engine
 from app.infini_gram.engine_types import Document
@@ -79,6 +78,7 @@ async def _ask(request: Request, wanted: _T, answer: _Answer[_T]) -> Response:
     except EngineInputError as error:
         error.errors = error.errors or [FieldError("body", error.detail)]
         raise
+    await charge(len(body))
     return Response(body, media_type=JSON)
 
 
@@ -166,22 +166,11 @@ def prob(engine: Engine, wanted: QueryRequest) -> answers.ProbRead:
     return answers.ProbRead(**answers.of_query(engine, ids), **answers.of_prob(engine.prob(ids)))
 
 
-# The engine runs such a query on many threads at the same time: 200 for a support of 1,000, 600 for
-# 10,000. If the system refuses one, the engine ends the process.
-_many_threads = threading.Lock()
-
-
-def _alone(wanted: NtdRequest) -> AbstractContextManager[object]:
-    is_large = (wanted.max_support or DEFAULT_SUPPORT) > DEFAULT_SUPPORT
-    return _many_threads if is_large else nullcontext()
-
-
 @_post(_NEXT)
 def ntd(engine: Engine, wanted: NtdRequest) -> answers.NtdRead:
     """Distribution of the next token; `approx` if it comes from a sample of the occurrences."""
     ids = to_ids(engine, wanted.query)
-    with _alone(wanted):
-        found = engine.ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
+    found = engine.ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
     return answers.NtdRead(
         **answers.of_query(engine, ids), **answers.of_distribution(engine.tokenizer, found)
     )
@@ -202,8 +191,7 @@ def infgram_prob(engine: Engine, wanted: QueryRequest) -> answers.InfgramProbRea
 def infgram_ntd(engine: Engine, wanted: NtdRequest) -> answers.InfgramNtdRead:
     """Distribution of the next token after the longest suffix that occurs."""
     ids = to_ids(engine, wanted.query)
-    with _alone(wanted):
-        found = engine.infgram_ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
+    found = engine.infgram_ntd(ids, wanted.max_support or DEFAULT_SUPPORT)
     suffix = answers.of_suffix(engine.tokenizer, ids, found.suffix_length)
     distribution = answers.of_distribution(engine.tokenizer, found)
     return answers.InfgramNtdRead(**answers.of_query(engine, ids), **distribution, **suffix)

@@ -13,6 +13,8 @@ sent, must be that host.
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NoReturn
 
@@ -20,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors.error_responses import refusal
 from app.api.json_codec import JSON
+from app.core.byte_budget import FREE_BYTES, read_within
 from app.core.errors import (
     BodyTooLargeError,
     ForbiddenOriginError,
@@ -29,6 +32,9 @@ from app.core.errors import (
 )
 
 _DISCARD_SECONDS = 5.0
+# A body holds memory of others while it arrives.
+_BODY_SECONDS = 60.0
+_SLOWEST_BYTES_PER_SECOND = 20_000
 # Headers of reverse proxies: the client's address, or only that there is a proxy.
 _CLIENT_HEADERS = frozenset({b"x-forwarded-for", b"x-real-ip"})
 _FORWARDED_BY = frozenset({b"forwarded", b"via"})
@@ -101,21 +107,41 @@ class RequestGuard:
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         receive = await _bounded(headers, receive, self._max_body_bytes, "LLM_MAX_BODY_BYTES")
-        body = bytearray()
-        has_more = True
-        while has_more:
-            message = await receive()
-            if (
-                message["type"] == "http.disconnect"
-            ):  # a truncated body must not pass for a whole one
-                raise HttpError("The connection ended before the request's body did.")
-            body += message.get("body", b"")
-            has_more = message.get("more_body", False)
+        most = self._max_body_bytes if b"transfer-encoding" in headers else 0
+        if (declared := headers.get(b"content-length", b"")).isdigit():
+            most = int(declared)
+        if most <= FREE_BYTES:
+            body = await _read_all(receive)
+        else:
+            body, _ = await read_within(most, partial(_read_in_time, receive, most), len)
         if body:
             media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if media_type != JSON.encode() and not media_type.endswith(b"+json"):
                 raise MediaTypeError("Send the body with `Content-Type: application/json`.")
-        return bytes(body)
+        return body
+
+
+async def _read_in_time(receive: Receive, most: int) -> bytes:
+    """A body of at most `most` bytes. Raises HttpError for a slow one."""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS + most / _SLOWEST_BYTES_PER_SECOND):
+            return await _read_all(receive)
+    except TimeoutError:
+        error = HttpError("The body did not arrive in time.", headers={"Connection": "close"})
+        error.status = HTTPStatus.REQUEST_TIMEOUT
+        raise error from None
+
+
+async def _read_all(receive: Receive) -> bytes:
+    body = bytearray()
+    has_more = True
+    while has_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":  # a truncated body must not pass for a whole one
+            raise HttpError("The connection ended before the request's body did.")
+        body += message.get("body", b"")
+        has_more = message.get("more_body", False)
+    return bytes(body)
 
 
 def _check_not_proxied(headers: Iterable[tuple[bytes, bytes]], local: Sequence[_Network]) -> None:
@@ -204,10 +230,11 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     is_sent = False
 
     async def replay() -> Message:
-        nonlocal is_sent
+        nonlocal body, is_sent
         if is_sent:
             return await receive()
-        is_sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        message = {"type": "http.request", "body": body, "more_body": False}
+        body, is_sent = b"", True  # no other reference keeps it
+        return message
 
     return replay

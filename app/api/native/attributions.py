@@ -132,7 +132,7 @@ async def _attribute(
         deadline = settings.attribution_seconds + _MARGIN_SECONDS
     while True:
         draft = AttributionDraft(new_id(), index, text, parameters, deadline)
-        with services.hub.expecting(draft.id) as woken:
+        with services.hub.expecting(principal.team_id, draft.id) as woken:
             answer = await services.submissions.submit_attribution(principal, draft, key, version)
             is_new = not isinstance(answer, Replayed)
             seconds = max(0.0, ends - clock())

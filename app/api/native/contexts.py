@@ -27,19 +27,17 @@ async def create_context(request: Request) -> Response:
     """Save a prompt: `content`, or chat `messages`."""
     create = parse(ContextCreate, await body_of(request))
     services, team = services_of(request), team_of(request)
-    context = to_new_context(team, create)
-    await services.contexts.create(context)
-    stored = await services.contexts.get(team, context.id)
-    return json_response(context_to_wire(stored), 201, {"Location": f"/contexts/{context.id}"})
+    stored = await services.contexts.create(to_new_context(team, create))
+    return json_response(context_to_wire(stored), 201, {"Location": f"/contexts/{stored.id}"})
 
 
 @router.get("/contexts/", response_model=list[ContextRead])
 async def list_contexts(
     request: Request, services: ServicesOf, team: TeamOf, limit: Limit = 50, after: After = None
 ) -> Response:
-    """List saved prompts, newest first."""
+    """List saved prompts, newest first. A page ends by its bytes, too: `Link` has the next."""
     page = await services.contexts.list(team, after, limit)
-    return page_response(request, [context_to_wire(context) for context in page], limit)
+    return page_response(request, [context_to_wire(one) for one in page.rows], page.following)
 
 
 @router.get("/contexts/{context_id}", response_model=ContextRead)

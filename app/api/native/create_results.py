@@ -185,16 +185,16 @@ async def retry_result(
 async def send(request: Request, services: Services, submission: Submission) -> Response:
     """Submit, and respond as the client prefers: 202 with the result's location, 200 once terminal."""
     wish = _ResponsePreference.of(request, services.settings)
-    result_id = new_id()
+    result_id, team = new_id(), team_of(request)
     if wish.is_stream:
-        services.hub.check_room()
-        with services.hub.reading(result_id):  # reserves the place of its stream
+        services.hub.reserve_place(team)
+        with services.hub.reading(team, result_id):  # in the reserved place: its end is expected
             answer = await submission(result_id)
-        return _stream_response(services, team_of(request), wish, answer)
+        return _stream_response(services, team, wish, answer)
     seconds = wish.wait_seconds
-    if seconds is None or services.hub.is_full:
+    if seconds is None or services.hub.is_full_for(team):
         return _response(services, await submission(result_id))
-    with services.hub.expecting(result_id) as woken:
+    with services.hub.expecting(team, result_id) as woken:
         answer = await submission(result_id)
         row = await _wait(request, services, wish, answer, woken)
     headers = {"Preference-Applied": f"wait={seconds:.0f}"} if row else {}

@@ -1,7 +1,8 @@
 """/results/export: results as a file, one JSON object per line."""
 
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -52,6 +53,7 @@ async def export_results(
 
     `after` continues behind the last whole line of an interrupted export.
     """
+    services.hub.reserve_place(team)
     pieces = services.export.read(team, narrowed, after=after, limit=limit)
     # Until the first read succeeds, an error is a problem, not a truncated file.
     first: Sequence[ExportedResult] = await anext(pieces, [])
@@ -60,20 +62,23 @@ async def export_results(
         "Content-Disposition": f'attachment; filename="{name}"',
         "X-Content-Type-Options": "nosniff",
     }
-    lines = _lines(services, first, pieces)
+    lines = _lines(services, team, first, pieces)
     return EventStreamResponse(lines, headers, media_type=MEDIA_TYPE)
 
 
 async def _lines(
     services: Services,
+    team: str,
     first: Sequence[ExportedResult],
-    pieces: AsyncIterator[Sequence[ExportedResult]],
+    pieces: AsyncGenerator[Sequence[ExportedResult], None],
 ) -> AsyncGenerator[bytes, None]:
     """The lines of each piece; an error cuts the connection before the body's end."""
     try:
-        yield _to_lines(services, first)
-        async for rows in pieces:
-            yield _to_lines(services, rows)
+        with services.hub.downloading(team):
+            async with contextlib.aclosing(pieces):
+                yield _to_lines(services, first)
+                async for rows in pieces:
+                    yield _to_lines(services, rows)
     except ServiceError as error:
         logger.warning("an export was broken off: %s", error, extra={"action": "export_broken"})
         raise CutOffError(error.code) from error

@@ -68,7 +68,7 @@ async def read_result(request: Request) -> Response:
     return await _result_response(request, services, row)
 
 
-def _narrowed(
+async def _narrowed(
     state: Literal["pending", "completed", "failed"] | None = None,
     model_name: Name = None,
     context_id: UUID | None = None,
@@ -106,15 +106,18 @@ async def list_results(
     limit: Limit = 50,
     after: After = None,
 ) -> Response:
-    """List results, newest first; `full` adds logprobs and the texts beyond 1,000 characters."""
-    rows = await services.results.list(
+    """List results, newest first; `full` adds logprobs and the texts beyond 1,000 characters.
+
+    A page ends by its bytes, too: `Link` has the next.
+    """
+    page = await services.results.list(
         team, narrowed, after=after, limit=limit, full=full, prompts=prompts
     )
-    items = [result_wire(services, one.row) for one in rows]
+    items = [result_wire(services, one.row) for one in page.rows]
     if prompts:
-        for item, one in zip(items, rows, strict=True):
+        for item, one in zip(items, page.rows, strict=True):
             item["prompt_start"] = one.prompt_start
-    return page_response(request, items, limit)
+    return page_response(request, items, page.following)
 
 
 @router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])
@@ -144,7 +147,7 @@ async def cancel_result(result_id: str, services: ServicesOf, team: TeamOf) -> R
     """Cancel a result; idempotent. 200 once it is terminal, 202 while its worker is stopping."""
     identifier = to_id(result_id, "result")
     await services.queue.cancel(team, id=identifier)
-    seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
+    seconds = 0.0 if services.hub.is_full_for(team) else _CANCEL_WAIT_SECONDS
     row = await services.hub.wait_terminal(team, identifier, seconds)
     return json_response(result_wire(services, row), 202 if row.state == "pending" else 200)
 

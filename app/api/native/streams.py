@@ -14,7 +14,9 @@ from app.api.json_codec import json_response
 from app.api.native.schemas import TicketRead, result_wire
 from app.api.raw_routes import describe
 from app.api.sse import KEEP_ALIVE, MEDIA_TYPE, EventStreamResponse, encode_event
+from app.core.byte_budget import charge_to, release
 from app.core.errors import invalid_field
+from app.core.fair_share import move_to
 from app.core.ids import seconds_since
 from app.results.streams.result_reader import (
     AttemptStarted,
@@ -69,14 +71,17 @@ async def stream_result(request: Request) -> Response:
     ticket = request.query_params.get("ticket")
     if ticket is not None:
         team = await services.tickets.redeem(ticket, result_id)
-    row = await services.results.get(team, result_id)
+        charge_to(team)
+        move_to(team)
+    row, amount = await services.results.get_charged(team, result_id)
     if position.attempt > row.attempt:
         raise invalid_field(
             "after", f"there is no attempt {position.attempt} yet; the current one is {row.attempt}"
         )
     if row.state != "pending" and position == Position.of_end(row):
         return Response(status_code=204)
-    services.hub.check_room()
+    services.hub.reserve_place(team)
+    release(amount)  # its events are read again
     return EventStreamResponse(event_frames(services, team, result_id, position))
 
 

@@ -13,10 +13,12 @@ from app.api.native.webhooks_schemas import (
     delivery_to_wire,
     secret_to_wire,
 )
-from app.api.pagination import After, Limit, page_response
+from app.api.pagination import After, Limit, last_of_full, page_response
+from app.core.byte_budget import read_within
 
 router = APIRouter(tags=["webhooks"])
 
+_DELIVERY_BYTES = 8_192  # of a delivery with the log of its calls, about
 # Caches must not store a secret.
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -32,10 +34,15 @@ async def list_deliveries(
     after: After = None,
 ) -> Response:
     """List deliveries, the newest results first; each with the log of its calls."""
-    rows = await services.outbox.list(
-        team, state=state, result_id=result_id, after=after, limit=limit
+    rows, _ = await read_within(
+        limit * _DELIVERY_BYTES,
+        lambda: services.outbox.list(
+            team, state=state, result_id=result_id, after=after, limit=limit
+        ),
+        lambda rows: sum(len(row.url) + len(row.log) for row in rows),
     )
-    return page_response(request, [delivery_to_wire(row) for row in rows], limit)
+    items = [delivery_to_wire(row) for row in rows]
+    return page_response(request, items, last_of_full(items, limit))
 
 
 @router.post(

@@ -29,11 +29,13 @@ from app.api.raw_routes import body_of, describe
 from app.auth.principal import Principal
 from app.batches.dialect import BatchServices, LineRequest
 from app.batches.rows import Batch
+from app.core.byte_budget import read_within
 from app.core.errors import ServiceError, invalid_field
 from app.queue.idempotency import hash_request
 
 router = APIRouter(tags=["openai"])
 
+_BATCH_BYTES = 32_768  # of a batch with its errors, about
 _EXAMPLE = {
     "input_file_id": "file-0199a0f2-7c5d-7b3a-a1c5-e0f1d2c3b4a5",
     "endpoint": "/v1/chat/completions",
@@ -76,7 +78,11 @@ async def list_batches(
 ) -> Response:
     """List batches, newest first."""
     behind = None if after is None else from_wire_id("batch_", after, "batch")
-    batches = await services.batches.list(team, behind, limit + 1)
+    batches, _ = await read_within(
+        limit * _BATCH_BYTES,
+        lambda: services.batches.list(team, behind, limit + 1),
+        lambda read: sum(len(batch.metadata) + len(batch.errors) for batch in read),
+    )
     return json_response(page_to_wire([batch_to_wire(batch) for batch in batches], limit))
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import orjson
 
-from app.api.logprobs import logprob_of
+from app.api.logprobs import encoded, logprob_of
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.chat_tools import ToolUse
 from app.api.openai.schemas import Frames, answer_to_wire, likeliest, sampled_of
@@ -28,7 +28,7 @@ def _choice(
     message, finish_reason = chat_message(use, row)
     logprobs = None
     if request.logprobs:
-        logprobs = _logprobs(row.token_logprobs(), request.top_logprobs or 0)
+        logprobs = encoded(_logprobs(row.token_logprobs(), request.top_logprobs or 0))
     return {
         "index": place,
         "message": message,

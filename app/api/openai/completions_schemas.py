@@ -10,7 +10,7 @@ from uuid import UUID
 import orjson
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from app.api.logprobs import logprob_of
+from app.api.logprobs import encoded, logprob_of
 from app.api.openai.schemas import (
     MAX_CHOICES,
     MAX_ROWS,
@@ -138,7 +138,7 @@ def _choice(request: CompletionRequest, prompt: str, place: int, row: ResultRow)
     text = row.text
     logprobs = None
     if request.logprobs is not None:
-        logprobs = _Logprobs(request.logprobs).next(row.token_logprobs())
+        logprobs = encoded(_Logprobs(request.logprobs).next(row.token_logprobs()))
     return {
         "index": place,
         "text": prompt + text if request.echo else text,

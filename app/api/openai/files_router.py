@@ -1,5 +1,7 @@
 """/v1/files: OpenAI's files: upload, list, read and delete."""
 
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -7,6 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf
 from app.api.json_codec import json_response
 from app.api.openai.batches_schemas import (
@@ -19,12 +22,16 @@ from app.api.openai.batches_schemas import (
     to_file_details,
 )
 from app.api.openai.upload_form import UploadForm
+from app.batches.files import PART_BYTES
+from app.core.byte_budget import charge, read_within
 
 router = APIRouter(tags=["openai"])
 
 UPLOADS = "/v1/files"  # the only path that accepts forms
 FORM_BYTES = 65_536  # in addition to the file
 _MAX_LIST = 10_000
+_LISTED_BYTES = 512  # of a file in a list, about
+_DOWNLOAD_BYTES = 125_000  # that are read at once
 
 _FORM = {
     "required": True,
@@ -53,6 +60,8 @@ _FORM = {
 async def upload_file(request: Request, services: ServicesOf, team: TeamOf) -> Response:
     """Upload a file of requests for a batch; it is stored part by part as it arrives."""
     await services.files.check_room(team)
+    declared = request.headers.get("content-length", "")
+    await charge(min(int(declared) if declared.isdigit() else PART_BYTES, PART_BYTES))
     writer = services.files.writer(team)
     try:
         form = UploadForm(request.headers.get("content-type", ""))
@@ -80,8 +89,12 @@ async def list_files(
 ) -> Response:
     """List files, newest first."""
     behind = None if after is None else from_wire_id("file-", after, "file")
-    files = await services.files.list(
-        team, purpose=purpose, after=behind, limit=limit + 1, order=order
+    files, _ = await read_within(
+        limit * _LISTED_BYTES,
+        lambda: services.files.list(
+            team, purpose=purpose, after=behind, limit=limit + 1, order=order
+        ),
+        lambda read: len(read) * _LISTED_BYTES,
     )
     return json_response(page_to_wire([file_to_wire(file) for file in files], limit))
 
@@ -105,14 +118,28 @@ async def read_file(file_id: str, services: ServicesOf, team: TeamOf) -> Respons
 )
 async def read_file_content(file_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read the content of a file."""
+    services.hub.reserve_place(team)
     file = await services.files.get(team, from_wire_id("file-", file_id, "file"))
+    pieces = services.files.read(team, file.id, _DOWNLOAD_BYTES)
+    # Until the first piece is read, an error has a status.
+    first = await anext(pieces, b"")
     headers = {
         "Content-Length": str(file.size),
         "Content-Disposition": f"attachment; filename*=utf-8''{quote(file.filename)}",
         "X-Content-Type-Options": "nosniff",
     }
-    parts = services.files.read(team, file.id)
-    return StreamingResponse(parts, 200, headers, "application/octet-stream")
+    content = _download(services, team, first, pieces)
+    return StreamingResponse(content, 200, headers, "application/octet-stream")
+
+
+async def _download(
+    services: Services, team: str, first: bytes, pieces: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    with services.hub.downloading(team):
+        async with contextlib.aclosing(pieces):
+            yield first
+            async for piece in pieces:
+                yield piece
 
 
 @router.delete("/v1/files/{file_id}", response_model=DeletedRead)

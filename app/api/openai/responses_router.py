@@ -31,6 +31,7 @@ from app.api.openai.stored_responses import (
 )
 from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
+from app.core.byte_budget import release
 from app.core.errors import FieldError, InvalidRequestError, invalid_field
 from app.core.ids import new_id
 from app.core.off_loop import off_loop
@@ -98,14 +99,15 @@ async def read_response(
     ] = None,
 ) -> Response:
     """Read a response, or stream its past and future events."""
-    row = await services.results.get(team, from_response_id(response_id))
+    row, amount = await services.results.get_charged(team, from_response_id(response_id))
     stored = stored_of(row)
     if not stream:
         return await _respond(stored, row)
     after = -1 if starting_after is None else starting_after
     if after // ATTEMPT_STEP >= max(row.attempt, 1):
         raise invalid_field("starting_after", "no such event exists yet")
-    services.hub.check_room()
+    services.hub.reserve_place(team)
+    release(amount)  # its text is read again
     events = ResponseEvents(stored, row.id, after)
     return EventStreamResponse(response_frames(services, team, row.id, events, resumable=True))
 
@@ -135,7 +137,7 @@ async def cancel_response(response_id: str, services: ServicesOf, team: TeamOf) 
     if not stored.background:
         raise invalid_field("response_id", "only a response in the background can be cancelled")
     await services.queue.cancel(team, id=result_id)
-    seconds = 0.0 if services.hub.is_full else _CANCEL_WAIT_SECONDS
+    seconds = 0.0 if services.hub.is_full_for(team) else _CANCEL_WAIT_SECONDS
     return await _respond(stored, await services.hub.wait_terminal(team, result_id, seconds))
 
 
@@ -154,7 +156,7 @@ async def _respond(stored: StoredRequest, row: ResultRow) -> Response:
 
 
 async def _to_wire(stored: StoredRequest, row: ResultRow) -> dict[str, Any]:
-    return await off_loop(len(row.text), lambda: response_to_wire(stored, row))
+    return await off_loop(row.output_size, lambda: response_to_wire(stored, row))
 
 
 def _member(field: str) -> str:
@@ -174,7 +176,7 @@ async def _respond_at_once(request: Request, prepared: PreparedResponse) -> Resp
 
 async def _respond_stream(request: Request, prepared: PreparedResponse) -> Response:
     services, team = services_of(request), team_of(request)
-    services.hub.check_room()
+    services.hub.reserve_place(team)
     answer, stored = await _submit(request, services, prepared)
     result_id = answer.result_id
     is_cancelled = with_headers(request, prepared.group).on_disconnect == "cancel"
@@ -202,8 +204,8 @@ async def _submit(
     group = with_headers(request, prepared.group)
     if prepared.stored.background:
         group = replace(group, on_disconnect="continue")
-    result_id = new_id()
-    with services.hub.reading(result_id):  # reserves the place of its stream
+    result_id, team = new_id(), team_of(request)
+    with services.hub.reading(team, result_id):  # in the reserved place, if it is streamed
         (answer,) = await services.submissions.submit_group(
             principal_of(request), group, [result_id]
         )

@@ -121,7 +121,7 @@ async def response_frames(
             elif isinstance(one, TextDelta):
                 yield await off_loop(len(one.text), partial(events.text, one.text))
             elif isinstance(one, Ended):
-                yield await off_loop(len(one.row.text), partial(events.end, one.row))
+                yield await off_loop(one.row.output_size, partial(events.end, one.row))
                 return
             elif isinstance(one, AttemptStarted):
                 number = one.position.attempt

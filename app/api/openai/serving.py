@@ -64,7 +64,7 @@ class PreparedRequest:
                     chunk += await off_loop(
                         len(event.row.text), partial(frames.end, place, event.row)
                     )
-                    rows[place] = event.row
+                    rows[place] = event.row._replace(output=None, logprobs=None)
                 if not chunk and clock() - sent_at > self.silence_seconds:
                     chunk = KEEP_ALIVE  # a long call is sent when it is complete
                 if chunk:

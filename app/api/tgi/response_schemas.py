@@ -4,7 +4,7 @@ https://github.com/huggingface/text-generation-inference: router/src/server.rs a
 router/src/lib.rs. Members that are null or absent there are so here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,7 +13,10 @@ from app.api.logprobs import logprob_of
 from app.api.tgi.schemas import MAX_BEST_OF, MAX_STOP_SEQUENCES, UINT64, Generation
 from app.api.tgi.token_texts import TokenTexts
 from app.core.ids import created_at
+from app.inference.encoding import TokenizedText
 from app.results.rows import ResultRow
+
+_TOKENS_OF_PIECE = 1_000  # they have about 50 bytes each, as JSON
 
 
 class TokenReader:
@@ -212,13 +215,19 @@ def encode_frame(event: Mapping[str, Any]) -> bytes:
     return b"data:%b\n\n" % orjson.dumps(event)
 
 
-def tokens_to_wire(
-    text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
-) -> list[dict[str, Any]]:
-    return [
-        {"id": identifier, "text": text[start:stop], "start": start, "stop": stop}
-        for identifier, (start, stop) in zip(ids, offsets, strict=True)
-    ]
+def token_frames(text: str, tokens: TokenizedText) -> Iterator[bytes]:
+    """The list of a text's tokens as JSON, in pieces."""
+    yield b"["
+    for begin in range(0, len(tokens), _TOKENS_OF_PIECE):
+        columns = (tokens.ids, tokens.starts, tokens.stops)
+        piece = [
+            {"id": identifier, "text": text[start:stop], "start": start, "stop": stop}
+            for identifier, start, stop in zip(
+                *(column[begin : begin + _TOKENS_OF_PIECE] for column in columns), strict=True
+            )
+        ]
+        yield b"," * bool(begin) + orjson.dumps(piece)[1:-1]
+    yield b"]"
 
 
 def info_to_wire(model: str, max_total_tokens: int | None, version: str) -> dict[str, Any]:

@@ -5,12 +5,13 @@ and completions.
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from itertools import chain
 from typing import Annotated, Any
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Query, Request, Response
-from tokenizers import Encoding
 
 from app import __version__
 from app.api.dependencies import Name, ServicesOf, services_of
@@ -20,7 +21,7 @@ from app.api.group_responses import Events, respond_complete, respond_stream
 from app.api.idempotency_header import KEY_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
 from app.api.raw_routes import body_of, describe
-from app.api.sse import KEEP_ALIVE, MEDIA_TYPE
+from app.api.sse import KEEP_ALIVE, MEDIA_TYPE, EventStreamResponse
 from app.api.tgi.response_schemas import (
     EventWriter,
     best_first,
@@ -28,7 +29,7 @@ from app.api.tgi.response_schemas import (
     generation_to_wire,
     headers_of,
     info_to_wire,
-    tokens_to_wire,
+    token_frames,
 )
 from app.api.tgi.schemas import (
     ChatTokenizeRequest,
@@ -42,7 +43,9 @@ from app.api.tgi.schemas import (
     to_messages,
     to_sampling,
 )
+from app.core.byte_budget import charge
 from app.core.errors import InvalidRequestError, NotFoundError, ServiceError, UnknownModelError
+from app.inference.encoding import TokenizedText
 from app.inference.model_registry import Model
 from app.inference.prompts import PromptFormat
 from app.results.drafts import GroupRequest, Prompt
@@ -53,6 +56,8 @@ from app.results.streams.result_reader import Ended, TextDelta
 router = APIRouter(tags=["Text Generation Inference"])
 raw = APIRouter(tags=["Text Generation Inference"])
 
+
+_TOKEN_COPIES = 3  # of the text's size, at a token a character and twelve bytes a token
 
 _EXAMPLE = {"inputs": "def ", "parameters": {"max_new_tokens": 20, "details": True}}
 _CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is a tensor?"}]}
@@ -114,8 +119,8 @@ async def tokenize(request: Request) -> Response:
     """The tokens of `inputs`, including those that the model adds around a prompt."""
     wanted = parse(GenerateRequest, await body_of(request))
     model = await services_of(request).registry.choose(wanted.model)
-    encoding = await _encode(model, wanted.inputs)
-    return json_response(tokens_to_wire(wanted.inputs, encoding.ids, encoding.offsets))
+    tokens = await _encode(model, wanted.inputs)
+    return _stream_json(token_frames(wanted.inputs, tokens))
 
 
 @router.post(
@@ -131,9 +136,9 @@ async def tokenize_chat(request: Request) -> Response:
         raise InvalidRequestError(f"{model.name} has no chat template")
     arguments = {"tools": wanted.tools} if wanted.tools else {}
     text = await model.format.render(to_messages(wanted), arguments)
-    encoding = await _encode(model, text, add_special_tokens=False)
-    tokens = tokens_to_wire(text, encoding.ids, encoding.offsets)
-    return json_response({"tokenize_response": tokens, "templated_text": text})
+    tokens = await _encode(model, text, add_special_tokens=False)
+    templated = b',"templated_text":%b}' % orjson.dumps(text)
+    return _stream_json(chain([b'{"tokenize_response":'], token_frames(text, tokens), [templated]))
 
 
 @router.get("/info")
@@ -200,24 +205,27 @@ async def _prepare(
     request: Request, wanted: GenerateRequest, *, is_stream: bool
 ) -> tuple[Generation, GroupRequest]:
     given = check(wanted, is_stream=is_stream)
-    model = await services_of(request).registry.choose(wanted.model)
+    services = services_of(request)
+    model = await services.registry.choose(wanted.model)
     most, known = model.max_model_len, model.format
-    prompt, encoding = wanted.inputs, None
+    best_of = given.best_of or 1
+    prompt, tokens = wanted.inputs, None
     if given.truncate is not None:
         prompt = await _truncate(known, prompt, given.truncate, most)
     max_tokens = given.max_new_tokens
-    if known is not None and (encoding := await known.encode(prompt)) is not None and most:
-        check_length(given, len(encoding.ids), most)
-        max_tokens = max_tokens or most - len(encoding.ids)
+    if known is not None and (tokens := await known.encode(prompt)) is not None and most:
+        check_length(given, len(tokens), most)
+        # Left open, the length is what the model leaves; its tokens have log probabilities here.
+        bound = services.settings.max_logprobs // (best_of * ((given.top_n_tokens or 0) + 1))
+        max_tokens = max_tokens or max(1, min(most - len(tokens), bound))
     generation = Generation(
         inputs=wanted.inputs,
         given=given,
         is_sampling=is_sampling(wanted.parameters),
         format=known,
         max_tokens=max_tokens,
-        prompt_ids=encoding.ids if encoding else (),
+        prompt_ids=tokens.ids if tokens else (),
     )
-    best_of = given.best_of or 1
     sampling = to_sampling(
         generation,
         choose_seed(given, idempotency_key(request)),
@@ -229,13 +237,24 @@ async def _prepare(
     return generation, group
 
 
-async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> Encoding:
-    encoding = None
+async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
+    tokens = None
     if model.format is not None:
-        encoding = await model.format.encode(text, add_special_tokens=add_special_tokens)
-    if encoding is None:
+        await charge(_TOKEN_COPIES * len(text))
+        tokens = await model.format.encode(text, add_special_tokens=add_special_tokens)
+    if tokens is None:
         raise NotFoundError(f"The tokenizer of {model.name} is not available")
-    return encoding
+    return tokens
+
+
+def _stream_json(pieces: Iterable[bytes]) -> Response:
+    """JSON that may be fifty times as large as its request."""
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        for piece in pieces:
+            yield piece
+
+    return EventStreamResponse(frames(), media_type=JSON)
 
 
 async def _truncate(known: PromptFormat | None, text: str, keep: int, most: int | None) -> str:
@@ -252,10 +271,10 @@ async def _truncate(known: PromptFormat | None, text: str, keep: int, most: int 
         raise InvalidRequestError(
             "`truncate` is not supported: the tokenizer of the model is not available"
         )
-    kept, excess = len(bare.ids), (await known.count_tokens(text) or 0) - keep
+    kept, excess = len(bare), (await known.count_tokens(text) or 0) - keep
     cut = text
     while excess > 0 and kept > 1:
         kept = max(1, kept - excess)
-        cut = text[bare.offsets[len(bare.ids) - kept][0] :]
+        cut = text[bare.starts[len(bare) - kept] :]
         excess = (await known.count_tokens(cut) or 0) - keep
     return cut

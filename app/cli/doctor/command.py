@@ -8,6 +8,7 @@ import asyncio
 import sys
 from dataclasses import asdict
 
+import asyncpg
 import orjson
 from pydantic import ValidationError
 
@@ -17,7 +18,8 @@ from app.cli.doctor.local import check_disks, check_settings, settings_errors
 from app.cli.doctor.triton import check_triton
 from app.cli.table import write_table
 from app.core.settings import Settings
-from app.core.settings.fields import split_list
+from app.inference.server_pool import static_addresses
+from app.inference.server_store import ServerAddress
 
 _HELP = """Checks settings, database, workers, Triton and disks from this machine, with the settings of the
 service's processes, and reports what to change. The command itself changes nothing.
@@ -47,13 +49,19 @@ def _run(options: argparse.Namespace) -> int:
 
 async def examine(settings: Settings) -> list[Finding]:
     findings = [*check_settings(settings), *check_disks(settings)]
-    servers = split_list(settings.triton_grpc)
+    servers = static_addresses(settings)
     async with connected(settings) as (connection, problem):
         if connection is None:
             findings.append(problem or fail("database", "unknown", ""))
         else:
             findings += [one async for one in check_database(connection, settings)]
             if await connection.fetchval("SELECT to_regclass('servers') IS NOT NULL"):
-                rows = await connection.fetch("SELECT grpc FROM servers ORDER BY name")
-                servers += [row["grpc"] for row in rows if row["grpc"] not in servers]
+                # All columns: the schema may be an older one.
+                rows = await connection.fetch("SELECT * FROM servers ORDER BY name")
+                known = {server.grpc for server in servers}
+                servers += [_registered(row) for row in rows if row["grpc"] not in known]
     return findings + await check_triton(servers, settings)
+
+
+def _registered(row: asyncpg.Record) -> ServerAddress:
+    return ServerAddress(row["name"], row["grpc"], row["http"], secret=row.get("secret"))

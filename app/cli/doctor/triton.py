@@ -2,23 +2,28 @@
 
 import asyncio
 
+from app.api.startup_checks import secret_weakness
 from app.cli.doctor.findings import Finding, Level, ok, warn
 from app.core.errors import ServiceError
 from app.core.settings import Settings
+from app.inference.server_store import ServerAddress
 from app.inference.triton_client import IndexEntry, TritonClient
+from app.inference.triton_exposure import open_http, open_protocols
 
 _TRITON_TIMEOUT_SECONDS = 10.0  # seconds for one server to answer
 
 
-async def check_triton(addresses: list[str], settings: Settings) -> list[Finding]:
-    if not addresses:
+async def check_triton(servers: list[ServerAddress], settings: Settings) -> list[Finding]:
+    if not servers:
         to_do = "Set TRITON_GRPC_SERVICE, register a server, or launch one. Results wait meanwhile."
         return [warn("triton", "there is no server", to_do)]
-    answers = await asyncio.gather(*(_models_of(address) for address in addresses))
+    answers = await asyncio.gather(*map(_models_of, servers))
     is_any_up = any(not isinstance(answer, str) for answer in answers)
     findings = []
     ready = set[str]()
-    for address, answer in zip(addresses, answers, strict=True):
+    for server, answer in zip(servers, answers, strict=True):
+        address = server.grpc
+        findings += await _access(server)
         if isinstance(answer, str):
             to_do = "Start it, or correct its address (Triton's gRPC port). Results wait meanwhile."
             level = Level.WARN if is_any_up else Level.FAIL
@@ -41,10 +46,29 @@ async def check_triton(addresses: list[str], settings: Settings) -> list[Finding
     return findings
 
 
-async def _models_of(address: str) -> list[IndexEntry] | str:
+async def _access(server: ServerAddress) -> list[Finding]:
+    """Warn of ports whose clients need no secret: they can have the server run code."""
+    protocols = await open_protocols(server.grpc)
+    http = await open_http(server.grpc, server.http)
+    to_do = "Start it as docs/servers.md describes, and set LLM_TRITON_SECRET or register it again."
+    findings = []
+    if weakness := server.secret and secret_weakness(server.secret):
+        text = f"{server.grpc}: its secret {weakness}"
+        findings.append(warn("triton access", text, "Make one with `openssl rand -hex 32`."))
+    found = [f"{server.grpc}: {', '.join(protocols)}"] if protocols else []
+    found += [f"{http}: HTTP"] if http else []
+    return findings + [
+        warn("triton access", f"{one}: open to clients without a secret", to_do) for one in found
+    ]
+
+
+async def _models_of(server: ServerAddress) -> list[IndexEntry] | str:
     """The models of a server; or the reason why they are unknown."""
     try:
-        async with asyncio.timeout(_TRITON_TIMEOUT_SECONDS), TritonClient(address) as client:
+        async with (
+            asyncio.timeout(_TRITON_TIMEOUT_SECONDS),
+            TritonClient(server.grpc, server.secret) as client,
+        ):
             return await client.index()
     except ServiceError as error:
         return error.detail

@@ -21,6 +21,7 @@ from app.cli.up import processes
 from app.cli.up.activity import Activity
 from app.cli.up.processes import StartError
 from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
+from app.inference.triton_access import new_secret, restriction
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import GenerationError, RefusedError
 
@@ -64,7 +65,8 @@ class EmbeddedTriton(processes.ChildPart):
         self._venv = venv.absolute()
         self._work = work.absolute()
         self._repository = self._work / "models"
-        self._ports = {"http": 0, "grpc": 0, "metrics": 0}
+        self._ports = {"grpc": 0, "metrics": 0}
+        self.secret = new_secret()  # stays the same over restarts, too
         self._log_start = 0  # of the running server
 
     def address(self, protocol: str) -> str:
@@ -75,11 +77,15 @@ class EmbeddedTriton(processes.ChildPart):
         """The service's settings for this server, whose ports are chosen here."""
         self._choose_ports()
         return {
-            "TRITON_HTTP_SERVICE": self.address("http"),
+            "TRITON_HTTP_SERVICE": "",
             "TRITON_GRPC_SERVICE": self.address("grpc"),
+            "LLM_TRITON_SECRET": self.secret,
             "TRITON_METRICS_SERVICE": self.address("metrics"),
             "LLM_MODEL_REPOSITORY": str(self._repository),
         }
+
+    def client(self) -> TritonClient:
+        return TritonClient(self.address("grpc"), self.secret)
 
     @property
     def is_down(self) -> bool:
@@ -114,7 +120,7 @@ class EmbeddedTriton(processes.ChildPart):
         await self._stop(signal.SIGKILL)
         await self._start_server(report)
         try:
-            async with TritonClient(self.address("grpc")) as client:
+            async with self.client() as client:
                 await self._load(client, report)
         except (TritonError, TritonUnavailableError, NotFoundError) as error:
             await self.stop()
@@ -125,7 +131,7 @@ class EmbeddedTriton(processes.ChildPart):
         if self._process is None:
             return await super().wait()
         silence = 0
-        async with TritonClient(self.address("grpc")) as client:
+        async with self.client() as client:
             while True:
                 family = [process.pid for process in processes.descendants(self._process.pid)]
                 await processes.any_exit([self._process.pid, *family], PROBE_INTERVAL)
@@ -201,7 +207,7 @@ class EmbeddedTriton(processes.ChildPart):
         # A backend needs a moment to detect and report that its engine died.
         await asyncio.sleep(ENGINE_DEATH_SECONDS)
         try:
-            async with TritonClient(self.address("grpc")) as client:
+            async with self.client() as client:
                 await self._load(client, report)
         except (TritonError, TritonUnavailableError, NotFoundError, LoadLostError):
             return False
@@ -255,7 +261,7 @@ class EmbeddedTriton(processes.ChildPart):
         self._log_start = processes.begin_log(self.log_file)
         self._process = self._spawn(["serve.sh", self._venv, self._work, *self._options()])
         deadline = time.monotonic() + SERVER_SECONDS
-        async with TritonClient(self.address("grpc")) as client:
+        async with self.client() as client:
             while not await client.is_live():
                 if self._process.poll() is not None:
                     last = processes.last_lines(self.log_file, self._log_start, 1)
@@ -281,7 +287,12 @@ class EmbeddedTriton(processes.ChildPart):
         )
 
     def _options(self) -> list[str]:
-        options = [f"--model-repository={self._repository}", "--model-control-mode=explicit"]
+        options = [
+            f"--model-repository={self._repository}",
+            "--model-control-mode=explicit",
+            "--allow-http=false",
+            restriction(self.secret),
+        ]
         for protocol, port in self._ports.items():
             options += [f"--{protocol}-address={HOST}", f"--{protocol}-port={port}"]
         return options

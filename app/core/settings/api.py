@@ -41,7 +41,12 @@ class HttpSettings(Section, title="HTTP"):
     max_waiters: int = Field(10_000, ge=1)
     """Most long-polls that one API process holds; a further one returns 503."""
     max_streams: int = Field(2_000, ge=1)
-    """Most event streams that one API process holds; a further one returns 503."""
+    """Most event streams, exports and downloads that one API process holds; a further one returns
+    503."""
+    max_bytes_in_flight: int = Field(256 * 2**20, ge=64 * 2**20)
+    """Memory of one API process for the texts of requests and responses, in bytes; at least 16 times
+    LLM_MAX_BODY_BYTES. A text counts four times its size, one of at most 8 KiB not at all. A request
+    waits up to 10 seconds for its part, then it returns 503; a team has as much as it leaves free."""
     keep_alive_seconds: float = Field(15.0, gt=0, le=300)
     """Interval at which an idle stream gets a comment, so that no proxy closes it."""
     ticket_seconds: float = Field(60.0, gt=0, le=3600)

@@ -5,7 +5,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from app.core.settings.fields import Optional, Section, split_address, split_list
+from app.core.settings.fields import (
+    TRITON_SECRET,
+    Optional,
+    Section,
+    split_address,
+    split_list,
+)
 
 
 class DatabaseSettings(Section, title="Database"):
@@ -23,6 +29,9 @@ class DatabaseSettings(Section, title="Database"):
     own."""
     database_timeout_seconds: float = Field(10.0, gt=0, le=300)
     """How long a request waits for an unavailable database before it returns 503."""
+    slow_statement_seconds: float = Field(0.5, gt=0)
+    """A statement that takes longer is logged (`slow_statement`) with PostgreSQL's plan of it, at
+    most every ten minutes."""
 
     @field_validator("database_host")
     @classmethod
@@ -42,11 +51,14 @@ class TritonSettings(Section, title="Triton"):
     the models that each serves. Empty: all servers are registered or launched. See
     docs/servers.md."""
     triton_http: str = Field("127.0.0.1:8000", alias="TRITON_HTTP_SERVICE")
-    """Triton's HTTP address, `host:port`; as many as gRPC addresses. Only shown by `GET /servers`;
-    the service uses gRPC."""
+    """Triton's HTTP address, `host:port`; as many as gRPC addresses, or empty. Only shown by `GET
+    /servers`; the service uses gRPC."""
     triton_metrics: str = Field("127.0.0.1:8002", alias="TRITON_METRICS_SERVICE")
     """Triton's metrics address, `host:port`; as many as gRPC addresses. Only shown by `GET
     /servers`."""
+    triton_secret: Optional[SecretStr] = None
+    """Secret that every request to these servers carries; as many as gRPC addresses, or one for
+    all. Unset: none. See docs/servers.md#the-secret-of-a-server."""
     triton_refresh_seconds: float = Field(2.0, gt=0, le=60)
     """Interval at which each process asks Triton which models are ready."""
     engine_silence_seconds: float = Field(30.0, ge=1, le=3600)
@@ -67,4 +79,15 @@ class TritonSettings(Section, title="Triton"):
         ):
             if count > 1 and value and len(split_list(value)) not in (1, count):
                 raise ValueError(f"{name} must have as many addresses as TRITON_GRPC_SERVICE")
+        secrets = self.triton_secrets()
+        if len(secrets) != count:
+            raise ValueError("LLM_TRITON_SECRET must have one secret, or as many as servers")
+        if not all(one is None or TRITON_SECRET.fullmatch(one) for one in secrets):
+            raise ValueError(f"LLM_TRITON_SECRET: each secret must match {TRITON_SECRET.pattern}")
         return self
+
+    def triton_secrets(self) -> list[str | None]:
+        """The secret of each server that `triton_grpc` names."""
+        count = len(split_list(self.triton_grpc))
+        secrets = split_list(self.triton_secret.get_secret_value()) if self.triton_secret else []
+        return [*secrets] if len(secrets) > 1 else [secrets[0] if secrets else None] * count

@@ -1,11 +1,14 @@
 """Types of settings, and the parts of addresses and lists."""
 
+import re
 from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEFAULT_TEAM = "default"
+# Neither a shell, nor Triton's options, nor a list between commas gives these characters a meaning.
+TRITON_SECRET = re.compile(r"[A-Za-z0-9_-]{8,256}")
 # A shorter retention could delete a result before its client reads it.
 MIN_RETAIN_SECONDS = 60.0
 MAX_RETAIN_SECONDS = 3_153_600_000.0  # a hundred years

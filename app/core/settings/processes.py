@@ -10,6 +10,10 @@ from app.core.settings.fields import Optional, Section
 class WorkerSettings(Section, title="Worker"):
     worker_slots: int = Field(256, ge=1, le=10_000)
     """Results that one worker process runs at the same time on each Triton server."""
+    worker_memory_bytes: Optional[int] = Field(None, ge=1)
+    """Bytes that the running results of a worker may take: prompts, texts of `max_tokens`, log
+    probabilities. It claims no further result once they are taken, so one may exceed them. Unset:
+    half of the memory that its container or machine has available at the start."""
     lease_seconds: float = Field(15.0, ge=1, le=600)
     """Time without a heartbeat after which other processes rescue a worker's results. The worker
     renews its lease at each fifth of it and fences itself at two thirds."""

@@ -9,6 +9,10 @@ class ResultSettings(Section, title="Results"):
     default_max_tokens: int = Field(512, ge=1)
     """`max_tokens` of a request that names none, or fewer where the model's length leaves fewer.
     `/v1/completions` has OpenAI's default of 16 instead."""
+    max_logprobs: int = Field(100_000, ge=1)
+    """Most log probabilities of one request: its results x `max_tokens` x (`logprobs` + 1), as each
+    token has its own beside the likely ones. One takes about 80 bytes in the database, 100 in a
+    worker and 500 in the API. A larger request returns 422."""
     max_queued: int = Field(1_000_000, ge=1)
     """Most unclaimed results in the queue; a further one returns 429."""
     team_max_queued: int | None = Field(None, ge=1)

@@ -57,6 +57,8 @@ results = sa.Table(
     # Whether a disconnect of the client, or a lost worker, ends it: a client of a synchronous
     # dialect cannot resume its stream.
     sa.Column("on_disconnect", sa.String, nullable=False, server_default="continue"),
+    # The API process of that client; the result is cancelled once the process is gone.
+    sa.Column("waiter_id", UUID),
     time("deadline_at", nullable=False),
     # As requested, for retries; NULL for results older than migration 0002.
     sa.Column("deadline_seconds", sa.Float),
@@ -80,6 +82,7 @@ results = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
     # Attempts that Triton accepted and lost, and those of them in which the engine died.
     sa.Column("lost_attempts", sa.SmallInteger, nullable=False, server_default="0"),
+    # Deaths of its engine, or of its worker's process, while it ran: two make it a suspect.
     sa.Column("engine_deaths", sa.SmallInteger, nullable=False, server_default="0"),
     sa.Column("attempt_history", JSONB, nullable=False, server_default=EMPTY_LIST),
     # First attempt of the present text; NULL: the present one.

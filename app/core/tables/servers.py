@@ -1,4 +1,4 @@
-"""Workers, models, Triton servers and launches."""
+"""Workers, API processes, models, Triton servers and launches."""
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, UUID
@@ -22,6 +22,14 @@ workers = sa.Table(
     index("lease_expires_at", name="ix_workers_alive", where="dead_at IS NULL"),
 )
 
+# Processes of the API, renewed by each (queue/api_processes.py).
+api_processes = sa.Table(
+    "api_processes",
+    metadata,
+    sa.Column("id", UUID, primary_key=True),
+    time("lease_expires_at", nullable=False),
+)
+
 models = sa.Table(
     "models",
     metadata,
@@ -43,6 +51,8 @@ servers = sa.Table(
     sa.Column("slots", sa.Integer),
     # A draining server gets no further results.
     sa.Column("is_draining", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    # In the header of every request to it (inference.triton_access); NULL: none.
+    sa.Column("secret", sa.String),
     time("registered_at", nullable=False, default=NOW),
     sa.CheckConstraint("slots > 0", name="slots"),
     # A server under two names would get twice its capacity.
@@ -71,9 +81,11 @@ launches = sa.Table(
     sa.Column("node", sa.String),
     # Name of the machine that runs its processes; workers of other machines cannot see them.
     sa.Column("machine", sa.String),
-    # Reported by the job: {"grpc", "http", "metrics"}, ports on its node.
+    # Its server's, which its job reads from a file; NULL before its submission.
+    sa.Column("secret", sa.String),
+    # Reported by the job: ports of gRPC and metrics on its node; of an older job, of HTTP between.
     sa.Column("ports", JSONB),
-    # Addresses of its server, `host:port` each: {"grpc", "http", "metrics"}.
+    # Addresses of its server, `host:port` each: {"grpc", "metrics"}; of an older job, also "http".
     sa.Column("address", JSONB),
     # Requests of its model, as counted by Triton: a change is a use.
     sa.Column("requests", sa.BigInteger, nullable=False, server_default="0"),

@@ -208,7 +208,7 @@ def _to_text(arguments: dict[str, Any]) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair has no UTF-8 form
-        return json.dumps(arguments, allow_nan=False)
+        return json.dumps(arguments)
     return text
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.core.database import Database
+from app.core.fair_share import shared_lock
 from app.queue.depth import ModelLoad, QueueDepth
 from app.results.stats.history import FailureCount, HistoryStore, Point, QueueSample, Window
 
@@ -77,7 +78,7 @@ class SystemStore:
         self._lock = asyncio.Lock()
 
     async def state(self, minutes: int) -> SystemState:
-        async with self._lock:
+        async with shared_lock(self._lock):
             now = time.monotonic()
             self._cached = {key: entry for key, entry in self._cached.items() if entry[0] > now}
             if minutes not in self._cached:

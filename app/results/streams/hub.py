@@ -8,17 +8,22 @@ notification of more.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID, uuid4
 
 import asyncpg
 
+from app.core.byte_budget import ACCOUNT, charge
 from app.core.database import Database, is_transient
 from app.core.errors import TooManyStreamsError, TooManyWaitersError
 from app.core.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.core.settings import Settings
-from app.core.waiting import is_set_by
+from app.core.waiting import Signal, is_set_by
+from app.inference.triton_session import LiveSwitch
 from app.queue.claim import Claim
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
@@ -36,9 +41,10 @@ class RunningAttempt(Protocol):
     tokens: TokenLog
     completion_tokens: int
     is_over: bool
+    live: LiveSwitch
 
 
-class ResultSignal(asyncio.Event):
+class ResultSignal(Signal):
     """Set when a result has more text or has ended."""
 
     is_end = False
@@ -46,11 +52,19 @@ class ResultSignal(asyncio.Event):
 
 
 class _Subscribers:
-    """The signals of waiters or readers, by result."""
+    """The signals of waiters or readers, by result, and their places, by team."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: int, *, is_shared: bool) -> None:
         self._signals: dict[UUID, set[ResultSignal]] = {}
+        self._places = places
+        self._is_shared = is_shared
+        self._by_team: Counter[str] = Counter()
         self.count = 0
+
+    def are_full_for(self, team_id: str) -> bool:
+        """Return if no place is left for a team: it may have as many as it leaves free to others."""
+        free = self._places - self.count
+        return free <= 0 or (self._is_shared and self._by_team[team_id] >= free)
 
     def __contains__(self, result_id: UUID) -> bool:
         return result_id in self._signals
@@ -59,18 +73,37 @@ class _Subscribers:
         return iter(self._signals)
 
     @contextlib.contextmanager
-    def subscribed(self, result_id: UUID) -> Iterator[ResultSignal]:
+    def subscribed(self, team_id: str, result_id: UUID) -> Iterator[ResultSignal]:
         signal = ResultSignal()
         self._signals.setdefault(result_id, set()).add(signal)
-        self.count += 1
         try:
-            yield signal
+            with self.placed(team_id):
+                yield signal
         finally:
-            self.count -= 1
             signals = self._signals[result_id]
             signals.discard(signal)
             if not signals:
                 del self._signals[result_id]
+
+    @contextlib.contextmanager
+    def placed(self, team_id: str) -> Iterator[None]:
+        reserved = _RESERVED.get()
+        if reserved is not None and reserved.is_free_in(self):
+            reserved.is_used = True
+            try:
+                yield
+            finally:
+                reserved.is_used = False
+            return
+        self.count += 1
+        self._by_team[team_id] += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+            self._by_team[team_id] -= 1
+            if not self._by_team[team_id]:
+                del self._by_team[team_id]
 
     def wake(self, result_id: UUID) -> None:
         for signal in self._signals.get(result_id, ()):
@@ -87,6 +120,21 @@ class _Subscribers:
             self.wake(result_id)
 
 
+@dataclass(slots=True)
+class _Reservation:
+    """A place that a request has, from the check on: its stream begins some rounds later."""
+
+    of: _Subscribers
+    is_used: bool = False  # by a reader of the request
+    is_over: bool = False
+
+    def is_free_in(self, subscribers: _Subscribers) -> bool:
+        return self.of is subscribers and not (self.is_used or self.is_over)
+
+
+_RESERVED: ContextVar[_Reservation | None] = ContextVar("llm_stream_place", default=None)
+
+
 class StreamHub:
     """Notifies waiters and readers of results, wherever those run."""
 
@@ -95,9 +143,9 @@ class StreamHub:
         self.is_closing = False
         self._database = database
         self._results = results
-        self._settings = settings
-        self._waiters = _Subscribers()
-        self._readers = _Subscribers()
+        is_shared = settings.is_authenticated
+        self._waiters = _Subscribers(settings.max_waiters, is_shared=is_shared)
+        self._readers = _Subscribers(settings.max_streams, is_shared=is_shared)
         self._running: dict[UUID, RunningAttempt] = {}  # in this process
         self._to_announce: set[UUID] = set()
         self._announce_now = asyncio.Event()
@@ -138,19 +186,20 @@ class StreamHub:
 
     # --- waiting for the end --------------------------------------------------------------------
 
-    @property
-    def is_full(self) -> bool:
-        return self._waiters.count >= self._settings.max_waiters
+    def is_full_for(self, team_id: str) -> bool:
+        return self._waiters.are_full_for(team_id)
 
-    def expecting(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
+    def expecting(
+        self, team_id: str, result_id: UUID
+    ) -> contextlib.AbstractContextManager[ResultSignal]:
         """A signal of the result's end. Raises TooManyWaitersError."""
-        if self.is_full:
+        if self.is_full_for(team_id):
             raise TooManyWaitersError(
                 f"{self._waiters.count} requests are waiting already (LLM_MAX_WAITERS). "
                 "Poll instead.",
                 headers={"Retry-After": "5"},
             )
-        return self._waiters.subscribed(result_id)
+        return self._waiters.subscribed(team_id, result_id)
 
     async def wait_terminal(
         self,
@@ -166,13 +215,14 @@ class StreamHub:
 
         `signal` is the caller's own, from `expecting`. If the caller has it since before the result
         was stored (`is_new`), the table is not read before the first signal. Raises NotFoundError,
-        TooManyWaitersError.
+        TooManyWaitersError, MemoryBusyError.
         """
         if seconds <= 0:
             return await self._results.get(team_id, result_id)
         ends = asyncio.get_running_loop().time() + seconds
-        expecting = self.expecting(result_id) if signal is None else contextlib.nullcontext(signal)
-        with expecting as own:
+        with (
+            self.expecting(team_id, result_id) if signal is None else contextlib.nullcontext(signal)
+        ) as own:
             if is_new:
                 await is_set_by(own, ends)
             while True:
@@ -180,6 +230,8 @@ class StreamHub:
                 row = own.row
                 if row is None or row.team_id != team_id:
                     row = await self._results.get(team_id, result_id)
+                else:  # one row for all that wait for it, each of whom makes a response of it
+                    await charge(row.output_size)
                 is_over = asyncio.get_running_loop().time() >= ends or self.is_closing
                 if row.state != "pending" or is_over or is_disconnected():
                     return row
@@ -187,17 +239,44 @@ class StreamHub:
 
     # --- reading the text -----------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """Raise TooManyStreamsError when this process has no room for a further reader."""
-        if self._readers.count >= self._settings.max_streams:
+    def reserve_place(self, team_id: str) -> None:
+        """Reserve a place for the first reader or download of the present request.
+
+        Raises TooManyStreamsError if the team has no room here for it.
+        """
+        if self._readers.are_full_for(team_id):
             raise TooManyStreamsError(
                 f"{self._readers.count} streams are open already (LLM_MAX_STREAMS). Poll instead, "
                 "or come back later.",
                 headers={"Retry-After": "5"},
             )
+        if (account := ACCOUNT.get()) is not None and not account.is_closed:
+            account.at_end.enter_context(self._reserved(team_id))
 
-    def reading(self, result_id: UUID) -> contextlib.AbstractContextManager[ResultSignal]:
-        return self._readers.subscribed(result_id)
+    @contextlib.contextmanager
+    def _reserved(self, team_id: str) -> Iterator[None]:
+        with self._readers.placed(team_id):
+            reservation = _Reservation(self._readers)
+            _RESERVED.set(reservation)
+            try:
+                yield
+            finally:
+                reservation.is_over = True
+
+    def reading(
+        self, team_id: str, result_id: UUID
+    ) -> contextlib.AbstractContextManager[ResultSignal]:
+        if (attempt := self._running.get(result_id)) is not None:
+            attempt.live.set(True)
+        return self._readers.subscribed(team_id, result_id)
+
+    def is_read(self, result_id: UUID) -> bool:
+        """Return if a stream of this process reads the result's text."""
+        return result_id in self._readers
+
+    def downloading(self, team_id: str) -> contextlib.AbstractContextManager[None]:
+        """Count an export or a download among the streams."""
+        return self._readers.placed(team_id)
 
     def running(self, result_id: UUID) -> RunningAttempt | None:
         return self._running.get(result_id)
@@ -211,6 +290,8 @@ class StreamHub:
 
     def attach(self, attempt: RunningAttempt) -> None:
         self._running[attempt.claim.id] = attempt
+        if attempt.claim.id in self._readers:  # since its attempt was made
+            attempt.live.set(True)
         self._readers.wake(attempt.claim.id)
 
     def on_text(self, attempt: RunningAttempt) -> None:

@@ -37,41 +37,50 @@ class OutputBuffer:
 
 
 class TokenLog:
-    """The log probabilities of tokens, as the JSON lists that came: a tenth of the memory."""
+    """The log probabilities of tokens, as encoded JSON: a fifth of the memory of Python's objects.
+
+    Each part is the inside of a list that came. Text would take four times its size where one token
+    in a part holds an emoji.
+    """
 
     def __init__(self) -> None:
-        self._lists: list[str] = []
-        self._ends: list[int] = []  # how many tokens there are up to the end of each list
+        self._parts: list[bytes] = []
+        self._ends: list[int] = []  # how many tokens there are up to the end of each part
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def append(self, logprobs: str) -> None:
+        """Raises ValueError unless it is a JSON list."""
         items = orjson.loads(logprobs)
-        self._ends.append(len(self) + len(items))
-        self._lists.append(_with_marks(logprobs, items))
+        if not isinstance(items, list):
+            raise ValueError("they are not a list")  # noqa: TRY004 - a fault of the text
+        if items:
+            self._ends.append(len(self) + len(items))
+            self._parts.append(_with_marks(logprobs, items))
 
-    def since(self, count: int) -> list[Any]:
+    def since(self, count: int, limit: int | None = None) -> list[Any]:
+        """The tokens behind the first `count`, of at most `limit` lists."""
         first = bisect_right(self._ends, count)
-        items = [item for part in self._lists[first:] for item in orjson.loads(part)]
+        stop = None if limit is None else first + limit
+        items: list[Any] = orjson.loads(b"[" + b",".join(self._parts[first:stop]) + b"]")
         known = self._ends[first - 1] if first else 0
         return items[count - known :]
 
-    def to_json(self, first: int = 0) -> str | None:
-        """One JSON list of all since token `first`, where a list begins; None if there is none."""
-        lists = self._lists[bisect_right(self._ends, first) :]
-        inner = (part.strip()[1:-1].strip() for part in lists)
-        return "[" + ",".join(part for part in inner if part) + "]" if lists else None
+    def parts(self, first: int = 0) -> tuple[bytes, ...]:
+        """The parts since token `first`, where one begins."""
+        return tuple(self._parts[bisect_right(self._ends, first) :])
 
 
-def _with_marks(logprobs: str, items: list[Any]) -> str:
-    """The list, with `"sampled": true` at the token that was chosen where others stand beside it.
+def _with_marks(logprobs: str, items: list[Any]) -> bytes:
+    """The inside of the list, with `"sampled": true` at the token that was chosen where others stand
+    beside it.
 
     vLLM puts the chosen token first, which `jsonb` and other languages do not keep.
     """
     crowded = [item for item in items if isinstance(item, dict) and len(item) > 1]
     if not crowded:
-        return logprobs
+        return logprobs.strip()[1:-1].encode()
     for item in crowded:
         next(iter(item.values()))["sampled"] = True
-    return orjson.dumps(items).decode()
+    return orjson.dumps(items)[1:-1]

@@ -3,6 +3,7 @@
 Independent of any dialect: the packages of `api` encode these events.
 """
 
+import contextlib
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -11,14 +12,22 @@ from uuid import UUID
 
 import orjson
 
-from app.core.errors import DatabaseUnavailableError, FieldError, InvalidRequestError, NotFoundError
-from app.core.waiting import is_set_within
-from app.results.rows import ResultRow
+from app.core.byte_budget import charge, release
+from app.core.errors import (
+    DatabaseUnavailableError,
+    FieldError,
+    InvalidRequestError,
+    MemoryBusyError,
+    NotFoundError,
+)
+from app.core.waiting import SilenceTimer
+from app.results.rows import LOGPROBS_COPIES, ResultRow
 from app.results.store import ResultStore
 from app.results.streams.hub import ResultSignal, StreamHub
 
 # The text of one event: a slow reader gets and holds its text in pieces.
 _MAX_CHARACTERS = 8192
+_MAX_LISTS = 64  # of log probabilities that one event has, as they came from the engine
 _POSITION = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
 
 
@@ -97,6 +106,7 @@ class _Part:
     ended: ResultRow | None = None
     tokens: Sequence[Any] = ()
     completion_tokens: int | None = None  # up to the end of all that can be read at once
+    charge: int = 0  # of an ended result's texts
 
 
 @dataclass(slots=True)
@@ -121,7 +131,10 @@ class ResultReader:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield until the result is terminal or deleted, or the process stops; wait in outages."""
-        with self.hub.reading(self.result_id) as signal:
+        with (
+            self.hub.reading(self.team_id, self.result_id) as signal,
+            contextlib.closing(SilenceTimer(signal, self.silence_seconds)) as silence,
+        ):
             while not self.hub.is_closing:
                 signal.clear()
                 has_more = False
@@ -129,7 +142,7 @@ class ResultReader:
                     part = await self._read(signal)
                 except NotFoundError:  # deleted
                     return
-                except DatabaseUnavailableError:
+                except (DatabaseUnavailableError, MemoryBusyError):
                     pass
                 else:
                     has_more = part.has_more
@@ -137,9 +150,13 @@ class ResultReader:
                         yield event
                     if part.ended is not None:
                         yield Ended(Position.of_end(part.ended), part.ended)
+                        release(part.charge)
                         return
-                if not has_more and not await is_set_within(signal, self.silence_seconds):
-                    yield KeepAlive()
+                if not has_more:
+                    silence.restart()
+                    await signal.wait()
+                    if silence.has_expired:
+                        yield KeepAlive()
 
     async def _read(self, signal: ResultSignal) -> _Part:
         """The text behind the position, from the first source that has it.
@@ -147,13 +164,15 @@ class ResultReader:
         In this order: the row of an end in this process, the memory of an attempt that runs here,
         the stored chunks of one that runs elsewhere, the stored row.
         """
-        if signal.row is not None:
-            return await self._from_row(signal.row)
+        if (row := signal.row) is not None:  # one row for all its readers, each with its events
+            return await self._from_row(row, await charge(row.output_size))
         part = self._from_memory()
         if part is None and not signal.is_end:
             part = await self._from_chunks()
         if part is None:
-            part = await self._from_row(await self.results.get(self.team_id, self.result_id))
+            part = await self._from_row(
+                *await self.results.get_charged(self.team_id, self.result_id)
+            )
         return part
 
     def _from_memory(self) -> _Part | None:
@@ -166,13 +185,15 @@ class ResultReader:
         offset = self._offset_in(number)
         if number != self.position.attempt and self.continues and resume is not None:
             offset = resume.kept_of(self.position.attempt, self.position.offset)
-        text = attempt.text.since(offset, _MAX_CHARACTERS)
+        text, known = attempt.text.since(offset, _MAX_CHARACTERS), self._tokens_in(number)
+        tokens = attempt.tokens.since(known, _MAX_LISTS) if self.with_tokens else ()
+        has_tokens = bool(tokens) and known + len(tokens) < len(attempt.tokens)
         return _Part(
             number,
             offset,
             text,
-            has_more=offset + len(text) < len(attempt.text),
-            tokens=attempt.tokens.since(self._tokens_in(number)) if self.with_tokens else (),
+            has_more=has_tokens or offset + len(text) < len(attempt.text),
+            tokens=tokens,
             completion_tokens=attempt.completion_tokens or None,
         )
 
@@ -196,13 +217,20 @@ class ResultReader:
             completion_tokens=stored.completion_tokens,
         )
 
-    async def _from_row(self, row: ResultRow) -> _Part:
+    async def _from_row(self, row: ResultRow, amount: int) -> _Part:
         position, since = self.position, row.text_attempt
         offset = self._offset_in(row.attempt)
         if self.continues and since is not None and since <= position.attempt < row.attempt:
             kept = await self.results.continued_from(self.result_id, position.attempt)
             offset = min(position.offset, kept, len(row.text))
-        tokens = row.token_logprobs() if self.with_tokens else []
+        tokens: Sequence[Any] = ()
+        if self.with_tokens and row.logprobs is not None:
+            try:
+                amount += await charge(LOGPROBS_COPIES * len(row.logprobs))
+            except MemoryBusyError:
+                release(amount)
+                raise
+            tokens = row.token_logprobs()
         return _Part(
             row.attempt,
             offset,
@@ -210,6 +238,7 @@ class ResultReader:
             ended=row,
             tokens=tokens[self._tokens_in(row.attempt) :],
             completion_tokens=row.completion_tokens,
+            charge=amount,
         )
 
     def _offset_in(self, attempt: int) -> int:

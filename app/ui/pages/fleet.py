@@ -17,7 +17,7 @@ from app.ui.history_rows import Row, series, steps, total
 from app.ui.render import fragment, number, page
 from app.ui.sending import read_form
 
-_SERVER_FIELDS = ("name", "grpc", "http", "metrics", "slots")
+_SERVER_FIELDS = ("name", "grpc", "http", "metrics", "slots", "secret")
 _NO_VALUES = dict.fromkeys(_SERVER_FIELDS, "")
 
 
@@ -48,7 +48,7 @@ async def register(request: Request) -> Response:
     try:
         await api_of(request).post("/servers", body)
     except RefusedError as error:
-        return await _page(request, error, values)
+        return await _page(request, error, values | {"secret": ""})
     return RedirectResponse("/models#servers", 303)
 
 

@@ -110,8 +110,10 @@ class EngineHealth:
         except TimeoutError:
             if server.heard_at.get(model, 0.0) > began:
                 return Probe(ProbeOutcome.ANSWERED)  # its streams are: it is full
-            # A connection that leads nowhere answers nothing either.
-            await server.client.reconnect()
+            # A connection that leads nowhere answers nothing either. One that answers for other
+            # models stays: it has their sessions.
+            if max(server.heard_at.values(), default=0.0) <= began:
+                await server.client.reconnect()
             return Probe(ProbeOutcome.SILENT, f"no answer to one token within {seconds:g} s")
         except RefusedError:
             pass

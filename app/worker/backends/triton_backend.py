@@ -1,4 +1,4 @@
-"""Generation on Triton: the attempt reads one stream; the backend knows which server takes it."""
+"""Generation on Triton: an attempt reads one generation; the backend chooses the server."""
 
 import asyncio
 import contextlib
@@ -31,10 +31,12 @@ from app.worker.backends.engine_health import EngineHealth, target_of
 
 _UNTRACED = contextlib.nullcontext()
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
+# vLLM's finish reasons of generations that it gave up.
+_GIVEN_UP = frozenset(("abort", "error"))
 
 
 class Generation(Attempt):
-    """One result's text, from one gRPC stream. Its target is a model on a server."""
+    """One result's text. Its target is a model on a server."""
 
     def __init__(self, claim: Claim, backend: "TritonBackend", on_text: OnText) -> None:
         super().__init__(claim, on_text)
@@ -90,7 +92,7 @@ class Generation(Attempt):
     async def _ask(self, server: Server, traceparent: str | None) -> None:
         """Generate the answer, or the rest of it. Raises CannotContinueError."""
         claim, resume = self.claim, self.claim.resume
-        run = partial(server.client.run, claim.model_name)
+        run = partial(server.client.run, claim.model_name, live=self.live)
         if resume is None:
             return await run(
                 *(claim.prompt, claim.parameters, self._on_delta, traceparent),
@@ -145,13 +147,22 @@ class Generation(Attempt):
         if delta.prompt_tokens and (self.claim.resume is None or self.prompt_tokens is None):
             self.prompt_tokens = delta.prompt_tokens
         self._count_tokens(delta)
-        if delta.finish_reason is not None:
+        if delta.finish_reason is not None and delta.finish_reason not in _GIVEN_UP:
             self.finish_reason = delta.finish_reason
             self.is_over = True
         if delta.model_version is not None:
             self.model_version = delta.model_version
         if delta.text:
             self._emit(delta.text)
+        if delta.finish_reason in _GIVEN_UP:
+            raise self._given_up(delta.finish_reason)
+
+    def _given_up(self, reason: str | None) -> GenerationError:
+        if reason == "abort":  # all generations of an engine that is being stopped
+            return StreamLostError("the engine aborted the generation")
+        if "structured_outputs" in self.claim.parameters:  # a grammar that cannot be compiled
+            return RefusedError("structured_outputs: the engine cannot follow this constraint")
+        return ModelFailedError("The engine failed at the generation.")
 
     def _count_tokens(self, delta: Delta) -> None:
         self.completion_tokens += delta.completion_tokens
@@ -258,11 +269,10 @@ class TritonBackend:
 
     def silent_targets(self, attempts: Collection[Attempt]) -> list[Target]:
         asked: dict[Target, float] = {}
-        for attempt in attempts:
-            if isinstance(attempt, Generation) and attempt.server is not None:
-                asked[attempt.target] = min(
-                    attempt.asked_at, asked.get(attempt.target, attempt.asked_at)
-                )
+        for attempt in attempts:  # the target of one that has no server yet is never silent
+            asked[attempt.target] = min(
+                attempt.asked_at, asked.get(attempt.target, attempt.asked_at)
+            )
         return [target for target, at in asked.items() if self.health.is_silent(target, at)]
 
 

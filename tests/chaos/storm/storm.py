@@ -28,7 +28,7 @@ from tests.chaos.storm.faults import Fault, Saboteur, plan
 from tests.chaos.storm.invariants import Account
 from tests.chaos.storm.orders import TEAMS, VLLM
 from tests.chaos.storm.outcome import Options, Outcome
-from tests.conftest import ROOT, SCRIPTED, TRITON_VENV
+from tests.conftest import ROOT, SCRIPTED, TRITON_SECRET, TRITON_VENV
 from tests.integration.webhook_receiver import receiving
 from tests.nvidia_like import nvidia_like
 from tests.postgres import PostgresServer
@@ -87,6 +87,7 @@ async def _servers(
     for name, models in names.items():
         work = directory / name.lower().replace(" ", "_")
         tritons[name] = MortalTriton(TRITON_VENV, work, models, work.with_suffix(".log"))
+        tritons[name].secret = TRITON_SECRET
     async with contextlib.AsyncExitStack() as stack:
         servers: list[MortalPostgres | MortalTriton] = [postgres, *tritons.values()]
         for server in servers:

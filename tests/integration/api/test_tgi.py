@@ -316,9 +316,9 @@ async def test_a_key_makes_the_seed(service: Service) -> None:
 
 @pytest.fixture
 async def small(settings: Settings, tmp_path: Path) -> AsyncIterator[Service]:
-    """A model of 20 tokens, each of them a word."""
+    """A model of 20 tokens, each of them a word; a request has 40 log probabilities."""
     write_model(tmp_path, "scripted", max_model_len=20, template=CHAT_TEMPLATE)
-    with_model = settings.model_copy(update={"model_repository": tmp_path})
+    with_model = settings.model_copy(update={"model_repository": tmp_path, "max_logprobs": 40})
     async with run_service(with_model, with_worker=True) as running:
         yield running
 
@@ -328,6 +328,9 @@ async def test_what_is_left_is_the_default_length(small: Service) -> None:
     (result,) = await results_of(small, answer)
     assert result["parameters"]["max_tokens"] == 17
     assert result["finish_reason"] == "length"
+    many = body("a b c", details=True, top_n_tokens=4)
+    (result,) = await results_of(small, await small.client.post("/generate", json=many))
+    assert result["parameters"]["max_tokens"] == 40 // 5
 
 
 async def test_prompts_that_are_too_long(small: Service) -> None:

@@ -31,7 +31,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedTriton]:
 
 
 async def generate(triton: EmbeddedTriton, prompt: str = "{{text=one two}}") -> str:
-    async with TritonClient(triton.address("grpc")) as client:
+    async with triton.client() as client:
         deltas = client.generate("scripted", prompt, {"max_tokens": 8})
         return "".join([delta.text async for delta in deltas])
 
@@ -156,7 +156,7 @@ async def test_a_stub_that_hangs_dies_with_its_killed_server_and_no_other(
 
 async def test_a_model_that_was_unloaded_is_loaded_again(server: EmbeddedTriton) -> None:
     down = asyncio.create_task(server.wait())
-    async with TritonClient(server.address("grpc")) as client:
+    async with server.client() as client:
         await client.unload("scripted")
     async with asyncio.timeout(60):
         assert await down == "has lost model scripted"

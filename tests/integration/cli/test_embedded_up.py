@@ -25,6 +25,14 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.timeout(300)
 
 
+def _command_line(process: psutil.Process) -> str:
+    """Empty for one that has just died."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
 class Run:
     """One `up`, its output in a file."""
 
@@ -75,7 +83,7 @@ class Run:
         found = [
             child
             for child in self.process.children()
-            if re.search(rf"{words}(?! --kind)", " ".join(child.cmdline()))
+            if re.search(rf"{words}(?! --kind)", _command_line(child))
         ]
         assert len(found) == 1, f"{words}: {found}"
         return found[0]

@@ -1,11 +1,13 @@
 """`python -m app server`: effects, output and status, also of failures."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from app.cli.main import main
 from app.core.settings import Settings
+from tests.conftest import connect
 from tests.integration.cli.test_token import environment_of
 from tests.postgres import PostgresServer
 
@@ -53,6 +55,23 @@ async def test_from_registering_a_server_to_its_end(server: Command) -> None:
         status, _, error = await server(command, "gpu-2")
         assert (status, error.count("\n")) == (1, 1)
         assert "gpu-2" in error
+
+
+async def test_a_secret_comes_from_a_file_and_is_not_shown(
+    server: Command, settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("secret-of-gpu-2\n")
+    status, out, said = await server("add", "gpu-2", "10.0.0.2:8001", "--secret-file", str(file))
+    assert status == 0
+    assert "secret-of" not in out + said + (await server("list"))[1]
+    connection = await connect(settings)
+    try:
+        assert await connection.fetchval("SELECT secret FROM servers") == "secret-of-gpu-2"
+    finally:
+        await connection.close()
+    with pytest.raises(SystemExit):
+        await server("add", "gpu-3", "10.0.0.3:8001", "--secret-file", str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(

@@ -287,9 +287,10 @@ async def test_contexts_with_one_bad_row(database: Database, database_settings: 
     contents[7] = "a\0b"
     contexts = [NewContext(new_id(), "default", content, None, "{}") for content in contents]
     answers = await asyncio.gather(*map(store.create, contexts), return_exceptions=True)
-    assert [place for place, answer in enumerate(answers) if answer is not None] == [7]
+    failed = [place for place, one in enumerate(answers) if isinstance(one, BaseException)]
+    assert failed == [7]
     stored = await store.list("default", None, 100)
-    assert {context.id for context in stored} == {
+    assert {context.id for context in stored.rows} == {
         context.id for place, context in enumerate(contexts) if place != 7
     }
 

@@ -256,6 +256,46 @@ def test_kept_text_of_a_lost_attempt_is_dropped_on_the_way_back(empty: Settings)
     migrate(empty)
 
 
+def test_pending_results_stay_when_api_processes_are_named(empty: Settings) -> None:
+    """Revision 0016, up and down with rows in its tables."""
+    migrate(empty, "0015")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0016")
+    assert asyncio.run(rows(empty, "SELECT 1 FROM results WHERE waiter_id IS NOT NULL")) == []
+    asyncio.run(rows(empty, f"INSERT INTO api_processes VALUES ({CONTEXT}, now())"))
+    asyncio.run(rows(empty, f"UPDATE results SET waiter_id = {CONTEXT} WHERE state = 'pending'"))
+    migrate(empty, "0015", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty)
+
+
+def test_servers_with_a_secret_are_not_forgotten(empty: Settings) -> None:
+    """Revision 0017, up and down: the former service could not reach a server with a secret."""
+    migrate(empty, "0016")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    launch = """INSERT INTO launches (id, team_id, name, provider, profile, model, spec)
+                VALUES (gen_random_uuid(), 'red', 'old', 'local', 'local', 'demo', '{}')"""
+    asyncio.run(rows(empty, launch))
+    asyncio.run(rows(empty, "INSERT INTO servers (name, grpc) VALUES ('old', 'a:1')"))
+    migrate(empty, "0017")
+    both = "SELECT secret FROM servers UNION ALL SELECT secret FROM launches"
+    assert asyncio.run(rows(empty, both)) == [None, None]
+    migrate(empty, "0016", down=True)  # no server needs a secret
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    for table in ("servers", "launches"):
+        migrate(empty, "0017")
+        asyncio.run(rows(empty, f"UPDATE {table} SET secret = md5('x')"))
+        with pytest.raises(CommandError, match="out of reach"):
+            migrate(empty, "0016", down=True)
+        migrate(empty, "0016", down=True, force=True)
+    assert asyncio.run(rows(empty, "SELECT name FROM servers")) == ["old"]
+    migrate(empty)
+
+
 def migrating(settings: Settings) -> subprocess.Popen[bytes]:
     """A process of its own that migrates."""
     environment = os.environ | {

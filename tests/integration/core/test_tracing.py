@@ -18,7 +18,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from app.core import tracing
 from app.core.settings import Settings
-from tests.conftest import Service, run_service
+from app.inference.triton_access import grpc_headers
+from tests.conftest import TRITON_SECRET, Service, run_service
 from tests.integration.support import finish, until
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -88,7 +89,9 @@ async def recording_proxy(address: str) -> AsyncIterator[tuple[str, list[dict[st
                 async def forward(requests: Any, context: Any) -> AsyncIterator[bytes]:
                     if details.method.endswith("ModelStreamInfer"):
                         seen.append(dict(context.invocation_metadata()))
-                    call = channel.stream_stream(details.method)(requests)
+                    call = channel.stream_stream(details.method)(
+                        requests, metadata=grpc_headers(TRITON_SECRET)
+                    )
                     async for answer in call:
                         yield answer
 

@@ -208,9 +208,30 @@ def test_both_environments_name_the_same_database() -> None:
 
 def test_triton_is_reached_by_the_name_that_its_services_take() -> None:
     given = environment(".env.api.dev")
-    hosts = {given[f"TRITON_{kind}_SERVICE"].split(":")[0] for kind in ("GRPC", "HTTP", "METRICS")}
+    hosts = {given[f"TRITON_{kind}_SERVICE"].split(":")[0] for kind in ("GRPC", "METRICS")}
     for name in ("triton-cpu", "triton-gpu"):
         assert set(SERVICES[name]["networks"]["default"]["aliases"]) == hosts
+
+
+def test_triton_and_its_clients_have_one_secret_and_http_is_closed() -> None:
+    names = ("api", "worker", "triton-cpu", "triton-gpu")
+    secrets = {interpolate(SERVICES[name]["environment"]["LLM_TRITON_SECRET"]) for name in names}
+    assert len(secrets) == 1
+    assert "LLM_TRITON_SECRET" not in SERVICES["ui"]["environment"]
+    assert "--http-address=127.0.0.1" in SERVICES["triton-gpu"]["command"]
+    assert "--http-address=127.0.0.1" in (ROOT / "triton" / "entrypoint.sh").read_text()
+
+
+def test_tritons_container_needs_a_secret() -> None:
+    ended = subprocess.run(
+        ["sh", ROOT / "triton" / "entrypoint.sh"],
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("LLM_TRITON_SECRET is missing")
 
 
 def test_a_worker_has_time_for_its_grace() -> None:
@@ -224,7 +245,7 @@ def test_prometheus_reaches_each_process_inside_the_network(
     given = environment(".env.api.dev")
     worker = SERVICES["worker"]
     for name, value in (given | worker["environment"]).items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, interpolate(value))
     settings = Settings()
     assert (settings.metrics_host, settings.metrics_port) == ("0.0.0.0", 9464)  # noqa: S104
     assert "ports" not in worker

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -14,9 +15,10 @@ import pytest
 
 from app.cli.up.processes import free_port
 from app.cli.up.triton import EmbeddedTriton
+from app.inference.triton_access import KEY, RESTRICTED
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import GenerationError
-from tests.conftest import ROOT, SCRIPTED, run_triton
+from tests.conftest import ROOT, SCRIPTED, TRITON_SECRET, run_triton
 from tests.integration.support import until
 
 HEALTH = [sys.executable, "-I", str(ROOT / "triton" / "health")]
@@ -75,6 +77,19 @@ class TritonPythonModel:
 """
 
 
+class WithHttp(EmbeddedTriton):
+    """A server with HTTP, as under a supervisor: its health check is HTTP's only client."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._ports["http"] = 0
+        self.secret = TRITON_SECRET
+
+    def _options(self) -> list[str]:
+        options = [one for one in super()._options() if one != "--allow-http=false"]
+        return [*options, f"--http-restricted-api={RESTRICTED}:{KEY}={self.secret}"]
+
+
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """A server with the models `slow` and `busy`."""
@@ -85,16 +100,14 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton
         (path / "1").mkdir(parents=True)
         (path / "config.pbtxt").write_text(config)
         (path / "1" / "model.py").write_text(MODEL + execute)
-    with run_triton(EmbeddedTriton, folder, models) as server:
+    with run_triton(WithHttp, folder, models) as server:
         yield server
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[EmbeddedTriton]:
     """A server of the test's own."""
-    triton = EmbeddedTriton(
-        ROOT / ".venv-triton", tmp_path / "work", SCRIPTED, tmp_path / "triton.log"
-    )
+    triton = WithHttp(ROOT / ".venv-triton", tmp_path / "work", SCRIPTED, tmp_path / "triton.log")
     await triton.start()
     try:
         yield triton
@@ -110,7 +123,7 @@ async def check(triton: EmbeddedTriton, *options: str) -> tuple[int, str]:
 
 async def verdict(*options: str) -> tuple[int, str]:
     ended = await asyncio.to_thread(
-        subprocess.run, [*HEALTH, "check", *options],
+        subprocess.run, [*HEALTH, "check", *options], env={"LLM_TRITON_SECRET": TRITON_SECRET},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert ended.stderr == ""
@@ -140,7 +153,7 @@ async def generate(client: TritonClient, model: str, prompt: str) -> None:
 @contextlib.asynccontextmanager
 async def running(triton: EmbeddedTriton, prompt: str) -> AsyncIterator[None]:
     """A request that the scripted model has meanwhile; at the end its server is killed."""
-    async with TritonClient(triton.address("grpc")) as client:
+    async with triton.client() as client:
         task = asyncio.create_task(generate(client, "scripted", prompt))
         try:
             yield
@@ -161,7 +174,7 @@ async def test_a_dead_process_behind_a_ready_model(server: EmbeddedTriton) -> No
     assert await check(server) == (0, "healthy: 1 models answer")
     async with running(server, "{{crash_at=1}}"):
         await until_found(server, "model scripted: Stub process 'scripted_0_0' is not healthy.")
-        async with TritonClient(server.address("grpc")) as client:
+        async with server.client() as client:
             assert [entry.ready for entry in await client.index()] == [True]
 
 
@@ -172,7 +185,7 @@ async def test_a_model_that_hangs(server: EmbeddedTriton) -> None:
 
 
 async def test_a_full_model_is_healthy(crowded: EmbeddedTriton) -> None:
-    async with TritonClient(crowded.address("grpc")) as client:
+    async with crowded.client() as client:
         full = [asyncio.create_task(generate(client, "slow", "a")) for _ in range(12)]
         await until(lambda: has_begun(client, "slow"))
         found = await check(crowded, "--timeout", "1")
@@ -194,7 +207,7 @@ async def test_an_engine_that_generates_is_healthy_and_one_that_only_refuses_is_
         while not has_ended.is_set():
             await generate(client, "busy", "no")
 
-    async with TritonClient(crowded.address("grpc")) as client:
+    async with crowded.client() as client:
         work = asyncio.create_task(generate(client, "busy", "work"))
         await until(lambda: counts_tokens(crowded))
         generating = await check(crowded, "--timeout", "1")
@@ -226,7 +239,7 @@ async def test_a_refused_probe_is_an_answer(tmp_path: Path) -> None:
             request.get_response_sender().send(pb_utils.InferenceResponse(error=error), flags=1)
 """
     )
-    triton = EmbeddedTriton(
+    triton = WithHttp(
         ROOT / ".venv-triton", tmp_path / "work", {"refusing": refusing}, tmp_path / "log"
     )
     await triton.start()
@@ -237,7 +250,7 @@ async def test_a_refused_probe_is_an_answer(tmp_path: Path) -> None:
 
 
 async def test_no_ready_model_and_a_frozen_server(server: EmbeddedTriton) -> None:
-    async with TritonClient(server.address("grpc")) as client:
+    async with server.client() as client:
         await client.unload("scripted")
 
         async def is_unloaded() -> bool:
@@ -285,16 +298,16 @@ USE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from check import Server, check
-server, seen = Server(*sys.argv[2:4], 10.0), {}
+server, seen = Server(*sys.argv[2:4], 10.0, sys.argv[4]), {}
 for _ in sys.stdin:  # a check for each line
     assert not check(server, 1, seen).problems
     print(server.ask("GET", "/v2/models/scripted/stats")["model_stats"][0]["inference_count"], flush=True)
 """
 
 
-async def test_an_unused_model_is_probed_once(triton: EmbeddedTriton) -> None:
+async def test_an_unused_model_is_probed_once(server: EmbeddedTriton) -> None:
     """As `--only-used` has it: probes are requests, and would keep an idle launch alive."""
-    addresses = [triton.address("http"), triton.address("metrics")]
+    addresses = [server.address("http"), server.address("metrics"), server.secret]
     checker = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-c", USE, str(ROOT / "triton" / "health"), *addresses,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -308,7 +321,7 @@ async def test_an_unused_model_is_probed_once(triton: EmbeddedTriton) -> None:
 
     async with asyncio.timeout(60):
         first, second = await count(), await count()
-        async with TritonClient(triton.address("grpc")) as client:
+        async with server.client() as client:
             await generate(client, "scripted", "{{text=one}}")
         third, fourth = await count(), await count()
         checker.terminate()

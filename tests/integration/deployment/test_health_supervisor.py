@@ -15,7 +15,7 @@ from app.cli.up.processes import free_port
 from app.core.errors import TritonError, TritonUnavailableError
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import GenerationError
-from tests.conftest import ROOT, SCRIPTED, TRITON_VENV
+from tests.conftest import ROOT, SCRIPTED, TRITON_SECRET, TRITON_VENV
 from tests.integration.deployment.test_health_check import HEALTH
 from tests.integration.support import until
 
@@ -37,13 +37,13 @@ class Supervised:
         assert self.process is not None
         return self.process.pid
 
-    def start(self, *options: str, command: list[str]) -> None:
+    def start(self, *options: str, command: list[str], secret: str = "") -> None:
         addresses = [f"--{name}=127.0.0.1:{self.ports[name]}" for name in ("http", "metrics")]
         fast = ["--interval=0.3", "--timeout=2", "--failures=2", "--crash-seconds=0.5"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*HEALTH, "run", *addresses, *fast, *options, "--", *command],
-                stdout=log, stderr=log, env=os.environ | {MARK: str(self.folder)},
+                stdout=log, stderr=log, env=os.environ | {MARK: str(self.folder), "LLM_TRITON_SECRET": secret},
             )  # fmt: skip
 
     def start_triton(self, *options: str, before: str = "") -> None:
@@ -64,7 +64,9 @@ class Supervised:
         words += ["--load-model=scripted"]
         for name, port in self.ports.items():
             words += [f"--{name}-address=127.0.0.1", f"--{name}-port={port}"]
-        self.start(*options, command=["sh", "-c", f'{before}exec "$@"', "sh", *words])
+        self.start(
+            *options, command=["sh", "-c", f'{before}exec "$@"', "sh", *words], secret=TRITON_SECRET
+        )
 
     def wait(self) -> int:
         assert self.process is not None
@@ -95,7 +97,7 @@ class Supervised:
 
     async def generate(self, prompt: str = "{{text=one two}}") -> str:
         """A generation; empty while the model cannot be reached."""
-        async with TritonClient(f"127.0.0.1:{self.ports['grpc']}") as client:
+        async with TritonClient(f"127.0.0.1:{self.ports['grpc']}", TRITON_SECRET) as client:
             try:
                 async with asyncio.timeout(2):
                     deltas = client.generate("scripted", prompt, {"max_tokens": 2})

@@ -10,6 +10,7 @@ import yaml
 
 from app import __version__
 from app.core.settings import Settings
+from app.inference.triton_access import KEY, RESTRICTED, restriction
 from app.ui.settings import UiSettings
 from tests.conftest import ROOT
 
@@ -24,6 +25,7 @@ SECRETS = {
     "LLM_DATABASE_PASSWORD",
     "LLM_DATABASE_DB",
     "JWT_SECRET",
+    "LLM_TRITON_SECRET",
 }
 UI_SECRETS = {"LLM_UI_SECRET"}
 
@@ -181,3 +183,25 @@ def test_triton_is_alive_while_it_generates() -> None:
         (ROOT / "docs" / "kubernetes.md").read_text(),
     )
     assert made == [(volume["configMap"]["name"], "triton/health")]
+
+
+def test_triton_is_open_to_api_and_workers_with_its_secret_alone() -> None:
+    (pod,) = [pod for name, pod in pods() if name == "Deployment triton"]
+    (container,) = pod["spec"]["containers"]
+    (given,) = [one for one in container["env"] if one["name"] == "LLM_TRITON_SECRET"]
+    assert given["valueFrom"]["secretKeyRef"] == {"name": "llm", "key": "LLM_TRITON_SECRET"}
+    value = f"{RESTRICTED}:{KEY}=$(LLM_TRITON_SECRET)"
+    assert f"--http-restricted-api={value}" in container["args"]
+    assert restriction("$(LLM_TRITON_SECRET)") in container["args"]
+    assert "--http-address=127.0.0.1" in container["args"]
+    assert container["readinessProbe"]["grpc"] == {"port": 8001}
+    (policy,) = [
+        one["spec"]
+        for one in OBJECTS
+        if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", "triton")
+    ]
+    (rule,) = policy["ingress"]
+    assert rule["ports"] == [{"port": "grpc"}]
+    (source,) = rule["from"]
+    (parts,) = source["podSelector"]["matchExpressions"]
+    assert (parts["operator"], set(parts["values"])) == ("In", {"api", "worker"})

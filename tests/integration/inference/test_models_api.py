@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import httpx
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
@@ -22,6 +22,7 @@ from tests.integration.support import (
     write_model,
 )
 from tests.postgres import PostgresServer
+from tests.triton_streams import call
 
 MESSAGES = [{"role": "user", "content": "hi {{chunks=2}}"}]
 
@@ -124,9 +125,8 @@ async def test_cancelling_reaches_the_engine(loaded: Service, triton: EmbeddedTr
     await until_running(loaded, accepted["id"])
 
     async def state() -> str:
-        async with httpx.AsyncClient() as client:
-            index = await client.post(f"http://{triton.address('http')}/v2/repository/index")
-        return str(index.json()[0]["state"])
+        index = await call(triton, "RepositoryIndex", pb.RepositoryIndexRequest())
+        return str(index.models[0].state)
 
     await loaded.client.post("/models/scripted/unload")
     assert await state() == "UNLOADING"

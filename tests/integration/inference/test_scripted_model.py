@@ -40,14 +40,13 @@ def script() -> ModuleType:
 async def test_the_text_is_a_function_of_the_request(
     triton: EmbeddedTriton, script: ModuleType
 ) -> None:
-    address = triton.address("grpc")
     texts = set()
     for prompt in ("a", "b", "漢字 \N{GRINNING FACE}"):
         for seed in (1, 2):
             sampling = {"max_tokens": 20, "seed": seed}
             expected = "".join(script.write_script(prompt, sampling).chunks)
             for _ in range(2):
-                responses = await collect(address, ask("scripted", prompt, sampling, stream=True))
+                responses = await collect(triton, ask("scripted", prompt, sampling, stream=True))
                 assert len(responses) == 20
                 assert text(responses) == expected
             texts.add(expected)
@@ -82,7 +81,7 @@ async def test_ends_like_a_model(
 ) -> None:
     flags: dict[str, Any] = dict.fromkeys(RETURNS, True)
     request = ask("scripted", prompt, sampling, stream=True, **flags)
-    responses = await collect(triton.address("grpc"), request)
+    responses = await collect(triton, request)
     assert text(responses) == expected
     assert responses[-1]["finish_reason"] == [reason]
     assert {response["finish_reason"][0] for response in responses[:-1]} <= {"None"}
@@ -91,14 +90,10 @@ async def test_ends_like_a_model(
 async def test_counts_and_whole_answers(triton: EmbeddedTriton) -> None:
     flags: dict[str, Any] = dict.fromkeys(RETURNS, True)
     sampling = {"max_tokens": 3, "logprobs": 1}
-    streamed = await collect(
-        triton.address("grpc"), ask("scripted", "two words", sampling, stream=True, **flags)
-    )
+    streamed = await collect(triton, ask("scripted", "two words", sampling, stream=True, **flags))
     assert [response["num_output_tokens"] for response in streamed] == [[1]] * 3
     assert all(response["num_input_tokens"] == [2] for response in streamed)
-    (whole,) = await collect(
-        triton.address("grpc"), ask("scripted", "two words", sampling, stream=False, **flags)
-    )
+    (whole,) = await collect(triton, ask("scripted", "two words", sampling, stream=False, **flags))
     # NVIDIA's default: a whole answer begins with the prompt.
     assert whole["text_output"] == ["two words" + text(streamed)]
     assert whole["num_output_tokens"] == [3]
@@ -136,7 +131,7 @@ async def test_faults(
     deltas = []
 
     async def generate() -> None:
-        async with TritonClient(triton.address("grpc")) as client:
+        async with triton.client() as client:
             async for delta in client.generate("scripted", prompt, parameters):
                 deltas.append(delta)  # noqa: PERF401 - what came before the error counts
 
@@ -152,30 +147,29 @@ async def test_hundreds_wait_at_the_same_time(triton: EmbeddedTriton, script: Mo
         deltas = [delta.text async for delta in client.generate("scripted", prompt, {})]
         assert "".join(deltas) == expected
 
-    async with TritonClient(triton.address("grpc")) as client:
+    async with triton.client() as client:
         # One after the other these are 400 seconds.
         async with asyncio.timeout(60):
             await asyncio.gather(*(generate(client, number) for number in range(400)))
 
 
 async def test_a_request_cancels_another_of_the_scripted_model(triton: EmbeddedTriton) -> None:
-    address = triton.address("grpc")
     request = ask(
         "scripted", "{{delay_ms=50}}", {"max_tokens": 1000}, request_id="victim", stream=True
     )
     responses = []
 
     async def generate() -> None:
-        async for response in stream(address, request):
+        async for response in stream(triton, request):
             responses.append(response)
             if len(responses) == 3:
-                assert await collect(address, ask("scripted", "", cancel_request_id="victim")) == []
+                assert await collect(triton, ask("scripted", "", cancel_request_id="victim")) == []
 
     with pytest.raises(ModelError, match=r"^CANCELLED: "):
         await asyncio.wait_for(generate(), 60)
     assert 3 <= len(responses) < 100
     # Cancelling an ended or unknown request returns no error either.
-    assert await collect(address, ask("scripted", "", cancel_request_id="victim")) == []
+    assert await collect(triton, ask("scripted", "", cancel_request_id="victim")) == []
 
 
 async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) -> None:
@@ -188,7 +182,7 @@ async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) 
         async for _ in client.generate("scripted", f"{number} {{{{chunks=4 delay_ms=20}}}}", {}):
             pass
 
-    async with TritonClient(triton.address("grpc")) as client:
+    async with triton.client() as client:
         for _ in range(10):
             running = [asyncio.create_task(generate(client, number)) for number in range(50)]
             for task in running:
@@ -226,9 +220,9 @@ async def test_no_process_outlives_a_killed_server(
         family = process.children(recursive=True)
         assert family
         waiting = asyncio.create_task(
-            collect(server.address("grpc"), ask("scripted", "{{delay_ms=60000}}", stream=True))
+            collect(server, ask("scripted", "{{delay_ms=60000}}", stream=True))
         )
-        async with TritonClient(server.address("grpc")) as client:
+        async with server.client() as client:
             async for _ in client.generate("scripted", "taken", {"max_tokens": 1}):
                 pass
         process.kill()
@@ -244,7 +238,7 @@ async def test_no_process_outlives_a_killed_server(
 async def test_a_clock_shows_the_time_of_each_chunk(triton: EmbeddedTriton) -> None:
     began = time.monotonic_ns()
     prompt = "{{clock chunks=5 delay_ms=10}}"
-    responses = await collect(triton.address("grpc"), ask("scripted", prompt, {}, stream=True))
+    responses = await collect(triton, ask("scripted", prompt, {}, stream=True))
     sent = [int(word) for word in text(responses).split()]
     assert len(sent) == len(responses) == 5
     assert sorted(sent) == sent
@@ -260,13 +254,13 @@ def to_ids(responses: list[dict[str, Any]]) -> list[int]:
 async def test_a_generation_goes_on_behind_an_earlier_one(
     triton: EmbeddedTriton, fault: str
 ) -> None:
-    address, prompt = triton.address("grpc"), f"{{{{{fault} chunks=50}}}} é"
+    prompt = f"{{{{{fault} chunks=50}}}} é"
     flags: dict[str, Any] = dict.fromkeys((*RETURNS, "return_token_ids"), True)
-    whole = await collect(address, ask("scripted", "{{chunks=50}} é", {}, stream=True, **flags))
+    whole = await collect(triton, ask("scripted", "{{chunks=50}} é", {}, stream=True, **flags))
     assert [len(response["token_ids"]) for response in whole] == [1] * 50
     whole = []
     with contextlib.suppress(ModelError):
-        async for response in stream(address, ask("scripted", prompt, {}, stream=True, **flags)):
+        async for response in stream(triton, ask("scripted", prompt, {}, stream=True, **flags)):
             whole.append(response)
     ids = to_ids(whole)
     assert len(ids) == (40 if fault else 50)
@@ -275,7 +269,7 @@ async def test_a_generation_goes_on_behind_an_earlier_one(
             "resume_token_ids": ids[:count],
             "resume_text": text(whole[:count]),
         }
-        rest = await collect(address, ask("scripted", prompt, {}, stream=True, **flags, **earlier))
+        rest = await collect(triton, ask("scripted", prompt, {}, stream=True, **flags, **earlier))
         assert to_ids(rest)[: len(ids) - count] == ids[count:]
         assert text(rest).startswith(text(whole[count:]))
         assert sum(response["num_output_tokens"][0] for response in rest) == 50 - count
@@ -289,12 +283,11 @@ async def test_a_generation_goes_on_behind_an_earlier_one(
 async def test_what_is_not_its_own_is_not_gone_on_with(
     triton: EmbeddedTriton, ids: list[int] | None, earlier: str | None
 ) -> None:
-    address = triton.address("grpc")
     flags: dict[str, Any] = {"stream": True, "return_token_ids": True}
-    own = await collect(address, ask("scripted", "{{chunks=5}}", {}, **flags))
+    own = await collect(triton, ask("scripted", "{{chunks=5}}", {}, **flags))
     resume: dict[str, Any] = {
         "resume_token_ids": to_ids(own)[:2] if ids is None else ids,
         "resume_text": text(own[:2]) if earlier is None else earlier,
     }
     with pytest.raises(ModelError, match=r"^INVALID_ARG: resume_token_ids "):
-        await collect(address, ask("scripted", "{{chunks=5}}", {}, **flags, **resume))
+        await collect(triton, ask("scripted", "{{chunks=5}}", {}, **flags, **resume))

@@ -15,11 +15,12 @@ from app.core.errors import UnknownModelError
 from app.core.settings import Settings
 from app.core.settings.fields import split_address
 from app.inference import server_pool, triton_client, triton_errors
+from app.inference.triton_access import new_secret
 from app.worker import attempt_executor
 from app.worker.attempt import Attempt
 from app.worker.backends import engine_health
 from tests.chaos.stack import MortalTriton
-from tests.conftest import SCRIPTED, Service, make_settings, run_service, run_triton
+from tests.conftest import SCRIPTED, TRITON_SECRET, Service, make_settings, run_service, run_triton
 from tests.integration.support import assert_problem, finish, read, send, until
 from tests.postgres import PostgresServer
 from tests.silent_proxy import SilentProxy
@@ -47,7 +48,7 @@ async def both(settings: Settings, second: MortalTriton) -> AsyncIterator[Servic
     """A service with the session's server and the second one, eight results at a time on each."""
     few = settings.model_copy(update={"worker_slots": 8})
     async with run_service(few, with_worker=True) as service:
-        await register(service, "second", grpc=second.address("grpc"))
+        await register(service, "second", grpc=second.address("grpc"), secret=TRITON_SECRET)
         yield service
 
 
@@ -81,6 +82,9 @@ async def cancel(service: Service, sent: list[dict[str, Any]]) -> None:
     for result in sent:
         answer = await service.client.post(f"/results/{result['id']}/cancel")
         assert answer.status_code == 200, answer.text
+
+
+_SHORT, _WITH_BLANKS = "s" * 7, "a b c d e f"
 
 
 # --- registering ------------------------------------------------------------------------------------
@@ -117,6 +121,24 @@ async def test_servers_are_registered_listed_and_removed(
     assert_problem(await service.client.delete("/servers/away"), 404, "not_found")
 
 
+async def test_a_server_is_reached_with_its_secret_alone(
+    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton
+) -> None:
+    settings = make_settings(postgres_server, database_name, triton_grpc="")
+    address = triton.address("grpc")
+    async with run_service(settings, with_worker=True) as service:
+        wrong = await register(service, "only", grpc=address, secret=new_secret())
+        assert "LLM_TRITON_SECRET" in str(wrong["error"])
+        body = {"name": "only", "grpc": address, "secret": TRITON_SECRET}
+        assert_problem(await service.client.post("/servers", json=body), 409, "conflict")
+        # In one moment: a process that reads the table after it finds the name with another secret.
+        await service.services.server_pool.store.remove("only")
+        right = await register(service, "only", grpc=address, secret=TRITON_SECRET)
+        assert right["healthy"]
+        assert TRITON_SECRET not in str(right) + (await service.client.get("/servers")).text
+        assert (await finish(service, "x"))["state"] == "completed"
+
+
 async def test_servers_of_the_settings_are_changed_there(service: Service) -> None:
     first = await server(service, "default")
     for answer in (
@@ -150,6 +172,8 @@ async def test_servers_of_the_settings_are_changed_there(service: Service) -> No
         ({"name": "a", "grpc": NOWHERE, "metrics": ":1"}, "metrics"),
         ({"name": "a", "grpc": NOWHERE, "slots": 0}, "slots"),
         ({"name": "a", "grpc": NOWHERE, "slots": 10_001}, "slots"),
+        ({"name": "a", "grpc": NOWHERE, "secret": _SHORT}, "secret"),
+        ({"name": "a", "grpc": NOWHERE, "secret": _WITH_BLANKS}, "secret"),
         ({"name": "a", "grpc": NOWHERE, "more": 1}, "more"),
     ],
 )
@@ -169,7 +193,7 @@ async def test_without_a_server_nothing_is_ready(
         ready = (await service.client.get("/health/ready")).json()
         assert "TRITON_GRPC_SERVICE" in ready["triton"]
         assert (await service.client.get("/models/")).json() == []
-        await register(service, "first", grpc=triton.address("grpc"))
+        await register(service, "first", grpc=triton.address("grpc"), secret=TRITON_SECRET)
         assert (await finish(service, "x"))["state"] == "completed"
 
 
@@ -208,7 +232,7 @@ async def test_requests_do_not_wait_long_for_a_server_that_is_known_to_hang(
 ) -> None:
     host, port = split_address(triton.address("grpc"), 0)
     async with SilentProxy(host, port) as proxy:
-        await register(api, "frozen", grpc=f"127.0.0.1:{proxy.port}")
+        await register(api, "frozen", grpc=f"127.0.0.1:{proxy.port}", secret=TRITON_SECRET)
         frozen = api.services.server_pool.get("frozen")
         proxy.freeze_the_open()
         frozen.error = "as if it had not answered"
@@ -279,7 +303,7 @@ async def test_the_least_busy_server_is_next(both: Service) -> None:
 
 
 async def test_slots_are_a_servers_own(service: Service, second: MortalTriton) -> None:
-    await register(service, "second", grpc=second.address("grpc"), slots=2)
+    await register(service, "second", grpc=second.address("grpc"), secret=TRITON_SECRET, slots=2)
     assert (await server(service, "default"))["slots"] == 256
     sent = [await send(service, LONG) for _ in range(8)]
     # By their load, relative to their slots: a large server takes more.
@@ -323,7 +347,7 @@ async def test_the_last_server_drained_leaves_the_model_known_but_not_ready(
 ) -> None:
     settings = make_settings(postgres_server, database_name, triton_grpc="")
     async with run_service(settings, with_worker=True) as service:
-        await register(service, "only", grpc=triton.address("grpc"))
+        await register(service, "only", grpc=triton.address("grpc"), secret=TRITON_SECRET)
         await service.client.post("/servers/only/drain")
         model = (await service.client.get("/models/scripted")).json()
         assert (model["ready"], model["reason"]) == (False, "its server is drained")
@@ -341,7 +365,7 @@ async def with_two_models(
     settings = make_settings(postgres_server, database_name, triton_grpc="")
     async with run_service(settings, with_worker=True) as service:
         shutil.copytree(SCRIPTED["scripted"], second._repository / "another", dirs_exist_ok=True)
-        await register(service, "only", grpc=second.address("grpc"), slots=1)
+        await register(service, "only", grpc=second.address("grpc"), secret=TRITON_SECRET, slots=1)
         assert (await service.client.post("/models/another/load")).json()["ready"] is True
         yield service
         await service.services.server_pool.get("only").client.unload("another")
@@ -368,7 +392,7 @@ async def test_a_server_that_comes_back_has_no_more_slots_than_before(both: Serv
     await until_running_on(both, default=8, second=8)
     address = both.services.server_pool.get("second").address.grpc
     assert (await both.client.delete("/servers/second")).status_code == 204
-    await register(both, "again", grpc=address)
+    await register(both, "again", grpc=address, secret=TRITON_SECRET)
     more = [await send(both, LONG) for _ in range(4)]
     await until_running_on(both, default=8, again=8)
     await asyncio.sleep(0.3)  # in which more would start
@@ -428,7 +452,7 @@ async def test_a_model_that_dies_on_a_removed_server_is_noticed(
     assert (await both.client.delete("/servers/second")).status_code == 204
     host, port = split_address(triton.address("grpc"), 0)
     async with SilentProxy(host, port) as proxy:
-        await register(both, "second", grpc=f"127.0.0.1:{proxy.port}")
+        await register(both, "second", grpc=f"127.0.0.1:{proxy.port}", secret=TRITON_SECRET)
         sent += [await send(both, LONG)]
         await until_running_on(both, default=2, second=1)
         second.kill_stub()
@@ -454,7 +478,7 @@ async def test_a_server_that_hangs_hides_no_dead_model_of_another(
         SilentProxy(host, port) as proxy,
         run_service(settings, with_worker=True) as service,
     ):
-        await register(service, "a-frozen", grpc=f"127.0.0.1:{proxy.port}")
+        await register(service, "a-frozen", grpc=f"127.0.0.1:{proxy.port}", secret=TRITON_SECRET)
         sent = [await send(service, LONG) for _ in range(2)]
         await until_running_on(service, **{"a-frozen": 1, "default": 1})
         assert proxy.freeze_the_open() == 1
@@ -473,7 +497,7 @@ async def test_text_of_one_server_is_never_the_beginning_of_anothers(
     changes = {"max_attempts": 2, "continue_lost_attempts": False}
     twice = settings.model_copy(update=changes)
     async with run_service(twice, with_worker=True) as service:
-        await register(service, "second", grpc=second.address("grpc"))
+        await register(service, "second", grpc=second.address("grpc"), secret=TRITON_SECRET)
         ended = await finish(service, "{{chunks=6 fail_at=3}}")
     assert (ended["state"], ended["attempt"]) == ("failed", 2)
     assert ended["error"]["code"] == "triton_lost"
@@ -537,7 +561,7 @@ async def test_removing_a_server_that_loads_a_model_is_reported(
     both: Service, second: MortalTriton
 ) -> None:
     address = second.address("grpc")
-    async with triton_client.TritonClient(address) as client:
+    async with second.client() as client:
 
         async def is_unloaded() -> bool:
             return (await client.index())[0].reason == "unloaded"

@@ -12,12 +12,18 @@ from uuid import UUID
 import pytest
 
 from app.core.settings import Settings
-from app.inference.triton_client import TritonClient
 from app.provisioning.engine_probe import dead_reason, dead_since
 from app.provisioning.local import processes_of
 from tests.conftest import ROOT, SCRIPTED, TRITON_VENV, Service, run_service
 from tests.integration.deployment.test_health_check import MODEL, generate
-from tests.integration.launching import EMBEDDED, launch, stop, until_state, with_profiles
+from tests.integration.launching import (
+    EMBEDDED,
+    launch,
+    stop,
+    triton_of,
+    until_state,
+    with_profiles,
+)
 from tests.integration.support import until
 
 TRITON = ROOT / "triton"
@@ -73,8 +79,8 @@ async def launch_mortal(service: Service, folder: Path, stays_dead: str, **membe
     return str(accepted["id"])
 
 
-async def answers(address: str, model: str) -> bool:
-    async with TritonClient(address) as client:
+async def answers(service: Service, launch_id: str, model: str) -> bool:
+    async with await triton_of(service, launch_id) as client:
         try:
             return bool([delta async for delta in client.generate(model, "a", {"max_tokens": 1})])
         except Exception:  # noqa: BLE001 - it is missing, or dead
@@ -86,10 +92,10 @@ async def test_a_supervised_job_restarts_its_server(launching: Service) -> None:
     healthy = await until_state(launching, accepted["id"], "healthy")
     address = healthy["server"]["grpc"]
     servers = {pid for pid in processes_of(UUID(accepted["id"])) if is_triton(pid)}
-    async with TritonClient(address) as client:
+    async with await triton_of(launching, accepted["id"]) as client:
         # Triton leaves its stream open until the supervisor kills the server.
         await generate(client, "scripted", "{{crash_at=0}}")
-    await until(lambda: answers(address, "scripted"), 60)
+    await until(lambda: answers(launching, accepted["id"], "scripted"), 60)
     healthy = await until_state(launching, accepted["id"], "healthy")
     assert healthy["server"]["grpc"] == address
     assert not servers & set(processes_of(UUID(accepted["id"])))
@@ -108,15 +114,15 @@ async def test_a_dead_engine_without_a_supervisor_is_reloaded(
     launching: Service, tmp_path: Path
 ) -> None:
     launch_id = await launch_mortal(launching, tmp_path, "False")
-    address = (await until_state(launching, launch_id, "healthy"))["server"]["grpc"]
-    async with TritonClient(address) as client:
+    await until_state(launching, launch_id, "healthy")
+    async with await triton_of(launching, launch_id) as client:
         await generate(client, "mortal", "die")
     found = await until_state(launching, launch_id, "unhealthy")
     assert dead_since(found["reason"]) is not None
     assert "Error generating stream: EngineCore is dead" in found["reason"]
     found = await until_state(launching, launch_id, "healthy")
     assert found["reason"] == ""
-    assert await answers(address, "mortal")
+    assert await answers(launching, launch_id, "mortal")
     await stop(launching, launch_id)
 
 

@@ -25,6 +25,7 @@ from tests.integration.launching import (
     launch,
     read_launch,
     stop,
+    triton_of,
     until_state,
     with_profiles,
 )
@@ -173,7 +174,7 @@ async def test_an_idle_server_is_stopped_and_a_used_one_is_not(
 ) -> None:
     accepted = await launch(launching, idle_minutes=0.05)
     healthy = await until_state(launching, accepted["id"], "healthy")
-    async with TritonClient(healthy["server"]["grpc"]) as client:
+    async with await triton_of(launching, accepted["id"]) as client:
         for _ in range(8):  # for longer than the idle time
             async for _ in client.generate("scripted", "hi {{chunks=20 delay_ms=30}}", {}):
                 pass
@@ -288,7 +289,7 @@ async def test_a_server_that_is_silent_for_a_while(
 ) -> None:
     accepted = await launch(launching)
     await until_state(launching, accepted["id"], "healthy")
-    async with TritonClient((await read_launch(launching, accepted["id"]))["server"]["grpc"]) as c:
+    async with await triton_of(launching, accepted["id"]) as c:
         await c.unload("scripted")
         found = await until_state(launching, accepted["id"], "unhealthy")
         assert found["reason"] == "the server does not answer"

@@ -12,7 +12,6 @@ import pytest
 from app.core.settings import Settings
 from app.core.settings.fields import split_address
 from app.inference import server_pool
-from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import EngineDeadError
 from app.queue.depth import QueueDepth
 from app.worker import attempt_executor
@@ -155,8 +154,12 @@ async def test_a_dead_engine_fails_no_result_and_gets_no_more(
     assert await first_requests(first) - requests < 10  # probes
     states = Counter(result["state"] for result in [await read(service, one) for one in ids])
     assert states == {"pending": 200}
-    metrics = (await service.client.get("/metrics")).text
-    assert f'llm_engines_dead{{model="{MODEL}"}} 1.0' in metrics
+
+    async def is_exposed() -> bool:
+        metrics = (await service.client.get("/metrics")).text
+        return f'llm_engines_dead{{model="{MODEL}"}} 1.0' in metrics
+
+    await until(is_exposed)
 
     await first.restart()
     results = await ended(service, ids)
@@ -167,7 +170,7 @@ async def test_a_dead_engine_fails_no_result_and_gets_no_more(
 
 async def first_requests(server: NvidiaLike) -> int:
     """The number of requests of the server's models."""
-    async with TritonClient(server.address("grpc")) as client:
+    async with server.client() as client:
         return await client.request_count(MODEL)
 
 

@@ -101,7 +101,7 @@ async def _try_to_renew(
     """A lease whose renewals fail when they connect, after two of them."""
     tries = 0
 
-    async def fail(_database: Database) -> asyncpg.Connection:
+    async def fail(_database: Database, _name: str) -> asyncpg.Connection:
         nonlocal tries
         tries += 1
         raise error("no connection")
@@ -141,3 +141,24 @@ async def test_a_worker_is_fenced_after_two_thirds_of_a_lease(settings: Settings
         await lease.register()
         with pytest.raises(FencedError, match=r"no renewal for 1\.0 s"):
             await lease.watch_fence()
+
+
+async def test_a_short_lease_is_fenced_at_its_end_and_not_before(settings: Settings) -> None:
+    """A worker that stops early hands back results that it could have finished."""
+    began = time.monotonic()
+    lease = Lease(Database(settings, "unused"), 0.6)
+    with pytest.raises(FencedError):
+        await lease.watch_fence()
+    assert time.monotonic() - began >= 0.4
+
+
+async def test_a_worker_that_was_declared_dead_renews_no_more(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    async with Database(settings, "test") as database:
+        lease = Lease(database, _LEASE_SECONDS)
+        await lease.register()
+        await connection.execute("UPDATE workers SET dead_at = now() WHERE id = $1", lease.id)
+        async with asyncio.timeout(20):
+            with pytest.raises(FencedError, match="declared dead"):
+                await lease.keep(idle, Beats())

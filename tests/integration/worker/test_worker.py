@@ -14,6 +14,7 @@ from app.core.listener import ENQUEUED
 from app.core.settings import Settings
 from app.inference.triton_client import TritonClient
 from app.inference.triton_messages import Delta, EarlierText
+from app.inference.triton_session import LiveSwitch
 from tests.conftest import Service, run_service, short_lease
 from tests.integration.support import finish, read, send, until, until_running
 
@@ -209,6 +210,7 @@ class BrokenTriton(TritonClient):
         *,
         wants_ids: bool = False,
         earlier: EarlierText | None = None,
+        live: LiveSwitch | None = None,
     ) -> None:
         if prompt == "break":
             raise RuntimeError("a bug of ours")

@@ -104,6 +104,15 @@ def decode(name: str, encoded: bytes) -> str:
         raise RefusedError(f"{name} is not UTF-8: {error}") from None
 
 
+def check_text(name: str, text: str) -> str:
+    """JSON can have surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RefusedError(f"{name} is not UTF-8: {error}") from None
+    return text
+
+
 def read_image(encoded: bytes) -> Image.Image:
     try:
         return Image.open(BytesIO(base64.b64decode(encoded, validate=True))).convert("RGB")
@@ -112,14 +121,18 @@ def read_image(encoded: bytes) -> Image.Image:
 
 
 def read_sampling(encoded: bytes) -> tuple[SamplingParams, str | None]:
-    """vLLM's parameters and the LoRA name. Values may be strings ("0.7"), as old clients send
-    them; structured_outputs may be JSON text. Null means the default."""
     try:
         given = json.loads(encoded)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RefusedError(f"sampling_parameters is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise RefusedError("sampling_parameters must be a JSON object")
+    return read_parameters(given)
+
+
+def read_parameters(given: dict[str, Any]) -> tuple[SamplingParams, str | None]:
+    """vLLM's parameters and the LoRA name. Values may be strings ("0.7"), as old clients send
+    them; structured_outputs may be JSON text. Null means the default."""
     given = {name: value for name, value in given.items() if value is not None}
     lora_name = given.pop("lora_name", None)
     if unknown := sorted(given.keys() - _ALLOWED):

@@ -41,6 +41,9 @@ Continuation. With `return_token_ids` each response has the ids of its new outpu
 
   repetition_penalty does not prevent it: it treats prompt and output alike.
 
+Sessions. A request with the input `session_v1` is a message of an engine session, in which one call
+has many generations: docs/sessions.md.
+
 This module imports nothing heavy: Triton also loads it in a short-lived process that only
 completes the model's configuration.
 """
@@ -70,6 +73,8 @@ INPUTS = (
     ("return_token_ids", "TYPE_BOOL", [1]),
     ("resume_token_ids", "TYPE_INT32", [-1]),
     ("resume_text", "TYPE_STRING", [1]),
+    ("session_v1", "TYPE_STRING", [1]),
+    ("session_commands", "TYPE_STRING", [-1]),
 )
 OUTPUTS = (
     ("text_output", "TYPE_STRING", [-1]),
@@ -79,6 +84,9 @@ OUTPUTS = (
     ("num_input_tokens", "TYPE_UINT32", [1]),
     ("num_output_tokens", "TYPE_UINT32", [-1]),
     ("token_ids", "TYPE_INT32", [-1]),
+    ("session_slots", "TYPE_INT32", [-1]),
+    ("session_text_lengths", "TYPE_UINT32", [-1]),
+    ("session_events", "TYPE_STRING", [-1]),
 )
 
 

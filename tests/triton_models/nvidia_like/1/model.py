@@ -6,7 +6,7 @@ running and every later request fails with the message of NVIDIA's backend, and 
 Parameters in config.pbtxt: with ENABLE_VLLM_HEALTH_CHECK it refuses later requests and unloads itself,
 as theirs does; ENGINE_DEAD replaces the message of a dead engine.
 
-`scripted.py` and `script.py` beside this file are those of triton/models/scripted (see the fixture).
+`scripted.py` and the other modules beside this file are those of triton/models/scripted (see the fixture).
 """
 
 import heapq
@@ -23,9 +23,10 @@ UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 SAMPLING_UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
 
 
-def send_error(sender: Any, message: str, code: str) -> None:
+def send_error(sender: Any, message: str) -> None:
     """Send an error as NVIDIA's backend words it: without a code, behind one prefix."""
-    message = SAMPLING_UNREADABLE if code == "INVALID_ARG" else message
+    code, _, text = message.partition(": ")
+    message = SAMPLING_UNREADABLE if code == "INVALID_ARG" else text
     error = pb_utils.TritonError(f"Error generating stream: {message}")
     sender.send(pb_utils.InferenceResponse(error=error), flags=scripted.FINAL)
 
@@ -68,11 +69,11 @@ class TritonPythonModel(scripted.TritonPythonModel):
                 sender.send(pb_utils.InferenceResponse(error=error), flags=scripted.FINAL)
                 pb_utils.unload_model(self.name)
             else:
-                send_error(sender, self.message, "INTERNAL")
+                send_error(sender, f"INTERNAL: {self.message}")
 
     def step(self, generation: scripted.Generation) -> bool:
         if self.is_engine_dead:
-            send_error(generation.sender, self.message, "INTERNAL")
+            send_error(generation.sender, f"INTERNAL: {self.message}")
             return True
         return super().step(generation)
 

@@ -15,7 +15,8 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
                       max_tokens cuts it earlier). Ignored under ignore_eos.
     text=WORDS ...    send this, a word per chunk, instead of invented words; takes the rest of the
                       directive. Ends by itself like chunks.
-    delay_ms=X        wait X milliseconds before each chunk
+    delay_ms=X        wait X milliseconds before the first chunk; the others follow at multiples of X
+                      milliseconds, so that scripts with this delay advance in steps, as in an engine
     first_delay_ms=X  wait X milliseconds more before the first one
     fail_at=K         fail with INTERNAL after K chunks
     lost_at=K         fail with UNAVAILABLE after K chunks, as the vLLM backend does when its
@@ -25,8 +26,11 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
     once              the fault happens in no generation that continues an earlier one
     refuse            refuse the request with INVALID_ARG at once
     nul               the first chunk starts with a NUL character
-    clock             each chunk is the time it is sent, in ns of CLOCK_MONOTONIC, and a space: how
-                      long it then takes to a reader on the same machine can be measured
+    clock             each chunk is the time at which its step was due, in ns of CLOCK_MONOTONIC, and
+                      a space: how long it then takes to a reader on the same machine can be measured
+
+A request with the input `session_v1` belongs to a session (docs/sessions.md), whose scripts send
+their chunks together, one response a step.
 
 A request with the input `cancel_request_id` generates nothing itself and cancels the one whose id (of
 the ModelInferRequest) it names; see the vLLM backend for why that is better than gRPC's way.
@@ -61,6 +65,8 @@ from script import (
     write_logprobs,
     write_script,
 )
+from session import Sessions
+from tensors import FINAL, numbers, send_error, strings
 
 SPEAKERS = 4  # threads that send chunks; more bring nothing on 2 cores
 # A script without delays gives way to the others after this many chunks.
@@ -70,7 +76,6 @@ CHUNKS_PER_STEP = 16
 POLL_INTERVAL = 0.05
 POLL_SHARE = 0.001
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class Generation:
@@ -106,29 +111,24 @@ class Generation:
     def response(self, start: int, end: int, finish_reason: str) -> Any:
         """The chunks from start up to end as one response."""
         chunks = self.script.chunks[start:end]
-        if self.script.tells_time:
-            chunks = [f"{time.monotonic_ns()} "] * len(chunks)
         text = self.echo + "".join(chunks)
-        tensors = [strings("text_output", text)]
+        tensors = [strings("text_output", [text])]
         if "return_finish_reason" in self.wanted:
-            tensors.append(strings("finish_reason", finish_reason))
+            tensors.append(strings("finish_reason", [finish_reason]))
         if "return_num_input_tokens" in self.wanted:
-            count = np.array([self.input_tokens], dtype=np.uint32)
-            tensors.append(pb_utils.Tensor("num_input_tokens", count))
+            tensors.append(numbers("num_input_tokens", [self.input_tokens], np.uint32))
         if "return_num_output_tokens" in self.wanted:
-            count = np.array([end - start], dtype=np.uint32)
-            tensors.append(pb_utils.Tensor("num_output_tokens", count))
+            tensors.append(numbers("num_output_tokens", [end - start], np.uint32))
         if "return_token_ids" in self.wanted and chunks:
-            ids = np.array([to_token_id(chunk) for chunk in chunks], dtype=np.int32)
-            tensors.append(pb_utils.Tensor("token_ids", ids))
+            ids = [to_token_id(chunk) for chunk in chunks]
+            tensors.append(numbers("token_ids", ids, np.int32))
         if "return_logprobs" in self.wanted:
-            tensors.append(strings("logprobs", self.logprobs(chunks)))
+            tensors.append(strings("logprobs", [self.logprobs(chunks)]))
         if "return_cumulative_logprob" in self.wanted:
             for chunk in chunks:
                 (entry,) = write_logprobs(chunk, 0).values()
                 self.cumulative += entry["logprob"]
-            total = np.array([self.cumulative], dtype=np.float32)
-            tensors.append(pb_utils.Tensor("cumulative_logprob", total))
+            tensors.append(numbers("cumulative_logprob", [self.cumulative], np.float32))
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
     def logprobs(self, chunks: list[str]) -> str:
@@ -140,7 +140,10 @@ class Generation:
         """Send the next chunk; True when the request is over."""
         script = self.script
         if self.sent == script.fault_at:
-            self.fault()
+            if (error := script.error_after(self.sent)) is None:
+                script.end_process()
+            else:
+                send_error(self.sender, error)
             return True
         last = self.sent >= len(script.chunks) - 1 and script.fault_at < 0
         self.sent += 1
@@ -153,29 +156,6 @@ class Generation:
             response = self.response(script.start, len(script.chunks), script.finish_reason)
             self.sender.send(response, flags=FINAL)
         return last
-
-    def fault(self) -> None:
-        if self.script.fault == "crash_at":
-            os.kill(os.getpid(), signal.SIGKILL)
-        while self.script.fault == "hang_at":
-            ctypes.PyDLL(None).pause()
-        if self.script.fault == "lost_at":
-            message = f"the script lost its engine after {self.sent} chunks"
-            send_error(self.sender, message, "UNAVAILABLE")
-        else:
-            message = f"the script failed after {self.sent} chunks"
-            send_error(self.sender, message, "INTERNAL")
-
-
-def strings(name: str, value: str) -> Any:
-    return pb_utils.Tensor(name, np.array([value.encode()], dtype=np.object_))
-
-
-def send_error(sender: Any, message: str, code: str) -> None:
-    # A stream's errors arrive as text alone (asked for status codes, Triton 2.51 crashes under
-    # load), so the code's name goes first.
-    error = pb_utils.TritonError(f"{code}: {message}", getattr(pb_utils.TritonError, code))
-    sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
 
 class ServerDeath:
@@ -225,6 +205,7 @@ class TritonPythonModel:
         self.numbers = itertools.count()  # breaks ties of the heap
         self.changed = threading.Condition()
         self.stopping = False
+        self.sessions = Sessions()
         self.server_death = ServerDeath()
         self.speakers = [
             threading.Thread(target=self.speak, name=f"speaker-{number}")
@@ -242,13 +223,20 @@ class TritonPythonModel:
                     generation.is_cancelled = True
                 request.get_response_sender().send(flags=FINAL)
                 continue
+            session = pb_utils.get_input_tensor_by_name(request, "session_v1")
+            if session is not None:
+                commands = pb_utils.get_input_tensor_by_name(request, "session_commands")
+                encoded = [] if commands is None else list(commands.as_numpy().flat)
+                sender = request.get_response_sender()
+                self.sessions.receive(session.as_numpy().flat[0].decode(), encoded, sender)
+                continue
             try:
                 generation = Generation(request)
                 self.by_id[generation.request_id] = generation
                 self.schedule(generation)
             except RefusedError as error:
                 sender = request.get_response_sender()
-                send_error(sender, str(error), "INVALID_ARG")
+                send_error(sender, f"INVALID_ARG: {error}")
 
     def schedule(self, generation: Generation) -> None:
         at = min(generation.due, generation.next_poll)
@@ -275,20 +263,23 @@ class TritonPythonModel:
         """Send due responses and check for a cancellation; True when the request is over."""
         now = time.monotonic()
         if generation.next_poll <= now and not generation.is_cancelled:
-            generation.is_cancelled = generation.sender.is_cancelled()
+            if generation.sender.is_cancelled():  # meanwhile, `execute` may have set it
+                generation.is_cancelled = True
             generation.next_poll = now + max(POLL_INTERVAL, POLL_SHARE * len(self.heap))
         if generation.is_cancelled:
-            send_error(generation.sender, "the request was cancelled", "CANCELLED")
+            send_error(generation.sender, "CANCELLED: the request was cancelled")
             return True
         for _ in range(CHUNKS_PER_STEP):
             if generation.due > now:
                 break
-            generation.due += generation.script.delay
+            generation.script.write_time(generation.sent, generation.due)
+            generation.due = generation.script.due_after(generation.due)
             if generation.advance():
                 return True
         return False
 
     def finalize(self) -> None:
+        self.sessions.close()
         with self.changed:
             self.stopping = True
             self.changed.notify_all()

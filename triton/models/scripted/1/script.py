@@ -1,7 +1,11 @@
 """Output of the scripted model: pure functions of a request, without Triton (see model.py)."""
 
+import ctypes
 import hashlib
 import json
+import os
+import signal
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +32,39 @@ class Script:
     first_delay: float = 0.0  # seconds more before the first
     fault: str = ""  # one of "fail_at", "lost_at", "crash_at", "hang_at"
     fault_at: int = -1  # number of chunks before the fault; -1: none
-    tells_time: bool = False  # each chunk is the time it is sent at
+    has_clock: bool = False  # each chunk is the time at which its step was due
     start: int = 0  # chunks that an earlier generation sent
+
+    def due_after(self, due: float) -> float:
+        """Time of the chunk that follows one that was due.
+
+        Scripts advance as an engine steps: those of one delay together, at its multiples.
+        """
+        if not self.delay:
+            return due
+        step = int(due / self.delay + 1e-6)  # a multiple is one also if it was rounded down
+        return (step + 1) * self.delay
+
+    def write_time(self, number: int, due: float) -> None:
+        """Replace a chunk by the time at which it was due, if the script has a clock."""
+        if self.has_clock and number < len(self.chunks):
+            moment = due if self.delay else time.monotonic()
+            self.chunks[number] = f"{moment * 1e9:.0f} "
+
+    def error_after(self, sent: int) -> str | None:
+        """The error of a fault after so many chunks; None if the fault is the process's."""
+        if self.fault == "lost_at":
+            return f"UNAVAILABLE: the script lost its engine after {sent} chunks"
+        if self.fault == "fail_at":
+            return f"INTERNAL: the script failed after {sent} chunks"
+        return None
+
+    def end_process(self) -> None:
+        """Kill this process, or stop it indefinitely with its interpreter locked."""
+        if self.fault == "crash_at":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            ctypes.PyDLL(None).pause()
 
 
 def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
@@ -37,6 +72,8 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     directive = read_directive(prompt)
     if "refuse" in directive:
         raise RefusedError("the script refuses this prompt")
+    if whole_number("n", sampling.get("n", 1), least=1) != 1:
+        raise RefusedError("n must be 1")
     max_tokens = whole_number("max_tokens", sampling.get("max_tokens"), least=1)
     if "text" in directive:
         words = directive["text"].split()
@@ -60,7 +97,7 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     script = Script(chunks, finish_reason)
     script.delay = directive.get("delay_ms", 0.0) / 1000
     script.first_delay = directive.get("first_delay_ms", 0.0) / 1000
-    script.tells_time = "clock" in directive
+    script.has_clock = "clock" in directive
     cut_at_stop(script, sampling)
     for fault in ("fail_at", "lost_at", "crash_at", "hang_at"):
         if directive.get(fault, len(script.chunks) + 1) <= len(script.chunks):
@@ -189,6 +226,4 @@ def read_sampling(encoded: bytes) -> dict[str, Any]:
         raise RefusedError(f"sampling_parameters is not JSON: {error}") from None
     if not isinstance(sampling, dict):
         raise RefusedError("sampling_parameters must be a JSON object")
-    if whole_number("n", sampling.get("n", 1), least=1) != 1:
-        raise RefusedError("n must be 1")
     return sampling

@@ -1,0 +1,128 @@
+"""The polite team: small requests of all dialects, each timed and compared with its text alone."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.storm.raw_http import NoAnswerError, ask
+from tests.security.hostile.attacker import MODEL
+
+MAX_TOKENS = 8
+_PROMPTS = 5  # different ones of each kind
+_PAUSE_SECONDS = 0.1
+
+
+@dataclass
+class Polite:
+    """Requests, their times by phase, and all that went wrong."""
+
+    port: int
+    token: str
+    secret: str
+    foreign: bytes  # a text that only the hostile team's rows have
+    seconds: list[float] = field(default_factory=list)  # of this phase
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)
+    ids: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    async def send(self, clients: int) -> None:
+        """Have so many clients send one request after another until `is_over`."""
+        numbers = itertools.count()
+        await asyncio.gather(*(self._be_one(numbers) for _ in range(clients)))
+
+    async def _be_one(self, numbers: "itertools.count[int]") -> None:
+        loop = asyncio.get_running_loop()
+        while not self.is_over:
+            number = next(numbers)
+            kind, exchange = list(KINDS.items())[number % len(KINDS)]
+            prompt = number // len(KINDS) % _PROMPTS
+            begun = loop.time()
+            try:
+                text = await exchange(
+                    self, f"polite {self.secret} {prompt} {{{{chunks=6 delay_ms=5}}}}"
+                )
+            except (OSError, NoAnswerError, AssertionError, LookupError, ValueError) as error:
+                self.faults.append(f"{kind}: {type(error).__name__}: {error}"[:500])
+            else:
+                self.seconds.append(loop.time() - begun)
+                if (known := self.texts.setdefault((kind, prompt), text)) != text:
+                    self.faults.append(f"{kind}: {text[:200]!r}, and {known[:200]!r} before")
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def call(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        sent = {"Authorization": f"Bearer {self.token}"} | dict(headers or {})
+        async with ask(self.port, method, path, body, sent) as reply:
+            content = await reply.read()
+            assert reply.status < 300, (path, reply.status, content[:300])
+        assert self.foreign not in content, f"{path}: text of the other team"
+        return content
+
+    async def ask(self, path: str, body: object, **headers: str) -> Any:
+        return json.loads(await self.call("POST", path, body, headers))
+
+
+async def native(polite: Polite, prompt: str) -> str:
+    accepted = await polite.ask("/results/", _native(prompt))
+    polite.ids.append(accepted["id"])
+    result = json.loads(await polite.call("GET", f"/results/{accepted['id']}?wait=50"))
+    assert result["state"] == "completed", result
+    return str(result["result"])
+
+
+async def streamed(polite: Polite, prompt: str) -> str:
+    accepted = await polite.ask("/results/", _native(prompt))
+    polite.ids.append(accepted["id"])
+    events = (await polite.call("GET", f"/results/{accepted['id']}/stream")).decode()
+    assert events, "an empty stream"
+    result = json.loads(events.strip().splitlines()[-1].removeprefix("data:"))
+    assert result["state"] == "completed", events
+    return str(result["result"])
+
+
+async def listed(polite: Polite, _: str) -> str:
+    page = json.loads(await polite.call("GET", "/results/?limit=20&prompts=true&full=true"))
+    assert all(polite.secret in one["prompt_start"] for one in page), page
+    return ""
+
+
+async def chat(polite: Polite, prompt: str) -> str:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}]}
+    answer = await polite.ask("/v1/chat/completions", body | {"max_tokens": MAX_TOKENS})
+    return str(answer["choices"][0]["message"]["content"])
+
+
+async def completion(polite: Polite, prompt: str) -> str:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS}
+    return str((await polite.ask("/v1/completions", body))["choices"][0]["text"])
+
+
+async def generate(polite: Polite, prompt: str) -> str:
+    body = {"inputs": prompt, "model": MODEL, "parameters": {"max_new_tokens": MAX_TOKENS}}
+    return str((await polite.ask("/generate", body))["generated_text"])
+
+
+async def response(polite: Polite, prompt: str) -> str:
+    body = {"model": MODEL, "input": prompt, "max_output_tokens": MAX_TOKENS}
+    answer = await polite.ask("/v1/responses", body)
+    return str(answer["output"][-1]["content"][0]["text"])
+
+
+def _native(prompt: str) -> dict[str, Any]:
+    return {"model": MODEL, "content": prompt, "parameters": {"max_tokens": MAX_TOKENS}}
+
+
+KINDS: dict[str, Callable[[Polite, str], Awaitable[str]]] = {
+    "native": native,
+    "native, streamed": streamed,
+    "list": listed,
+    "OpenAI chat": chat,
+    "OpenAI completions": completion,
+    "OpenAI responses": response,
+    "TGI generate": generate,
+}

@@ -1,0 +1,187 @@
+"""A hostile team's attacks beside a polite team's requests: the run itself, and its account."""
+
+import asyncio
+import contextlib
+import secrets
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import orjson
+import psutil
+
+from app.auth.token_store import TokenStore
+from app.cli.up.triton import EmbeddedTriton
+from app.core.database import Database
+from tests.chaos.stack import Stack, open_stack
+from tests.conftest import ROOT, SCRIPTED, make_settings
+from tests.indexes import DEMO_TOKENIZER
+from tests.integration.webhook_receiver import receiving, silence
+from tests.postgres import PostgresServer
+from tests.security.hostile.attacker import MODEL, Account, Order
+from tests.security.hostile.memory_limit import limited, resident_bytes
+from tests.security.hostile.polite import Polite
+
+HOSTILE, POLITE = "hostile", "polite"
+_CLIENTS = 4  # of the polite team
+# The defaults of a deployment, where the stack of the chaos tests has shorter ones.
+_SETTINGS = {
+    "LLM_AUTH": "on",
+    "LLM_WEBHOOK_ALLOW_PRIVATE": "true",
+    "LLM_WORKER_SLOTS": "256",
+    "LLM_LEASE_SECONDS": "15",
+    "LLM_POLL_SECONDS": "1",
+    "LLM_FLUSH_SECONDS": "0.5",
+    "LLM_TRITON_REFRESH_SECONDS": "2",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """`scale`: of the largest requests; 1 is the most that the service accepts."""
+
+    seed: str
+    alone_seconds: float
+    seconds: float
+    attackers: int
+    scale: float
+    streams: int
+    memory_bytes: int | None = None  # of the API, and of the worker
+    settings: Mapping[str, str] = field(default_factory=dict)  # further ones, by variable
+
+
+@dataclass
+class Outcome:
+    options: Options
+    alone: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    polite: list[str] = field(default_factory=list)  # faults
+    lost: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)  # processes
+    account: Account = field(default_factory=Account)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def faults(self) -> list[str]:
+        return [*self.polite, *self.lost, *self.ended, *self.account.faults]
+
+
+async def run(
+    directory: Path,
+    postgres: PostgresServer,
+    database: str,
+    triton: EmbeddedTriton,
+    options: Options,
+    log: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Measure the polite team alone, then beside the hostile one."""
+    outcome = Outcome(options)
+    keys = await _make_keys(postgres, database)
+    settings = _SETTINGS | {"LLM_MODEL_REPOSITORY": str(_make_repository(directory))}
+    settings |= options.settings
+    async with (
+        receiving() as silent,
+        open_stack(directory, postgres, database, triton, **settings) as stack,
+    ):
+        silent.respond = silence
+        await stack.start_worker("alice")
+        canary = secrets.token_hex(8)
+        polite = Polite(stack.ports["api"], keys[POLITE], canary, b"hostile ")
+        with _watched(stack, outcome):
+            async with _sending(polite):
+                await asyncio.sleep(options.alone_seconds)
+            outcome.alone, polite.seconds = polite.seconds, []
+            log(f"alone: {summary(outcome.alone)}")
+            order = Order(
+                options.seed, options.attackers, options.scale, options.streams, stack.ports["api"],
+                keys[HOSTILE], silent.url, canary, polite.ids,
+            )  # fmt: skip
+            async with _sending(polite), _attacking(order, outcome.account):
+                await asyncio.sleep(options.seconds)
+            outcome.beside, outcome.polite = polite.seconds, polite.faults
+        outcome.lost = await _lost(stack, polite.ids)
+    return outcome
+
+
+def summary(seconds: list[float]) -> str:
+    """Number and percentiles of times."""
+    if not seconds:
+        return "no request"
+    return (
+        f"{len(seconds)} requests, p50 {percentile(seconds, 50) * 1000:.0f} ms, "
+        f"p99 {percentile(seconds, 99) * 1000:.0f} ms"
+    )
+
+
+def percentile(seconds: list[float], percent: int) -> float:
+    ordered = sorted(seconds)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def _make_repository(directory: Path) -> Path:
+    """The scripted model with a tokenizer, so that prompts are counted and `/tokenize` responds."""
+    model = directory / "repository" / MODEL / "1"
+    model.mkdir(parents=True)
+    for file in (*(SCRIPTED[MODEL] / "1").glob("*.j*"), DEMO_TOKENIZER):
+        (model / file.name).symlink_to(file)
+    return directory / "repository"
+
+
+async def _make_keys(postgres: PostgresServer, database: str) -> dict[str, str]:
+    settings = make_settings(postgres, database)
+    async with Database(settings, "test") as connections:
+        store = TokenStore(connections, settings)
+        return {team: (await store.create(team)).text for team in (HOSTILE, POLITE)}
+
+
+@contextlib.contextmanager
+def _watched(stack: Stack, outcome: Outcome) -> Iterator[None]:
+    """Limit the memory of API and worker, and record their peaks and ends."""
+    processes = {name: psutil.Process(part.pid) for name, part in stack.parts.items()}
+    with contextlib.ExitStack() as limits:
+        if outcome.options.memory_bytes is not None:
+            for name, process in processes.items():
+                limit = limited(f"hostile-{name}", process.pid, outcome.options.memory_bytes)
+                outcome.limits[name] = limits.enter_context(limit)
+        yield
+        for name, process in processes.items():
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                outcome.ended.append(f"{name} ended: {stack.log(name)[-2000:]}")
+            else:
+                outcome.peak_bytes[name] = resident_bytes(process.pid)
+
+
+@contextlib.asynccontextmanager
+async def _sending(polite: Polite) -> AsyncIterator[None]:
+    polite.is_over = False
+    clients = asyncio.create_task(polite.send(_CLIENTS))
+    yield
+    polite.is_over = True
+    await clients
+
+
+@contextlib.asynccontextmanager
+async def _attacking(order: Order, account: Account) -> AsyncIterator[None]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.security.hostile.attack_process", cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin
+    process.stdin.write(orjson.dumps(asdict(order)) + b"\n")
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        output, _ = await process.communicate()
+    found = Account(**orjson.loads(output))
+    account.statuses, account.faults = found.statuses, found.faults
+
+
+async def _lost(stack: Stack, ids: list[str]) -> list[str]:
+    rows = await stack.fetch(
+        "SELECT id::text, state, team_id FROM results WHERE id = ANY($1::uuid[])", ids
+    )
+    states = {row["id"]: (row["state"], row["team_id"]) for row in rows}
+    return [f"{one}: {states.get(one)}" for one in ids if states.get(one) != ("completed", POLITE)]

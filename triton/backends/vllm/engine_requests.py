@@ -1,0 +1,91 @@
+"""Requests to the engine of one model: their prompts, adapters, numbers and errors."""
+
+import itertools
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from continuation import continue_generation
+from engine_host import EngineHost
+from generation_request import GenerationRequest, RefusedError
+from server_metrics import ServerMetrics
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+
+class EngineRequests:
+    """The engine's side of calls and sessions. Used on the engine's loop."""
+
+    def __init__(self, host: EngineHost, model_name: str, metrics: ServerMetrics) -> None:
+        self.host = host
+        self.model_name = model_name
+        self.metrics = metrics
+        self.lora_ids = {name: number for number, name in enumerate(host.lora_paths, start=1)}
+        self.numbers = itertools.count(1)
+
+    def check_lora(self, request: GenerationRequest) -> None:
+        if request.lora_name is not None and request.lora_name not in self.lora_ids:
+            known = ", ".join(self.lora_ids) or "none"
+            raise RefusedError(f"unknown lora_name {request.lora_name!r}; known: {known}")
+
+    async def render(self, request: GenerationRequest) -> tuple[dict[str, Any], int]:
+        """The tokenized prompt and its length; raises RefusedError when it does not fit."""
+        prompt: dict[str, Any] = {"prompt": request.prompt}
+        if request.images:
+            prompt["multi_modal_data"] = {"image": request.images}
+        engine, limit = self.host.engine, self.host.max_model_len
+        parsed = parse_model_prompt(self.host.config.model_config, prompt)
+        (rendered,) = await engine.renderer.render_cmpl_async([parsed])
+        length = len(rendered["prompt_token_ids"])
+        wanted = request.sampling.max_tokens or 1
+        if length + wanted > limit:
+            raise RefusedError(
+                f"the prompt of {length} tokens and max_tokens={wanted} together exceed the "
+                f"model's length of {limit} tokens"
+            )
+        self.metrics.prompt_tokens += length
+        return rendered, length
+
+    def generate(
+        self, request: GenerationRequest, prompt: dict[str, Any], engine_id: str
+    ) -> AsyncGenerator[RequestOutput]:
+        """The outputs, for one reader. A generator that is closed early aborts in the engine."""
+        engine, lora = self.host.engine, self.lora_of(request)
+        if request.resumed is not None:
+            return continue_generation(engine, request, prompt, engine_id, lora)
+        return engine.generate(
+            prompt, request.sampling, engine_id, prompt_text=request.prompt, lora_request=lora
+        )
+
+    async def add(
+        self, request: GenerationRequest, prompt: dict[str, Any], engine_id: str
+    ) -> RequestOutputCollector:
+        """Starts a generation whose outputs vLLM puts into the returned collector."""
+        return await self.host.engine.add_request(
+            engine_id, prompt, request.sampling, lora_request=self.lora_of(request)
+        )
+
+    def next_id(self) -> str:
+        return f"{self.model_name}-{next(self.numbers)}"
+
+    def lora_of(self, request: GenerationRequest) -> LoRARequest | None:
+        if (name := request.lora_name) is None:
+            return None
+        return LoRARequest(name, self.lora_ids[name], self.host.lora_paths[name])
+
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """Code and message of the error that ended a request (docs/engine_errors.md)."""
+        if isinstance(error, RefusedError | VLLMClientError):
+            return "INVALID_ARG", str(error)
+        if isinstance(error, EngineDeadError):
+            return "UNAVAILABLE", f"the engine of model {self.model_name} died"
+        if isinstance(error, GracefulHTTPError):
+            return "UNAVAILABLE", str(error)
+        cause = error.__cause__ or error
+        message = f"{type(cause).__name__}: {cause}"
+        pb_utils.Logger.log_error(f"request of model {self.model_name} failed: {message}")
+        return "INTERNAL", message
