@@ -44,6 +44,7 @@ class ColdRunner:
             os.chdir(self._root)
             order.failed = failed
             if mutant:
+                _forget({mutant.module.partition(".")[0], "tests"})
                 sys.meta_path.insert(0, _MutantFinder(self._root, mutant))
             try:
                 return int(pytest.main([*PYTEST, *order.files()], plugins=[order]))
@@ -52,6 +53,12 @@ class ColdRunner:
                 return int(pytest.ExitCode.TESTS_FAILED)
 
         return run_fork(work, self._log, seconds)
+
+
+def _forget(packages: set[str]) -> None:
+    """Drop modules that this command has imported for its own use, to be imported again."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]
 
 
 class Order:

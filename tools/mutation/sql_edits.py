@@ -10,12 +10,14 @@ _SQL = re.compile(
     r"\b(SELECT|UPDATE|INSERT INTO|DELETE FROM|WHERE|FROM|JOIN|AND|ORDER BY|RETURNING|LIMIT"
     r"|IS NULL|IS NOT NULL|CASE)\b|\bcoalesce\("
 )
+# A bound that is the present moment: its last microsecond is no behaviour.
+_MOMENT = r" (?:now|clock_timestamp)\(\)"
 _SWAPS = (
     (r"(?<=\s)OR(?=\s)", "AND", "and/or"),
-    (r"(?<=\s)<(?=\s)", "<=", "comparison"),
-    (r"(?<=\s)<=(?=\s)", "<", "comparison"),
-    (r"(?<=\s)>(?=\s)", ">=", "comparison"),
-    (r"(?<=\s)>=(?=\s)", ">", "comparison"),
+    *(
+        (rf"(?<=\s){one}(?=\s)(?!{_MOMENT})", other, "comparison")
+        for one, other in (("<", "<="), ("<=", "<"), (">", ">="), (">=", ">"))
+    ),
     (r"(?<=\s)<>(?=\s)", "=", "comparison"),
     (r"\bIS NULL\b", "IS NOT NULL", "NULL"),
     (r"\bIS NOT NULL\b", "IS NULL", "NULL"),

@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 Name = tuple[str, str]  # a file, and a name at its top
@@ -55,11 +55,22 @@ class Uses:
                 self._constants |= bound
             at_run_time = _run_time_parts(statement)
             for node in ast.walk(statement):
-                if isinstance(node, ast.Name) and (used := known.get(node.id)):
+                if used := self._used(node, known):
                     if id(node) in at_run_time:
-                        self._lines[used].add((path, node.lineno))
+                        self._lines[used].add((path, getattr(node, "lineno", 0)))
                     if id(node) not in at_run_time or not isinstance(statement, ast.ClassDef):
                         self._names[used] |= bound
+
+    def _used(self, node: ast.AST, known: Mapping[str, Name]) -> Name | None:
+        """Return the name that a node uses: its own, or that of a module that was imported."""
+        if isinstance(node, ast.Name):
+            return known.get(node.id)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            package, name = known.get(node.value.id, ("", ""))
+            module = f"{package.removesuffix('.py')}/{name}.py"
+            if (self._root / module).is_file():
+                return module, node.attr
+        return None
 
 
 def _run_time_parts(statement: ast.stmt) -> set[int]:

@@ -4,10 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.core.database import Database
 from app.core.settings import Settings
-from tests.conftest import connect, make_settings
-from tests.integration.queue.queue_bench import MAX_ATTEMPTS, Bench
+from tests.conftest import make_settings
+from tests.integration.queue.queue_bench import MAX_ATTEMPTS, Bench, open_bench
 from tests.postgres import PostgresServer
 
 
@@ -18,7 +17,5 @@ def queue_settings(postgres_server: PostgresServer, database_name: str) -> Setti
 
 @pytest.fixture
 async def bench(queue_settings: Settings) -> AsyncIterator[Bench]:
-    async with Database(queue_settings, "test") as database:
-        connection = await connect(queue_settings)
-        yield Bench(database, queue_settings, connection)
-        await connection.close()
+    async with open_bench(queue_settings) as bench:
+        yield bench

@@ -98,8 +98,8 @@ class Dispatcher:
     begun: list[UUID] = field(default_factory=list)
     started: list[Claim] = field(default_factory=list)
 
-    def reserve(self, models: Sequence[str]) -> list[bool]:
-        return [place < self.room for place in range(len(models))]
+    def reserve(self, results: Sequence[tuple[str, int]]) -> list[bool]:
+        return [place < self.room for place in range(len(results))]
 
     def begin(self, claims: Sequence[Claim]) -> None:
         self.begun += [claim.id for claim in claims]

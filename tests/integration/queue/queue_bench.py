@@ -1,5 +1,7 @@
 """The queue under test, with the rows behind it and short ways to fill it."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +18,7 @@ from app.queue.idempotency import NewKey
 from app.queue.job_queue import JobQueue
 from app.queue.progress import Chunk
 from tests.claims import claim_all
+from tests.conftest import connect
 
 MODEL = "m"
 MAX_ATTEMPTS = 3
@@ -39,6 +42,15 @@ class Bench:
         results = [make_result(**members) for _ in range(count)]
         assert await self.queue.enqueue(results) == [True] * count
         return [result.id for result in results]
+
+    async def limit_running(self, most: int) -> None:
+        """Set the running limit of the default team."""
+        await self.connection.execute(
+            "INSERT INTO team_limits (team_id, model_name, max_running) VALUES ('default', $1, $2)",
+            MODEL,
+            most,
+        )
+        await self.queue.load_limits()
 
     async def worker(self, lease_seconds: float = 60.0) -> UUID:
         """Enter a worker whose lease ends so many seconds from now."""
@@ -82,6 +94,14 @@ class Bench:
         (claim,) = [claim for claim in claims if claim.id == result_id]
         assert await self.end(worker, ended(claim, AttemptOutcome.LOST, failure=LOST)) == [True]
         return await self.row(result_id)
+
+
+@contextlib.asynccontextmanager
+async def open_bench(settings: Settings) -> AsyncIterator[Bench]:
+    async with Database(settings, "test") as database:
+        connection = await connect(settings)
+        yield Bench(database, settings, connection)
+        await connection.close()
 
 
 def make_result(**members: Any) -> NewResult:

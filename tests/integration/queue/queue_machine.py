@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from uuid import UUID
 
-from hypothesis import HealthCheck, note, settings as hypothesis_settings
+from hypothesis import note
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 from app.core.database import is_transient
@@ -33,11 +32,11 @@ from tests.integration.queue.queue_tables import (
     to_grid,
 )
 from tests.integration.queue.result_model import ANY_FAULT, Modelled
+from tests.machines import machine_settings
 
 T = TypeVar("T")
 UNIT = 2.0 * HALF_UNIT
 LEASE_SECONDS = UNIT + HALF_UNIT
-_EXAMPLES = "QUEUE_MODEL_EXAMPLES"
 _RETRY_SECONDS = 20.0
 _LATER_HOST = 1 << 64
 
@@ -53,16 +52,7 @@ class Bench:
 
 
 def run_machine(machine: type["QueueMachine"], settings: Settings, examples: int) -> None:
-    """Run the same examples each time, or as many random ones as QUEUE_MODEL_EXAMPLES."""
-    random_examples = int(os.environ.get(_EXAMPLES, "0"))
-    chosen = hypothesis_settings(
-        max_examples=random_examples or examples,
-        derandomize=not random_examples,
-        stateful_step_count=50,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    chosen = machine_settings(examples, steps=50)
     with asyncio.Runner() as runner, _bench(runner.get_loop(), settings) as bench:
         run_state_machine_as_test(lambda: machine(bench), settings=chosen)  # type: ignore[arg-type]
 

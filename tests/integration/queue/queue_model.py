@@ -238,7 +238,8 @@ class QueueModel:
             entry = one.attempt, one.worker, counted or verdict == "", answer.continued_from
             one.history.append(Entry(*entry, answer.error))
         one.lost_attempts += counted
-        one.engine_deaths += cause == "lost"
+        # No worker here has a session: its process is gone. Its first death raises no suspicion.
+        one.engine_deaths += cause == "lost" or (counted and one.lost_attempts > 1)
         one.continuations += answer.continued
         if verdict is not None:
             self._finish(one, verdict, answer)

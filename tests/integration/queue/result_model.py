@@ -99,11 +99,10 @@ class Modelled:
             entry.attempt > chunks[-1].attempt and entry.counted for entry in self.history
         )
         if not continues or fruitless >= _MAX_FRUITLESS:
-            return Resume(self.text_attempt, fault=ANY_FAULT)
+            return Resume(fault=ANY_FAULT)
         ids, tokens = b"".join(one.token_ids or b"" for one in chunks), self.kept_answer()
         begins = {chunk.attempt: chunk.offset for chunk in reversed(chunks)}
         return Resume(
-            since_attempt=self.text_attempt,
             text="".join(chunk.text for chunk in chunks),
             token_ids=ids if len(ids) == 4 * (tokens.completion_tokens or 0) else None,
             prompt_tokens=tokens.prompt_tokens,

@@ -14,7 +14,7 @@ import pytest
 
 from app.cli.up.triton import STUB, EmbeddedTriton
 from app.core.settings import Settings
-from app.inference.triton_client import CannotContinueError, TritonClient
+from app.inference.triton_client import CannotContinueError
 from app.inference.triton_messages import Delta, EarlierText
 from tests.conftest import SCRIPTED, Service, run_service, run_triton, short_lease
 from tests.integration.launching import Worker
@@ -362,7 +362,7 @@ class Changing(EmbeddedTriton):
         text = self._text if takes else _INPUTS.sub("", self._text)
         assert ("resume_token_ids" in text) is takes
         self._config.write_text(text)
-        async with TritonClient(self.address("grpc")) as client:
+        async with self.client() as client:
             await client.unload("scripted")
             await client.load("scripted")
 
@@ -420,7 +420,7 @@ async def test_text_is_continued_as_a_prompt_where_that_is_allowed(
 async def test_a_model_that_loses_the_inputs_fails_nothing(changing: Changing) -> None:
     """A reload, of which the client gets no notice: the request is refused, and sent again."""
     await changing.take_ids(takes=True)
-    async with TritonClient(changing.address("grpc")) as client:
+    async with changing.client() as client:
         deltas: list[Delta] = []
         for takes in (True, False):
             await changing.take_ids(takes=takes)

@@ -1,9 +1,14 @@
 """Counts of waiting and running results: by model, over all workers that live."""
 
+import asyncio
+
+import asyncpg
 import orjson
 import pytest
 
+from app.core.database import Database
 from app.core.errors import QueueFullError
+from app.core.settings import Settings
 from app.queue.depth import ModelLoad, QueueDepth
 from tests.integration.queue.queue_bench import MODEL, Bench
 
@@ -49,7 +54,12 @@ async def test_loads_of_living_workers_add_up(bench: Bench) -> None:
 async def test_the_oldest_of_each_model_is_found_behind_any_head(bench: Bench) -> None:
     """Heads are by model, team and priority; running and ended results do not count."""
     expected = {}
-    for model, ages in {MODEL: (10, 500, 30), "n": (5, 900, 40), "o": (70, 60, 800)}.items():
+    for model, ages in {
+        MODEL: (10, 500, 30),
+        "n": (5, 900, 40),
+        "o": (70, 60, 800),
+        "p": (700, 50, 30),
+    }.items():
         rows = [
             *await bench.add(1, model_name=model, priority=1),
             *await bench.add(1, model_name=model, priority=-1),
@@ -65,7 +75,7 @@ async def test_the_oldest_of_each_model_is_found_behind_any_head(bench: Bench) -
     found = await QueueDepth(bench.database, bench.settings).oldest_seconds()
     assert found.keys() == expected.keys()
     assert {model: seconds // 300 * 300 for model, seconds in found.items()} == {
-        MODEL: 300, "n": 900, "o": 600
+        MODEL: 300, "n": 900, "o": 600, "p": 600
     }  # fmt: skip
 
 
@@ -90,3 +100,29 @@ async def test_what_was_accepted_since_the_count_is_added(bench: Bench) -> None:
         await depth.admit(1)
     depth._snapshot.expires = 0.0  # counted again: nothing of it was stored
     await depth.admit(2)
+
+
+class Counted(Database):
+    """Counts the queries."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, "test")
+        self.queries = 0
+
+    async def fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        self.queries += 1
+        return await super().fetch(query, *arguments)
+
+
+async def test_concurrent_looks_share_one_count(bench: Bench) -> None:
+    """Those that come while it is made go on with the count before."""
+    await bench.add(2)
+    database = Counted(bench.settings)
+    async with database:
+        depth = QueueDepth(database, bench.settings)
+        loads = await asyncio.gather(*(depth.by_model() for _ in range(5)))
+        assert database.queries == 2  # of what waits, and of what runs
+        ages = await asyncio.gather(*(depth.oldest_seconds() for _ in range(5)))
+        assert database.queries == 3
+    assert [set(load) for load in loads] == [{MODEL}, *[set()] * 4]
+    assert [set(age) for age in ages] == [{MODEL}, *[set()] * 4]

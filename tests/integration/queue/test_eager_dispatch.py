@@ -1,51 +1,22 @@
 """Results that are claimed by the statement that stores them: when, and when not."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
 import pytest
 
+from app.core.database import Connection
+from app.core.ids import new_id
 from app.core.settings import Settings
-from app.queue.claim import Claim
+from app.queue import enqueue
+from app.queue.enqueue import NewContext
 from app.worker.worker import Worker
 from tests.conftest import Service, connect, run_service, short_lease
+from tests.integration.queue.dispatcher import Dispatcher
 from tests.integration.queue.queue_bench import MODEL, Bench, keyed, make_result
 from tests.integration.support import finish, read, send, until
-
-
-class Dispatcher:
-    """A worker that starts all results it is given."""
-
-    def __init__(self, worker_id: UUID, room: int = 100) -> None:
-        self.worker_id = worker_id
-        self.room = room
-        self.counts: list[int] = []
-        self.begun: list[Claim] = []
-        self.started: list[Claim] = []
-        self.aborted = 0
-
-    def reserve(self, models: Sequence[str]) -> list[bool]:
-        return [number < self.room for number in range(len(models))]
-
-    def begin(self, claims: Sequence[Claim]) -> None:
-        assert not self.begun, "one statement after another"
-        self.begun += claims
-        self.counts.append(len(claims))
-
-    def confirm(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        assert worker_id == self.worker_id
-        begun = {claim.id: claim for claim in self.begun}
-        assert all(begun.get(claim.id, claim) == claim for claim in claims)
-        self.begun.clear()
-        self.started += claims
-
-    def abort(self, worker_id: UUID) -> None:
-        assert worker_id == self.worker_id
-        self.begun.clear()
-        self.aborted += 1
 
 
 @pytest.fixture
@@ -75,13 +46,28 @@ async def test_claimed_as_it_is_stored(bench: Bench, dispatcher: Dispatcher) -> 
 
 
 async def test_a_saved_context_gives_its_prompt(bench: Bench, dispatcher: Dispatcher) -> None:
+    other = NewContext(new_id(), "default", "another prompt", None, "{}")
+    await bench.add(context_id=other.id, new_context=other)
     (first,) = await bench.add()
     context_id = await bench.connection.fetchval(
         "SELECT context_id FROM results WHERE id = $1", first
     )
     again = make_result(context_id=context_id, new_context=None)
     assert await bench.queue.enqueue([again]) == [True]
-    assert dispatcher.started[1].prompt == dispatcher.started[0].prompt
+    prompts = [claim.prompt for claim in dispatcher.started]
+    assert prompts == ["another prompt", "a prompt", "a prompt"]
+
+
+async def test_results_that_ended_in_the_queue_do_not_wait(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    bench.queue.dispatcher = None
+    (cancelled,) = await bench.add()
+    await bench.connection.execute("UPDATE results SET engine_deaths = 2")
+    await bench.queue.cancel("default", id=cancelled)
+    bench.queue.dispatcher = dispatcher
+    (result_id,) = await bench.add()
+    assert [claim.id for claim in dispatcher.started] == [result_id]
 
 
 async def test_nothing_that_waits_is_overtaken(bench: Bench, dispatcher: Dispatcher) -> None:
@@ -166,6 +152,17 @@ async def test_an_outdated_dispatcher_frees_what_it_was_given(
     assert await state(bench.connection, result_id) == ("pending", None, 1, False)
 
 
+async def test_a_suspect_of_another_model_holds_nothing_up(
+    bench: Bench, dispatcher: Dispatcher
+) -> None:
+    bench.queue.dispatcher = None
+    await bench.add(model_name="another")
+    await bench.connection.execute("UPDATE results SET engine_deaths = 2")
+    bench.queue.dispatcher = dispatcher
+    (result_id,) = await bench.add()
+    assert [claim.id for claim in dispatcher.started] == [result_id]
+
+
 async def test_repetitions_do_not_begin_early(bench: Bench, dispatcher: Dispatcher) -> None:
     first, again = keyed("k"), keyed("k")
     assert await bench.queue.enqueue([first]) == [True]
@@ -185,6 +182,23 @@ async def test_a_statement_that_is_sent_again_begins_nothing_early(
         assert await bench.queue._enqueues._statement(connection, [result], True) == [True]
     assert dispatcher.counts == []
     assert [claim.id for claim in dispatcher.started] == [result.id]
+
+
+async def test_results_that_are_found_stored_are_awaited_on_the_standby(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ids are returned next; the commit of the first sending may be on the primary alone."""
+    awaited = []
+
+    async def await_standby(connection: Connection) -> None:
+        awaited.append(connection)
+
+    monkeypatch.setattr(enqueue, "await_standby", await_standby)
+    result = make_result()
+    async with bench.database.connection() as connection:
+        for _ in range(2):
+            assert await bench.queue._enqueues._statement(connection, [result], True) == [True]
+    assert len(awaited) == 1
 
 
 async def test_what_is_not_stored_is_stopped(

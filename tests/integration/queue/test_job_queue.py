@@ -66,6 +66,10 @@ async def test_enqueue_of_a_missing_context_is_told_and_stores_nothing(bench: Be
     assert answers == [False, True]
     other_team = replace(other_team, new_context=None)
     assert await bench.queue.enqueue([other_team]) == [False]
+    missing = make_result(new_context=None, context_id=new_id())
+    assert await bench.queue.enqueue([missing]) == [False]
+    await bench.connection.execute("UPDATE contexts SET content = '', erased_at = now()")
+    assert await bench.queue.enqueue([replace(good, id=new_id(), new_context=None)]) == [False]
     assert await bench.connection.fetchval("SELECT count(*) FROM results") == 1
 
 
@@ -255,7 +259,7 @@ async def test_completion_writes_everything_once(bench: Bench) -> None:
     (identifier,) = await bench.add()
     worker = await bench.worker()
     (claim,) = await bench.claim(worker)
-    end = ended(claim, prompt_tokens=5, logprobs="[1]", model_version=9, first_token_seconds=0.25)
+    end = ended(claim, prompt_tokens=5, logprobs=(b"1",), model_version=9, first_token_seconds=0.25)
     assert await bench.end(worker, end) == [True]
     row = await bench.row(identifier)
     assert (row["state"], row["output"], row["finish_reason"]) == ("completed", "text", "stop")
@@ -401,6 +405,19 @@ async def test_a_cancelled_result_never_completes(bench: Bench, outcome: Attempt
     assert row["completion_tokens"] == 2
 
 
+async def test_an_earlier_attempt_is_not_the_end_that_was_committed(bench: Bench) -> None:
+    """Its worker ran the result again, and that attempt ended it."""
+    await bench.add()
+    worker = await bench.worker()
+    (first,) = await bench.claim(worker)
+    assert await bench.end(worker, ended(first, AttemptOutcome.RETURNED)) == [True]
+    (second,) = await bench.claim(worker)
+    assert await bench.end(worker, ended(second)) == [True]
+    async with bench.database.connection() as connection:
+        resent = bench.queue.end_batcher(worker, 5.0)._statement
+        assert list(await resent(connection, [ended(first)], True)) == [False]
+
+
 async def test_an_end_that_was_committed_is_known_as_ours(bench: Bench) -> None:
     """The same statement again, after its answer was lost with the connection."""
     await bench.add(3)
@@ -441,7 +458,7 @@ async def test_an_end_hands_on_what_a_read_gives(bench: Bench, queue_settings: S
     done, failed, back, unawaited, not_ours = await bench.claim(worker)
     audience = Waiting(claim.id for claim in (done, failed, back, not_ours))
     lane = bench.queue.end_batcher(worker, 5.0, audience)
-    said: dict[str, Any] = {"output": "é🙂", "finish_reason": "stop", "logprobs": '[{"1": 0.50}]'}
+    said: dict[str, Any] = {"output": "é🙂", "finish_reason": "stop", "logprobs": (b'{"1": 0.50}',)}
     ends = [
         ended(done, **said, prompt_tokens=2, completion_tokens=3, first_token_seconds=0.1),
         ended(failed, AttemptOutcome.FAILED, failure=Failure(FailureCode.MODEL_ERROR, "no", True)),
@@ -691,7 +708,7 @@ async def test_a_rescued_result_has_no_more_attempts(bench: Bench) -> None:
     (identifier,) = await bench.add()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         worker = await bench.worker(lease_seconds=-1)
-        (claim,) = await bench.claim(worker)
+        (claim,) = await bench.claim(worker) or await bench.queue.claim_suspects(worker, [MODEL])
         text = ["é🙂", f"-{attempt}"]
         await bench.queue.append(worker, [chunk(claim, 2, text[1], 2), chunk(claim, 0, text[0], 1)])
         assert await bench.queue.rescue(0.001) == 1
@@ -715,14 +732,22 @@ async def test_rescue_ends_what_was_cancelled_or_is_late(
     bench: Bench, change: str, code: str
 ) -> None:
     (identifier,) = await bench.add()
-    worker = await bench.worker(lease_seconds=-1)
+    worker, other = await bench.worker(lease_seconds=-1), await bench.worker()
     (claim,) = await bench.claim(worker)
     await bench.queue.append(worker, [chunk(claim, 0, "so far")])
     await bench.connection.execute(f"UPDATE results SET {change}")
+    await bench.add()
+    (beside,) = await bench.claim(other)
+    await bench.queue.append(other, [replace(chunk(beside, 0, "other", 50), prompt_tokens=70)])
+    await bench.connection.execute(
+        "INSERT INTO result_chunks SELECT result_id, 0, 6, 'of an earlier attempt', 9, 9 FROM"
+        " result_chunks WHERE result_id = $1",
+        identifier,
+    )
     assert await bench.queue.rescue(0.001) == 1
     row = await bench.row(identifier)
     assert (row["state"], row["error_code"], row["output"]) == ("failed", code, "so far")
-    assert row["completion_tokens"] == 1
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 1)
 
 
 @pytest.mark.parametrize("days", [0, 30])
@@ -982,7 +1007,9 @@ async def test_a_text_is_attributed_or_its_context_deleted_without_a_deadlock(
 
 
 async def test_an_attribution_costs_its_team_a_place_by_its_weight(bench: Bench) -> None:
-    await bench.connection.execute("INSERT INTO team_limits VALUES ('default', '*', 4)")
+    await bench.connection.execute(
+        "INSERT INTO team_limits VALUES ('default', '*', 4), ('default', 'another', 9)"
+    )
     keys = []
     worker = await bench.worker()
     for _ in range(2):

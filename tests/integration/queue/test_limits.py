@@ -293,3 +293,13 @@ async def test_a_fill_that_waited_does_not_set_a_buckets_time_back(service: Serv
         assert shortage is not None
         assert shortage.seconds > 59
         assert await connection.fetchval("SELECT filled_at FROM rate_buckets") == later
+
+
+async def test_a_taking_changes_the_buckets_of_its_team_alone(service: Service) -> None:
+    buckets = [(team, "scripted", "requests_per_minute") for team in ("a", "b")]
+    async with service.services.database.connection() as connection:
+        for amount, bucket in enumerate(buckets, 1):
+            costs = [[Cost(bucket, capacity=60.0, amount=10.0 * amount)]]
+            assert await RateBuckets().take(connection, costs, False) == [None]
+        rows = await connection.fetch("SELECT team_id, level FROM rate_buckets ORDER BY 1")
+    assert [(row["team_id"], round(row["level"], -1)) for row in rows] == [("a", 50), ("b", 40)]

@@ -1,7 +1,7 @@
 """The queue against a plain model of it, step by step, in sequences that hypothesis invents.
 
-The suite runs the same examples each time. `QUEUE_MODEL_EXAMPLES=2000 .venv/bin/pytest --timeout 0
-tests/integration/queue/test_queue_model.py` runs so many random ones; a failure prints its steps.
+`FUZZ` is explained in `tests/machines.py`; more than a few times the examples need `--timeout 0`. A
+failure prints its steps.
 
 A jump of the database's clock is a shift of all moments in the tables, which is the same from their
 side. Steps follow one another: races between statements have tests of their own.

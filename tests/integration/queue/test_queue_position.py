@@ -90,6 +90,8 @@ async def test_pollers_share_one_reading(api: Service) -> None:
     async with RecordingDatabase(api.services.settings) as database:
         rows = await database.fetch("SELECT * FROM results ORDER BY id")
         positions = QueuePositions(database)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         estimates = await asyncio.gather(
             *(
                 positions.estimate(row["id"], row["model_name"], is_running=False)
@@ -98,6 +100,7 @@ async def test_pollers_share_one_reading(api: Service) -> None:
         )
         assert [one.position for one in estimates] == [*range(1, 51)] * 10
         assert len([query for query, _ in database.statements if "AS head" in query]) == 1
+        assert began + 1.0 <= positions._heads["scripted"].expires <= clock() + 1.0
 
 
 async def test_a_database_that_is_away_is_not_waited_for(api: Service) -> None:

@@ -74,8 +74,8 @@ async def test_what_ends_is_found_and_counted(
 ) -> None:
     done = await finish(service, "a quaint prompt {{chunks=3}}")
     overdue = await finish(service, "another", deadline_seconds=0.0001)
-    queued = await send(service, "a third", model="scripted", deadline_seconds=60)
-    await service.client.post(f"/results/{queued['id']}/cancel")
+    cancelled = await send(service, "a third {{chunks=100 delay_ms=500}}", model="scripted")
+    await service.client.post(f"/results/{cancelled['id']}/cancel")
 
     # The walk over older results may find these first; then they leave the queue a moment later.
     async def counted() -> bool:
@@ -83,7 +83,7 @@ async def test_what_ends_is_found_and_counted(
         return bool(left == 0 and await connection.fetchval(COUNTED) == 3)
 
     await until(counted)
-    for result, words in ((done, "QUAINT"), (overdue, "deadline passed"), (queued, "third")):
+    for result, words in ((done, "QUAINT"), (overdue, "deadline passed"), (cancelled, "third")):
         assert [str(one) for one in await found(connection, words)] == [result["id"]]
     rows = await connection.fetch("SELECT * FROM minute_stats ORDER BY ended_as")
     assert [row["ended_as"] for row in rows] == ["cancelled", "completed", "deadline_exceeded"]

@@ -161,13 +161,13 @@ async def test_too_many_waiters(hub: Hub) -> None:
     (identifier,) = await hub.bench.add()
     waiting = [hub.wait(identifier) for _ in range(600)]
     await hub.until_waiting(600)
-    assert hub.hub.is_full
+    assert hub.hub.is_full_for(TEAM)
     with pytest.raises(TooManyWaitersError):
         await hub.hub.wait_terminal(TEAM, identifier, 1)
     assert (await hub.hub.wait_terminal(TEAM, identifier, 0)).state == "pending"
     await hub.complete([identifier])
     await asyncio.wait_for(asyncio.gather(*waiting), 20)
-    assert not hub.hub.is_full
+    assert not hub.hub.is_full_for(TEAM)
 
 
 async def test_a_listener_whose_connection_is_ended_tells_everyone_still(hub: Hub) -> None:

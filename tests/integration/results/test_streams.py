@@ -431,10 +431,14 @@ async def test_texts_of_all_kinds_of_characters(settings: Settings, *, with_work
     async with serve(settings, with_worker=True) as near, serve(settings) as far:
         side = near if with_worker else far
         directive = f"{{{{delay_ms=15 text={_WORDS * 4}}}}}"
-        sent = await send(near, directive)
-        reader = Reader()
-        async with asyncio.timeout(30):
-            while reader.result is None:
-                await reader.read(side.client, sent["id"], most=2)
-        assert reader.text == reader.result["result"] == " ".join((_WORDS * 4).split())
-        assert reader.deltas > 8
+        for _ in range(5):  # if the machine stalls, a text of 0.4 s is read at once
+            sent = await send(near, directive)
+            reader = Reader()
+            async with asyncio.timeout(30):
+                while reader.result is None:
+                    await reader.read(side.client, sent["id"], most=2)
+            assert reader.text == reader.result["result"] == " ".join((_WORDS * 4).split())
+            if reader.deltas > 8:
+                break
+        else:
+            pytest.fail("no reading was live")

@@ -141,12 +141,16 @@ async def test_a_receiver_that_never_answers_is_given_up(
 
 
 async def test_a_receiver_that_is_gone_is_given_up_at_once(
-    settings: Settings, connection: asyncpg.Connection
+    settings: Settings, connection: asyncpg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with receiving(answer(410)) as receiver, delivering(settings):
+    async with receiving(answer(204), answer(410)) as receiver, delivering(settings):
+        (result,) = await owe(connection, receiver.url)
+        assert (await until_ended(connection, result))["state"] == "delivered"
         (result,) = await owe(connection, receiver.url)
         row = await until_ended(connection, result)
-    assert (row["state"], len(receiver.calls)) == ("failed", 1)
+    assert (row["state"], len(receiver.calls)) == ("failed", 2)
+    warnings = [r.getMessage() for r in caplog.records if r.name == "app.webhooks.delivery"]
+    assert warnings == [f"webhook of result {result} was given up after 1 calls"]
     assert row["log"][0] | {"status": 410} == row["log"][0]
     assert "gone" in row["log"][0]["error"]
 
@@ -490,6 +494,8 @@ async def test_the_log_is_bounded(settings: Settings, connection: asyncpg.Connec
     assert (row["attempts"], len(row["log"])) == (25, 20)
     times = [entry["at"] for entry in row["log"]]
     assert times == sorted(times)
+    seconds = [entry["seconds"] for entry in row["log"]]
+    assert seconds == [round(one, 3) for one in seconds]
 
 
 async def test_what_a_stopping_process_is_calling_may_end(

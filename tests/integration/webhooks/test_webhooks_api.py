@@ -15,6 +15,7 @@ import asyncpg
 import httpx
 import orjson
 import pytest
+from pydantic import SecretStr
 from standardwebhooks import Webhook
 
 from app.core.ids import new_id
@@ -371,8 +372,9 @@ async def test_a_rotation_may_come_first(api: Service) -> None:
 
 async def start_worker(settings: Settings) -> asyncio.subprocess.Process:
     names = {name: field.alias for name, field in Settings.model_fields.items()}
-    values = settings.model_dump() | {
-        "database_password": settings.database_password.get_secret_value(),
+    values = {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in settings.model_dump().items()
     }
     environment = {
         str(names[name]): ",".join(value) if isinstance(value, list) else str(value)

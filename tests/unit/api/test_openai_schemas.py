@@ -86,6 +86,12 @@ def test_usage_is_not_invented() -> None:
     assert "usage" not in chat_completion(chat(), None, [row(prompt_tokens=None)])
 
 
+def sent(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer as its client reads it."""
+    read: dict[str, Any] = orjson.loads(orjson.dumps(answer))
+    return read
+
+
 def test_the_sampled_token_is_known_among_the_likely_ones() -> None:
     best = {"logprob": -0.1, "rank": 1, "decoded_token": "a"}
     second = {"logprob": -1.0, "rank": 2, "decoded_token": "b"}
@@ -95,10 +101,11 @@ def test_the_sampled_token_is_known_among_the_likely_ones() -> None:
     assert likeliest(token, 2) == [best, second]
     logprobs = orjson.dumps([token]).decode()
     answer = chat_completion(chat(logprobs=True, top_logprobs=2), None, [row(logprobs=logprobs)])
-    (produced,) = answer["choices"][0]["logprobs"]["content"]
+    (produced,) = sent(answer)["choices"][0]["logprobs"]["content"]
     assert (produced["token"], produced["logprob"], produced["bytes"]) == ("\ufffd", -5.0, None)
     assert [one["bytes"] for one in produced["top_logprobs"]] == [[97], [98]]
-    old = completion(text(logprobs=2), ["p"], [row(logprobs=logprobs)])["choices"][0]["logprobs"]
+    answer = completion(text(logprobs=2), ["p"], [row(logprobs=logprobs)])
+    old = sent(answer)["choices"][0]["logprobs"]
     assert old["top_logprobs"] == [{"a": -0.1, "b": -1.0, "\ufffd": -5.0}]
 
 
@@ -124,9 +131,9 @@ def test_an_impossible_token_has_a_number() -> None:
     """The engine's minus infinity is stored as null."""
     entry = {"logprob": None, "rank": 1, "decoded_token": "a", "sampled": True}
     produced = row(logprobs=orjson.dumps([{"5": entry}]).decode())
-    (choice,) = chat_completion(chat(logprobs=True), None, [produced])["choices"]
+    (choice,) = sent(chat_completion(chat(logprobs=True), None, [produced]))["choices"]
     assert choice["logprobs"]["content"][0]["logprob"] == -9999.0
-    (old,) = completion(text(logprobs=1), ["p"], [produced])["choices"]
+    (old,) = sent(completion(text(logprobs=1), ["p"], [produced]))["choices"]
     assert old["logprobs"]["token_logprobs"] == [-9999.0]
     assert old["logprobs"]["top_logprobs"] == [{"a": -9999.0}]
     likely = row("likely", logprobs=orjson.dumps([{"5": entry | {"logprob": -9.0}}]).decode())

@@ -157,3 +157,23 @@ def test_the_api_environment_file_names_only_settings(environment: pytest.Monkey
         "POSTGRES_PASSWORD": values["LLM_DATABASE_PASSWORD"],
         "POSTGRES_DB": values["LLM_DATABASE_DB"],
     }
+
+
+def test_tritons_secret_is_one_for_all_servers_or_one_each(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("TRITON_GRPC_SERVICE", "a:1,b:1")
+    environment.setenv("TRITON_HTTP_SERVICE", "")
+    environment.setenv("TRITON_METRICS_SERVICE", "")
+    for value, secrets in (
+        ("", [None, None]),
+        ("of-both-servers", ["of-both-servers"] * 2),
+        ("of-the-first, of-the-second", ["of-the-first", "of-the-second"]),
+    ):
+        environment.setenv("LLM_TRITON_SECRET", value)
+        settings = Settings()
+        assert settings.triton_secrets() == secrets
+        assert "of-" not in repr(settings)
+    for value in ("short", "of-a-server,of-b-server,of-c-server", "with a blank", "x" * 257):
+        environment.setenv("LLM_TRITON_SECRET", value)
+        with pytest.raises(ValidationError, match="LLM_TRITON_SECRET") as error:
+            Settings()
+        assert value not in str(error.value)

@@ -29,7 +29,7 @@ def written(folder: Path) -> str:
 def launched(folder: Path) -> str:
     """The configuration that a launch brings to its node."""
     spec = spec_of(profiles_of(folder, PROFILE))
-    packed = pack_directory("", spec, ModelPlace())
+    packed = pack_directory("", spec, ModelPlace(), "secret-1")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         member = archive.extractfile(f"repository/{spec.served_name}/config.pbtxt")
         assert member is not None
@@ -56,7 +56,7 @@ def test_every_model_configuration_reports_its_engine_s_health(
 
 
 def test_a_launch_brings_the_whole_health_check(tmp_path: Path) -> None:
-    packed = pack_directory("", spec_of(profiles_of(tmp_path, PROFILE)), ModelPlace())
+    packed = pack_directory("", spec_of(profiles_of(tmp_path, PROFILE)), ModelPlace(), "secret-1")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         names = {name for name in archive.getnames() if name.startswith("health/")}
     files = {f"health/{path.name}" for path in (ROOT / "triton" / "health").glob("*.py")}

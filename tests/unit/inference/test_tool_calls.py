@@ -70,6 +70,7 @@ def read_in_pieces(reader: Reader, text: str, sizes: list[int]) -> tuple[str, li
         (LLAMA, '{"name": "now"}; ', "", [NOW]),
         (LLAMA, '{"name": "now"}; {"name":', '{"name":', [NOW]),
         (MISTRAL, '[TOOL_CALLS][{"name": "now"}] Done', "Done", [NOW]),
+        (MISTRAL, "[TOOL_CALLS]now{}[TOOL_CALLS]", "", [NOW]),
         (MISTRAL, "[TOOL_CALLS]now{}[TOOL_CALLS]Done!", "[TOOL_CALLS]Done!", [NOW]),
         (MISTRAL, "[TOOL_CALLS]now{}[TOOL_CALLS]Done", "[TOOL_CALLS]Done", [NOW]),
     ],
@@ -122,6 +123,24 @@ def test_what_is_forced_by_a_schema() -> None:
     forced = '[{"name": "add", "parameters": {"a": 1}}, {"name": "now", "parameters": {}}]'
     assert read_all(reader_of_forced(), forced) == ("", [ADD, NOW])
     assert read_all(NamedReader("add"), '{"a": 1}') == ("", [ADD])
+
+
+def test_separators_before_a_call_are_bounded() -> None:
+    call = '{"name": "now"}'
+    assert read_all(reader_of(LLAMA), " " * 256 + call) == ("", [NOW])
+    assert read_all(reader_of(LLAMA), " " * 257 + call) == (" " * 257 + call, [])
+
+
+def test_text_that_begins_no_call_is_not_held_back() -> None:
+    reader = reader_of(HERMES)
+    assert reader.feed("plain") == ["plain"]
+    assert reader.feed("text<tool_") == ["text"]
+    assert reader.feed("box>") == ["<tool_box>"]
+
+
+def test_letters_of_arguments_stay_as_they_are() -> None:
+    _, (call,) = read_all(reader_of(LLAMA), '{"name": "f", "parameters": {"x": "\\u00e9🙂"}}')
+    assert call.arguments == '{"x": "é🙂"}'
 
 
 def test_half_a_surrogate_pair_stays_escaped() -> None:

@@ -295,7 +295,7 @@ def test_how_a_job_ended_by_what_it_left(
     spec = spec_of(profiles).model_dump_json()
     launch = Launch(
         LAUNCH, "one", provider, "della", "demo", spec, "healthy", "", None, "7", "n1",
-        None, None, None, 0, None, now, now, now, now, None, None,
+        None, None, None, 0, None, now, now, now, now, None, None, None,
     )  # fmt: skip
     job = job_from_exit_file(launch, status, seconds)
     assert (job.phase, job.end, job.exit_code, job.id) == (Phase.ENDED, end, status, "7")

@@ -53,7 +53,7 @@ def test_what_may_be_continued(parameters: dict[str, Any], *, can: bool) -> None
     ],
 )
 def test_how_much_of_a_readers_text_stays(attempt: int, offset: int, kept: int) -> None:
-    resume = Resume(3, "x" * 20, None, None, 4, begins=((3, 0), (5, 10)))
+    resume = Resume("x" * 20, None, None, 4, begins=((3, 0), (5, 10)))
     assert resume.kept_of(attempt, offset) == kept
 
 

@@ -74,8 +74,9 @@ def test_grpc_stays_in_tritons_client() -> None:
         for file in (ROOT / "app").rglob("*.py")
         if re.search(r"^\s*(?:import|from) (tritonclient|grpc)\b", file.read_text(), re.MULTILINE)
     ]
-    names = ("triton_client", "triton_messages", "triton_stream")
-    assert sorted(importers) == [f"inference/{name}.py" for name in names]
+    names = ("client", "exposure", "messages", "session", "stream")
+    inputs, messages = "inference/model_inputs.py", "inference/session_messages.py"
+    assert sorted(importers) == [inputs, messages, *(f"inference/triton_{one}.py" for one in names)]
 
 
 def test_few_files_write_the_state() -> None:

@@ -131,10 +131,14 @@ def test_a_constant_has_the_lines_that_use_it(tmp_path: Path) -> None:
     (tmp_path / "app/queue/claim.py").write_text(
         "from app.queue.sql import FULL as SQL, REST\n\ndef claim():\n    return SQL\n"
     )
+    (tmp_path / "app/queue/cancel.py").write_text(
+        "from app.queue import sql\ndef cancel():\n    return 1, sql.FULL\n"
+    )
     uses = Uses(tmp_path, "app")
     assert uses.lines("app/queue/sql.py", "_PART") == {
         ("app/queue/sql.py", 3),
         ("app/queue/claim.py", 4),
+        ("app/queue/cancel.py", 3),
     }
     assert uses.lines("app/queue/sql.py", "REST") == set()
 
@@ -172,6 +176,8 @@ from tools.mutation.mutants import find_mutants
 from tools.mutation.runner import Runner
 from tools.mutation.selection import named_tests
 root = Path(sys.argv[1])
+sys.path.insert(0, str(root))
+import sample  # as the command itself imports part of the service
 runner = Runner(root, {}, root / "log", sys.argv[2:])
 tests = named_tests(root, ["tests"])
 print(None, runner.run(None, tests).outcome)

@@ -3,6 +3,7 @@
 import orjson
 from hypothesis import given, strategies as st
 
+from app.queue.progress import json_list
 from app.results.streams.output_buffer import OutputBuffer, TokenLog
 
 
@@ -25,4 +26,8 @@ def test_the_chosen_token_is_marked_where_others_stand_beside_it() -> None:
     log.append(orjson.dumps([crowded, alone]).decode())
     marked = {"9": {"logprob": -2, "sampled": True}, "8": {"logprob": -1}}
     assert log.since(0) == [alone, marked, alone]
-    assert orjson.loads(log.to_json() or "") == [alone, marked, alone]
+    assert log.since(0, 1) == [alone]
+    assert log.since(1, 1) == log.since(1) == [marked, alone]
+    assert orjson.loads(json_list(log.parts()) or "") == [alone, marked, alone]
+    assert log.parts(1) == (orjson.dumps(marked) + b"," + orjson.dumps(alone),)
+    assert json_list(log.parts(3)) is None

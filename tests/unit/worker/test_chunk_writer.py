@@ -12,6 +12,7 @@ from app.inference.triton_messages import Delta
 from app.queue.claim import Claim
 from app.queue.job_queue import JobQueue
 from app.queue.progress import Chunk
+from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt
 from app.worker.backends.triton_backend import Generation, TritonBackend
@@ -35,17 +36,29 @@ class Table:
         await self.may_end.wait()
 
 
+class Readers:
+    """A hub whose streams read the results with these ids."""
+
+    def __init__(self) -> None:
+        self.ids: set[UUID] = set()
+
+    def is_read(self, result_id: UUID) -> bool:
+        return result_id in self.ids
+
+
 class Desk:
     """A writer at work, and attempts with scripted outputs."""
 
     def __init__(self, flush_seconds: float) -> None:
         self.table = Table()
         self.running: dict[UUID, Attempt] = {}
+        self.readers = Readers()
         self.watched: set[UUID] = set()
         self.writer = ChunkWriter(
             cast(JobQueue, self.table),
             new_id(),
             self.running,
+            cast(StreamHub, self.readers),
             cast(StreamInterest, self.watched),
             flush_seconds,
         )
@@ -136,3 +149,21 @@ async def test_a_reader_that_comes_when_all_is_written_is_notified(desk: Desk) -
     desk.writer.write_soon([attempt.claim.id])
     await desk.until_written(2)
     assert desk.table.writes[1] == ([], [attempt.claim.id])
+
+
+@pytest.mark.parametrize("desk", [0.01], indirect=True)
+async def test_text_that_a_stream_reads_is_live_and_otherwise_not(desk: Desk) -> None:
+    """Text of this process or another: at once for a new reader, with the next flush after the last."""
+    here, elsewhere, unread = (desk.attempt(watched=False) for _ in range(3))
+    desk.readers.ids.add(here.claim.id)
+    desk.watched.add(elsewhere.claim.id)
+    assert [desk.writer.is_read(one.claim.id) for one in (here, elsewhere, unread)] == [
+        True, True, False,
+    ]  # fmt: skip
+    desk.writer.write_soon([elsewhere.claim.id])
+    assert [one.live.is_on for one in (here, elsewhere, unread)] == [False, True, False]
+    unread.live.set(True)
+    changed = asyncio.Event()
+    unread.live.on_change = lambda _: changed.set()
+    await asyncio.wait_for(changed.wait(), 20)
+    assert [one.live.is_on for one in (here, elsewhere, unread)] == [True, True, False]

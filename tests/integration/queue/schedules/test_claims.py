@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from app.queue.claim import Claim
+from tests.integration.queue.dispatcher import Dispatcher
 from tests.integration.queue.queue_bench import MODEL, Bench, ended, make_result
 from tests.integration.queue.schedules.checks import Schedules
 from tests.integration.queue.schedules.scheduler import Process, Schedule, Work
@@ -22,7 +23,6 @@ from tests.integration.queue.schedules.works import (
     running,
     within_limits,
 )
-from tests.integration.queue.test_eager_dispatch import Dispatcher
 
 # One database for all tests of this file.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,6 +12,7 @@ from app.core.ids import created_at
 from app.queue.claim import Claim
 from app.queue.enqueue import NewResult
 from app.results.retention.retention import Retention
+from tests.integration.queue.dispatcher import Dispatcher
 from tests.integration.queue.queue_bench import Bench, ended, keyed, make_result
 from tests.integration.queue.schedules.checks import Schedules
 from tests.integration.queue.schedules.scheduler import Process, Schedule, Work
@@ -20,7 +21,6 @@ from tests.integration.queue.schedules.works import (
     enqueueing,
     facts,
 )
-from tests.integration.queue.test_eager_dispatch import Dispatcher
 
 # One database for all tests of this file.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

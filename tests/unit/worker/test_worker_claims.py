@@ -1,0 +1,233 @@
+"""Claims and slots of a worker, by a virtual clock."""
+
+import asyncio
+from dataclasses import replace
+from uuid import uuid4
+
+from app.core.listener import ENDED, ENQUEUED
+from tests.unit.worker.test_attempt import claim_of
+from tests.unit.worker.worker_bench import Service, run
+
+
+def test_an_idle_worker_polls_and_is_woken_by_new_results() -> None:
+    """One claim each time; results that end do not wake it, for its slots were no limit."""
+
+    async def work(service: Service) -> None:
+        async with service.working():
+            await asyncio.sleep(130)
+            assert service.ask_times() == [0, 60, 120]
+            service.add()
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert len(service.running()) == 1
+            await asyncio.sleep(20)
+            assert service.running() == []
+            assert service.ask_times() == [0, 60, 120, 131]
+            service.notify(ENDED, "x")
+            await asyncio.sleep(1)
+            assert len(service.asked) == 4
+
+    run(work)
+
+
+def test_a_full_worker_claims_as_soon_as_a_slot_is_free() -> None:
+    async def work(service: Service) -> None:
+        for _ in range(5):
+            service.add()
+        async with service.working():
+            assert len(service.running()) == 2
+            assert service.asked == [(0, {"m": 2})]
+            await asyncio.sleep(10)
+            assert len(service.running()) == 2
+            await asyncio.sleep(10)
+            assert len(service.running()) == 1
+            await asyncio.sleep(10)
+            assert len(service.ends.items) == 5
+            assert {at for at, _ in service.asked} == {0, 10, 20}
+
+    run(work)
+
+
+def test_a_queue_that_was_found_empty_leaves_its_share_to_others() -> None:
+    """Until the worker is woken. A slot of another one that was free meanwhile is claimed for."""
+
+    async def work(service: Service) -> None:
+        service.slots = {"m": 2, "n": 2}
+        claims = [service.add(model="n") for _ in range(2)]
+        service.on_claim = [lambda: service.slots.update(n=3)]
+        async with service.working():
+            assert service.asked == [(0, {"m": 2, "n": 2}), (0, {"n": 1})]
+            assert service.running() == [claim.id for claim in claims]
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert service.asked[2:] == [(1, {"m": 2, "n": 1})]
+            await asyncio.sleep(10)  # all queues are empty: ends wake no worker
+            assert len(service.asked) == 3
+
+    run(work)
+
+
+def test_a_worker_with_an_empty_and_a_full_queue_claims_at_each_end() -> None:
+    async def work(service: Service) -> None:
+        service.slots = {"m": 2, "n": 1}
+        for _ in range(2):
+            service.add(model="n")
+        async with service.working():
+            await asyncio.sleep(10)
+            assert service.asked == [(0, {"m": 2, "n": 1}), (10, {"m": 2, "n": 1})]
+            assert service.waiting == []
+
+    run(work)
+
+
+def test_claims_stop_where_memory_does() -> None:
+    """The last result may exceed it. A result that ends makes room, and wakes the worker."""
+
+    async def work(service: Service) -> None:
+        service.slots = {"m": 9}
+        for size in (999, 500, 1):
+            service.add(size=size)
+        async with service.working():
+            assert len(service.running()) == 2
+            asked = len(service.asked)
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert len(service.asked) == asked
+            assert service.worker.reserve([("m", 1)]) == [False]
+            await asyncio.sleep(9)
+            assert service.waiting == []
+
+    run(work)
+
+
+def test_exactly_full_memory_has_no_room() -> None:
+    async def work(service: Service) -> None:
+        service.slots = {"m": 9}
+        service.add(size=999)
+        async with service.working():
+            service.add(size=1)
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert service.waiting == []
+            service.add(size=1)
+            asked = len(service.asked)
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert len(service.asked) == asked
+            assert len(service.waiting) == 1
+
+    run(work)
+
+
+def test_a_worker_whose_memory_is_full_claims_at_the_next_end() -> None:
+    """Although its claim had left the queue empty. One byte less is room for a result."""
+
+    async def work(service: Service) -> None:
+        service.slots = {"m": 9}
+        service.add(size=1_000)
+        async with service.working():
+            assert service.ask_times() == [0]
+            await asyncio.sleep(10)
+            assert service.ask_times() == [0, 10]
+            service.add(size=999)
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert service.worker.reserve([("m", 1)]) == [True]
+            await asyncio.sleep(10)
+            assert service.ask_times() == [0, 10, 11]
+
+    run(work)
+
+
+# --- results that need no claim ---------------------------------------------------------------------
+
+
+def test_slots_and_memory_are_reserved_in_order() -> None:
+    async def work(service: Service) -> None:
+        service.slots = {"m": 2, "n": 1}
+        async with service.working():
+            reserve = service.worker.reserve
+            wanted = [("m", 1), ("m", 1), ("m", 1), ("n", 1), ("n", 1), ("o", 1)]
+            assert reserve(wanted) == [True, True, False, True, False, False]
+            assert reserve([("m", 999), ("m", 1), ("n", 1)]) == [True, True, False]
+            assert reserve([("m", 1000), ("m", 1)]) == [True, False]
+            assert reserve([]) == []
+            service.worker.stop()
+            assert reserve([("m", 1), ("m", 1)]) == [False, False]
+
+    run(work)
+
+
+def test_nothing_is_reserved_while_the_queue_has_more_than_slots() -> None:
+    async def work(service: Service) -> None:
+        for _ in range(3):
+            service.add()
+        async with service.working():
+            await asyncio.sleep(20)
+            assert len(service.running()) == 0
+            assert service.worker.reserve([("m", 1)]) == [True]
+            service.slots = {"m": 0}
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            service.slots = {"m": 2}
+            assert service.worker.reserve([("m", 1)]) == [False]
+
+    run(work)
+
+
+def test_a_reserved_result_runs_before_it_is_stored() -> None:
+    async def work(service: Service) -> None:
+        async with service.working():
+            worker, former = service.worker, uuid4()
+            claims = [claim_of(), claim_of()]
+            worker.begin(claims)
+            await asyncio.sleep(1)
+            assert len(service.running()) == 2
+            worker.confirm(former, claims)
+            worker.abort(former)
+            await asyncio.sleep(1)
+            assert (len(service.running()), service.hub.running(claims[0].id)) == (2, None)
+            worker.confirm(worker.worker_id, claims[:1])
+            assert service.hub.running(claims[0].id) is not None
+            await asyncio.sleep(1)
+            assert service.running() == [claims[0].id]
+            worker.begin(claims[1:])
+            await asyncio.sleep(1)
+            worker.abort(worker.worker_id)
+            await asyncio.sleep(1)
+            assert service.running() == [claims[0].id]
+        worker.confirm(worker.worker_id, [claim_of()])  # too late
+        assert service.running() == []
+
+    run(work)
+
+
+# --- suspects ---------------------------------------------------------------------------------------
+
+
+def test_suspects_run_one_after_the_other() -> None:
+    """They are looked for at each poll, and when one has ended."""
+
+    async def work(service: Service) -> None:
+        service.suspects = [replace(claim_of(), is_suspect=True) for _ in range(2)]
+        async with service.working():
+            assert len(service.running()) == 1
+            await asyncio.sleep(30)
+            assert service.asked_suspects == [0, 10, 20]
+            await asyncio.sleep(100)
+            assert service.asked_suspects == [0, 10, 20, 80]
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert service.asked_suspects == [0, 10, 20, 80]
+
+    run(work)
+
+
+def test_suspects_are_left_to_workers_with_a_free_slot() -> None:
+    async def work(service: Service) -> None:
+        service.slots = {"m": 0}
+        async with service.working():
+            await asyncio.sleep(100)
+            assert service.asked_suspects == []
+
+    run(work)
