@@ -30,6 +30,9 @@ from bench import (
     report,
     retention,
     scaling,
+    t1_token_cost,
+    t2_engine_rate,
+    t3_token_lag,
 )
 from bench.cpu import cores_in_use
 from bench.report import Options, Report
@@ -52,6 +55,12 @@ _GOALS: dict[str, tuple[Goal, str]] = {
     "p6": (p6_poll.run, "polls by id; baselines: a fixed answer, one SELECT each"),
     "p7": (p7_lists.run, "list pages at depth; baseline: depth 0 of the same query"),
     "p8": (p8_growth.run, "CPU per result as streams, waiters, rows, the queue and workers grow"),
+    "t1": (
+        t1_token_cost.run,
+        "CPU of a token of a running result; baseline: a bare client, one gRPC stream a result",
+    ),
+    "t2": (t2_engine_rate.run, "tokens/s of real vLLM; baseline: AsyncLLM without a service"),
+    "t3": (t3_token_lag.run, "a token's way from the model to its reader, 100 to 500 streams"),
     "fair": (fair.run, "the fair order of the queue; baseline: first in, first out"),
     "queue": (queue_libraries.run, "CPU of the queue alone; baseline: pgqueuer (make .venv-peers)"),
     "fleet": (fleet.run, "one Triton server and two; baseline: one"),

@@ -44,6 +44,7 @@ async def second_server(house: House) -> AsyncIterator[str]:
         {MODEL: _ROOT / "triton" / "models" / MODEL},
         house.directory / "logs" / "triton-2.log",
     )
+    second.secret = house.triton.secret
     await second.start()
     try:
         yield second.address("grpc")

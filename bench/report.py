@@ -86,6 +86,14 @@ def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
+def medians(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Column by column over the rounds; a column without values stays empty."""
+    columns = (
+        [value for value in column if value is not None] for column in zip(*rows, strict=True)
+    )
+    return [statistics.median(column) if column else None for column in columns]
+
+
 def save(reports: Sequence[Report], machine: Mapping[str, object], options: Options) -> Path:
     """Write everything as JSON into bench/results/, the plots beside it; the JSON's file."""
     RESULTS.mkdir(exist_ok=True)

@@ -43,7 +43,7 @@ class House:
         self.directory = directory
         self._logs = directory / "logs"
         self._postgres = EmbeddedPostgres(directory / "postgres", self._logs / "postgres.log")
-        self._triton = EmbeddedTriton(
+        self.triton = EmbeddedTriton(
             _ROOT / ".venv-triton",
             directory / "triton",
             {MODEL: _ROOT / "triton" / "models" / MODEL},
@@ -53,7 +53,7 @@ class House:
     async def __aenter__(self) -> "House":
         progress.show("starting PostgreSQL and Triton")
         await self._postgres.start()
-        await self._triton.start()
+        await self.triton.start()
         return self
 
     async def __aexit__(
@@ -62,7 +62,7 @@ class House:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        await self._triton.stop()
+        await self.triton.stop()
         await self._postgres.stop()
 
     @property
@@ -80,7 +80,7 @@ class House:
 
     @property
     def triton_address(self) -> str:
-        return self._triton.address("grpc")
+        return self.triton.address("grpc")
 
     async def connect(self, database: str) -> asyncpg.Connection:
         """A connection to a database of this house."""
@@ -122,7 +122,7 @@ class House:
         environment = {
             **os.environ,
             **self._postgres.environment,
-            **self._triton.environment,
+            **self.triton.environment,
             "LLM_DATABASE_DB": database,
         }
         await service.migrate(environment, self._logs / "migrate.log")

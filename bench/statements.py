@@ -150,8 +150,8 @@ class Bench:
 
     # --- the dispatcher and the waiters: both take all results --------------------------------------
 
-    def reserve(self, models: Sequence[str]) -> list[bool]:
-        return [True] * len(models)
+    def reserve(self, results: Sequence[tuple[str, int]]) -> list[bool]:
+        return [True] * len(results)
 
     def begin(self, claims: Sequence[Claim]) -> None: ...
 

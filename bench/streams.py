@@ -1,7 +1,7 @@
-"""Readers of streams that note when each chunk was sent and when it was here.
+"""Readers of streams that note when each chunk was made and when it was here.
 
-The prompt's `{{clock ...}}` has the scripted model print its sending time, in ns of
-CLOCK_MONOTONIC, which all processes of a machine share: no reader has to guess what it waited for.
+The prompt's `{{clock ...}}` has the scripted model output the time of the step that made a chunk, in ns
+of CLOCK_MONOTONIC, which all processes of a machine share: no reader has to guess what it waited for.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ import grpc
 import orjson
 from tritonclient.grpc import service_pb2
 
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.triton_access import grpc_headers
 from app.inference.triton_messages import build_request
 from bench.load import HOST, get, post
 from bench.servers import MODEL
@@ -31,7 +33,7 @@ class Stream:
 
     began: int
     accepted: int = 0  # when the POST was answered
-    sent: list[int] = field(default_factory=list)  # by the model, chunk by chunk
+    made: list[int] = field(default_factory=list)  # by the model, chunk by chunk
     seen: list[int] = field(default_factory=list)  # by the reader
     ended: int = 0  # when the reader held the end
     result: dict[str, Any] = field(default_factory=dict)  # the terminal one
@@ -40,7 +42,7 @@ class Stream:
         """Note what has just arrived: one chunk, or several in one event."""
         now = time.monotonic_ns()
         for chunk in text.split():
-            self.sent.append(int(chunk))
+            self.made.append(int(chunk))
             self.seen.append(now)
 
 
@@ -146,7 +148,8 @@ async def posts_stream(port: int) -> bool:
 class DirectClient:
     """The least there is: one gRPC stream a generation."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
+        self._headers = grpc_headers(secret)
         self._infer = channel.unary_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
@@ -156,7 +159,8 @@ class DirectClient:
     async def read(self, prompt: str) -> Stream:
         """Generate to the end."""
         stream = Stream(time.monotonic_ns())
-        async for answer in self._infer(build_request(MODEL, prompt, PARAMETERS)):
+        request = build_request(MODEL, prompt, PARAMETERS)
+        async for answer in self._infer(request, metadata=self._headers):
             if answer.error_message:
                 raise RuntimeError(answer.error_message)
             if contents := answer.infer_response.raw_output_contents:
@@ -166,10 +170,10 @@ class DirectClient:
 
 
 @contextlib.asynccontextmanager
-async def direct_client(address: str) -> AsyncIterator[DirectClient]:
+async def direct_client(triton: EmbeddedTriton) -> AsyncIterator[DirectClient]:
     """A client of Triton itself."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield DirectClient(channel)
+    async with grpc.aio.insecure_channel(triton.address("grpc")) as channel:
+        yield DirectClient(channel, triton.secret)
 
 
 async def repeat(reads: Sequence[Read], seconds: float, length: float) -> list[Stream]:
