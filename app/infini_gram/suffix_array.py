@@ -50,10 +50,12 @@ def make_suffix_array(
                 cwd=directory,
                 start_new_session=True,
             )
+        steps = IndexerSteps(directory, log_file, tokens * pointer_width(size), report)
         try:
             while process.poll() is None:
-                _report_step(directory, log_file, tokens * pointer_width(size), report)
+                steps.report_progress()
                 time.sleep(0.05)
+            steps.report_progress()
         finally:
             _end(process)
     if process.returncode != 0 or not (directory / "table.0").is_file():
@@ -64,12 +66,27 @@ def make_suffix_array(
     log_file.unlink()
 
 
-def _report_step(directory: Path, log_file: Path, expected: int, report: Report) -> None:
-    text = _log_text(log_file)
-    begun = [(name, output) for name, output in _STEPS if f"({name})" in text]
-    if begun:
-        name, output = begun[-1]
-        report(f"suffix array, {name}", min(1.0, _size(directory / output) / expected), "")
+class IndexerSteps:
+    """The indexer's steps, as its log names them. Each is reported, even if it ends between two looks."""
+
+    def __init__(self, directory: Path, log_file: Path, expected: int, report: Report) -> None:
+        self._directory = directory
+        self._log_file = log_file
+        self._expected = expected  # bytes that each step writes
+        self._report = report
+        self._ended = 0  # steps that were reported as complete
+
+    def report_progress(self) -> None:
+        text = _log_text(self._log_file)
+        begun = [number for number, (name, _) in enumerate(_STEPS) if f"({name})" in text]
+        if not begun:
+            return
+        for name, _ in _STEPS[self._ended : begun[-1]]:
+            self._report(f"suffix array, {name}", 1.0, "")
+        self._ended = begun[-1]
+        name, output = _STEPS[begun[-1]]
+        written = _size(self._directory / output)
+        self._report(f"suffix array, {name}", min(1.0, written / self._expected), "")
 
 
 def _size(path: Path) -> int:
