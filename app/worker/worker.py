@@ -57,6 +57,7 @@ class Worker:
         self._lease: Lease
         self._attempts: AttemptExecutor  # of this lease
         self._is_short = True  # whether slots, not the queue, were the limit of the last claim
+        self._claim_room = 0  # bytes that the claim under way may still take
         self._suspects_at = 0.0  # the loop's time for looking at them
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
@@ -143,8 +144,8 @@ class Worker:
                 self._suspects_at = loop.time() + self._settings.poll_seconds
                 await self._claim_suspects()
             asked = self._free_slots(empty)
-            claimed = await self._claim(asked) if asked else Counter[str]()
-            empty |= {model for model, count in asked.items() if claimed[model] < count}
+            if asked:
+                empty |= await self._claim(asked)
             # Otherwise the queues were empty: new results are notified, and a free slot finds none.
             self._is_short = self._room <= 0 or not empty.issuperset(self._backend.ready())
             if asked:
@@ -172,11 +173,12 @@ class Worker:
     def reserve(self, results: Sequence[tuple[str, int]]) -> list[bool]:
         """Return for each result, given by its model and expected bytes, whether it may start.
 
-        The results of a claim under way are not counted: for a moment there may be twice the slots.
+        The slots of a claim under way are not counted: for a moment there may be twice as many. Its
+        bytes are.
         """
         if self._is_short or self._stopping.is_set():
             return [False] * len(results)
-        slots, room = Counter(self._free_slots()), self._room
+        slots, room = Counter(self._free_slots()), self._room - max(0, self._claim_room)
         reserved = []
         for model, size in results:
             slots[model] -= 1
@@ -195,13 +197,25 @@ class Worker:
     def abort(self, worker_id: UUID) -> None:
         self.confirm(worker_id, [])
 
-    async def _claim(self, asked: dict[str, int]) -> Counter[str]:
+    async def _claim(self, asked: dict[str, int]) -> set[str]:
+        """Claim up to so many results of each model; returns the models whose queues have no more.
+
+        A claim gets half of the room, so that new results of this process may start beside it. The
+        next one gets half of the rest.
+        """
         claimed = Counter[str]()
-        with self._logged_if_transient():
-            async for claims in self._queue.claims(self._lease.id, asked, self._room):
-                self._start(claims)
-                claimed.update(claim.model_name for claim in claims)
-        return claimed
+        self._claim_room = (self._room + 1) // 2
+        try:
+            with self._logged_if_transient():
+                async for claims in self._queue.claims(self._lease.id, asked, self._claim_room):
+                    self._start(claims)
+                    claimed.update(claim.model_name for claim in claims)
+                    self._claim_room -= sum(claim.expected_bytes for claim in claims)
+            if self._claim_room <= 0:
+                return set()
+            return {model for model, count in asked.items() if claimed[model] < count}
+        finally:
+            self._claim_room = 0
 
     async def _claim_suspects(self) -> None:
         if models := list(self._free_slots()):

@@ -60,7 +60,7 @@ async def test_results_larger_than_the_memory_run_one_after_another(
     """Each end makes room, at once: the worker does not poll within this test."""
     small = settings.model_copy(update={"worker_memory_bytes": 1, "poll_seconds": 60.0})
     async with run_service(small, with_worker=True) as service:
-        # In one request: one that comes during a claim may start beside it.
+        # In one request: each later one is claimed, and the first may start without a claim.
         bodies = [
             {"model": "scripted", "content": f"{n} {{{{chunks=3 delay_ms=20}}}}"} for n in range(4)
         ]

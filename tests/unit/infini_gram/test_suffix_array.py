@@ -1,3 +1,5 @@
+"""Progress of the indexer's steps."""
+
 from pathlib import Path
 
 from app.infini_gram.suffix_array import IndexerSteps

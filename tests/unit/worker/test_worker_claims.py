@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from uuid import uuid4
 
+from app.core.errors import DatabaseUnavailableError
 from app.core.listener import ENDED, ENQUEUED
 from tests.unit.worker.test_attempt import claim_of
 from tests.unit.worker.worker_bench import Service, run
@@ -134,7 +135,49 @@ def test_a_worker_whose_memory_is_full_claims_at_the_next_end() -> None:
             await asyncio.sleep(1)
             assert service.worker.reserve([("m", 1)]) == [True]
             await asyncio.sleep(10)
-            assert service.ask_times() == [0, 10, 11]
+            assert service.ask_times() == [0, 10, 11, 11]  # twice: the first took all of its share
+
+    run(work)
+
+
+def test_a_claim_gets_half_of_the_room_and_what_begins_beside_it_the_rest() -> None:
+    async def work(service: Service) -> None:
+        service.slots = {"m": 9}
+        reserved: list[list[bool]] = []
+        async with service.working():
+
+            def reserve() -> None:
+                reserved.append(service.worker.reserve([("m", 400), ("m", 100), ("m", 1)]))
+
+            service.add(size=1)
+            service.on_claim = [reserve]
+            service.notify(ENQUEUED)
+            await asyncio.sleep(1)
+            assert reserved == [[True, True, False]]
+            assert service.worker.reserve([("m", 998), ("m", 1), ("m", 1)]) == [True, True, False]
+
+    run(work)
+
+
+def test_a_claim_that_took_its_half_is_followed_by_one_for_the_rest() -> None:
+    async def work(service: Service) -> None:
+        service.slots = {"m": 9}
+        for _ in range(4):
+            service.add(size=300)
+        async with service.working():
+            assert len(service.running()) == 4
+            assert service.ask_times() == [0, 0, 0]
+            service.slots = {"m": 10}
+            assert service.worker.reserve([("m", 1)]) == [False]
+
+    run(work)
+
+
+def test_a_failed_claim_keeps_no_room() -> None:
+    async def work(service: Service) -> None:
+        service.errors = [DatabaseUnavailableError("away")]
+        async with service.working():
+            assert service.worker.reserve([("m", 999), ("m", 1)]) == [True, True]
 
     run(work)
 
