@@ -26,6 +26,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from fastapi import FastAPI
+from hypothesis import HealthCheck, settings as hypothesis_settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -48,6 +49,15 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests speak TLS only with servers of their own: hundreds of clients would each read the
 # certificates of all authorities (20 ms).
 os.environ["SSL_CERT_FILE"] = str(ROOT / "tests" / "no_authority.pem")
+# The same examples each time, however slow the machine is; others with FUZZ.
+hypothesis_settings.register_profile(
+    "suite",
+    derandomize="FUZZ" not in os.environ,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+hypothesis_settings.load_profile("suite")
 # A test machine may stall for seconds: with such a lease that fences no worker.
 _LEASE_SECONDS = 15.0
 # For tests in which a lease runs out, or that wait for heartbeats.

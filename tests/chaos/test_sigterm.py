@@ -3,6 +3,8 @@
 import asyncio
 import signal
 
+import pytest
+
 from app.cli.up.triton import EmbeddedTriton
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.stack import SPEAKING, Stack, ask_directly, check_completed
@@ -11,14 +13,15 @@ from tests.integration.support import until
 SHORT, LONG = 40, 40
 
 
+@pytest.mark.timeout(240)
 async def test_a_stopping_worker_hands_back_what_does_not_fit(
     stack: Stack, triton: EmbeddedTriton
 ) -> None:
     short = [f"Short {number} {{{{chunks=8 delay_ms=250}}}}" for number in range(SHORT)]
-    long = [f"Long {number} {{{{chunks=40 delay_ms=250}}}}" for number in range(LONG)]
+    long = [f"Long {number} {{{{chunks=120 delay_ms=250}}}}" for number in range(LONG)]
     late = ["Late {{chunks=1}}"]
     asking = asyncio.create_task(ask_directly(triton, short + long + late))
-    leaving = await stack.start_worker("alice", LLM_SHUTDOWN_GRACE_SECONDS="5")
+    leaving = await stack.start_worker("alice", LLM_SHUTDOWN_GRACE_SECONDS="12")
     accepted = await stack.send(short + long)
     await stack.until(f"({SPEAKING}) OR state = 'completed'", SHORT + LONG, 60)
     leaving.send_signal(signal.SIGTERM)
@@ -35,7 +38,7 @@ async def test_a_stopping_worker_hands_back_what_does_not_fit(
     assert len(await stack.fetch(handed_back)) == LONG
 
     await stack.start_worker("bob")
-    await stack.until_terminal(60)
+    await stack.until_terminal(120)
     await check_completed(stack, accepted, await asking)
     assert await stack.count("attempt = 2") == LONG
     # Nothing of this counts as an attempt.

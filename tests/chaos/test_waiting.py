@@ -110,7 +110,7 @@ async def test_streams_outlive_a_silent_listener(crowd: Crowd) -> None:
     """Text of the silence is shown when it is noticed; then the text is live again."""
     stack, loop = crowd.stack, asyncio.get_running_loop()
     await stack.start_worker("alice", LLM_FLUSH_SECONDS="10")
-    accepted = await stack.send([f"Silence {n} {{{{chunks=140 delay_ms=75}}}}" for n in range(20)])
+    accepted = await stack.send([f"Silence {n} {{{{chunks=2000 delay_ms=75}}}}" for n in range(20)])
     readers = [StreamReader(one) for one in accepted]
     reading = [asyncio.create_task(crowd.read(reader)) for reader in readers]
 
@@ -120,12 +120,19 @@ async def test_streams_outlive_a_silent_listener(crowd: Crowd) -> None:
     await until(lambda: have(10), 60, "all read")
     silent_at = loop.time()
     await crowd.break_listener("half-open")
-    await asyncio.wait_for(asyncio.gather(*reading), 90)
+
+    async def are_live_again() -> bool:
+        back = silent_at + _PING_TIMEOUT_SECONDS
+        return all(sum(at > back for at in reader.news_at) > 20 for reader in readers)
+
+    await until(are_live_again, 90, "all are live again")
+    async with HttpClient("127.0.0.1", stack.ports["api"], 1) as client:
+        answer = await client.post("/results/cancel?model_name=scripted", None)
+        assert answer.status == 200, answer
+    await asyncio.wait_for(asyncio.gather(*reading), 60)
     for reader in readers:
         gaps = [b - a for a, b in zip(reader.news_at, reader.news_at[1:], strict=False)]
         assert max(gaps) < NOTICED_SECONDS
-        back_at = next(at for at in reader.news_at if at > silent_at + _PING_TIMEOUT_SECONDS)
-        assert sum(at > back_at for at in reader.news_at) > 20, "not live again"
     check_logs(stack)
 
 

@@ -11,12 +11,11 @@ async def settled_counts(
     triton: EmbeddedTriton, other_than: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
     """The counters once they stay the same for several of the backend's publications."""
-    last = other_than
+    last: list[tuple[int, ...]] = []
     while True:
-        counts = await token_counts(triton)
-        if counts == last != other_than:
-            return counts
-        last = counts
+        last = [*last[-2:], await token_counts(triton)]
+        if len(last) == 3 and set(last) == {last[0]} != {other_than}:
+            return last[0]
         await asyncio.sleep(0.5)
 
 

@@ -16,7 +16,7 @@ from tests.conftest import Service
 from tests.e2e.conftest import engines
 from tests.integration.support import serve
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
 # Logits differ in their last bits with the size of the batch; where two tokens are this close

@@ -11,7 +11,7 @@ from app.core.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import openai_client, serve, until
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 ASKED: Any = {"model": "demo", "max_output_tokens": 60, "extra_body": {"ignore_eos": True}}
 QUESTION = "How do I join two paths?"
@@ -72,7 +72,7 @@ async def test_a_background_response_is_followed_left_and_taken_up_again(
 
 
 async def test_a_background_response_is_cancelled(served: Service, client: AsyncOpenAI) -> None:
-    long = ASKED | {"max_output_tokens": 400}
+    long = ASKED | {"max_output_tokens": 900}
     stream = await client.responses.create(input=QUESTION, background=True, stream=True, **long)
     events: list[Any] = []
     cancelled: Any = None

@@ -154,9 +154,9 @@ async def is_unloaded(client: TritonClient) -> bool:
 async def test_a_dead_engine_ends_its_requests_and_its_readiness(
     vllm_triton: EmbeddedTriton,
 ) -> None:
-    async def generate(client: TritonClient) -> None:
+    async def generate(client: TritonClient, has_begun: asyncio.Event) -> None:
         async for _ in client.generate("demo", PROMPT, {"max_tokens": 900, "ignore_eos": True}):
-            started.set()
+            has_begun.set()
 
     async def generate_in_session() -> None:
         sampling = {"max_tokens": 900, "ignore_eos": True}
@@ -169,19 +169,20 @@ async def test_a_dead_engine_ends_its_requests_and_its_readiness(
                 assert generation.error == "UNAVAILABLE: the engine of model demo died"
             # The session has ended by itself: the end of the call waits for that.
 
-    started, begun = asyncio.Event(), asyncio.Event()
+    started, begun = [asyncio.Event() for _ in range(8)], asyncio.Event()
     (engine,) = engines()
     async with vllm_triton.client() as client:
-        running = [asyncio.create_task(generate(client)) for _ in range(8)]
+        running = [asyncio.create_task(generate(client, one)) for one in started]
         session = asyncio.create_task(generate_in_session())
-        await asyncio.wait_for(asyncio.gather(started.wait(), begun.wait()), 60)
+        for event in (*started, begun):
+            await asyncio.wait_for(event.wait(), 60)
         engine.kill()
         ended = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
         assert all(isinstance(end, StreamLostError) for end in ended), ended
         await asyncio.wait_for(session, 60)
         await until(lambda: is_unloaded(client))
         with pytest.raises(NotTakenError):
-            await generate(client)
+            await generate(client, begun)
         # Loading waits for the end of the unloading that the backend asked for.
         await client.unload("demo")
         await client.load("demo")

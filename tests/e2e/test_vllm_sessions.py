@@ -310,7 +310,7 @@ async def test_unacknowledged_responses_are_one_a_second(vllm_triton: EmbeddedTr
         began = clock()
         await session.send(submit(1, {"max_tokens": 100}, live=True))
         (generation,) = await session.until_ended(1)
-        assert 2 < generation.responses <= 4 + clock() - began
+        assert 1 < generation.responses <= 4 + clock() - began
         await session.send(submit(2, {"max_tokens": 900}, live=True), {"ack": 1000})
         await session.until(lambda: session.slots[2].responses > 10)
     check_same(generation, await generate_alone(vllm_triton, {"max_tokens": 100}))

@@ -53,6 +53,10 @@ async def test_watched_left_resumed_and_stopped(api: Service, page: Page) -> Non
     assert await output.text_content() == result["result"]
     await expect(page.locator(".live .figures")).to_contain_text("300 tokens")
 
+    # Beside others a fast engine, too, takes longer than the clicks.
+    parameters = {"max_tokens": 1000, "ignore_eos": True}
+    others = [{"model": "demo", "content": f"def {n}", "parameters": parameters} for n in range(32)]
+    assert (await api.client.post("/results/", json=others)).status_code == 202
     await page.check("input[value=text]")
     await page.fill("#prompt", "class ")
     await page.fill("#p-max_tokens", "1000")
@@ -65,3 +69,4 @@ async def test_watched_left_resumed_and_stopped(api: Service, page: Page) -> Non
     stopped = (await api.client.get(f"/results/{page.url.rsplit('/', 1)[1]}")).json()
     assert stopped["error"]["code"] == "cancelled"
     assert await output.text_content() == stopped["result"]
+    await api.client.post("/results/cancel?model_name=demo")

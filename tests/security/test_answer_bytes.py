@@ -36,6 +36,8 @@ def settings(postgres_server: PostgresServer, database_name: str) -> Settings:
 @pytest.fixture
 async def api(settings: Settings) -> AsyncIterator[Service]:
     async with run_service(settings, with_worker=False) as running:
+        # On a slow machine, too, none is refused.
+        running.services.byte_budget._wait_seconds = 100.0
         yield running
 
 

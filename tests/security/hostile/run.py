@@ -17,6 +17,7 @@ from app.core.database import Database
 from tests.chaos.stack import Stack, open_stack
 from tests.conftest import ROOT, SCRIPTED, make_settings
 from tests.indexes import DEMO_TOKENIZER
+from tests.integration.support import until
 from tests.integration.webhook_receiver import receiving, silence
 from tests.postgres import PostgresServer
 from tests.security.hostile.attacker import MODEL, Account, Order
@@ -49,6 +50,7 @@ class Options:
     streams: int
     memory_bytes: int | None = None  # of the API, and of the worker
     settings: Mapping[str, str] = field(default_factory=dict)  # further ones, by variable
+    requests: int = 0  # of the polite team beside the hostile one, at least: it lasts until then
 
 
 @dataclass
@@ -100,6 +102,7 @@ async def run(
             )  # fmt: skip
             async with _sending(polite), _attacking(order, outcome.account):
                 await asyncio.sleep(options.seconds)
+                await until(lambda: asyncio.sleep(0, len(polite.seconds) >= options.requests), 200)
             outcome.beside, outcome.polite = polite.seconds, polite.faults
         outcome.lost = await _lost(stack, polite.ids)
     return outcome

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 
 from app.core.errors import InvalidRequestError
@@ -77,7 +77,7 @@ def both(
     assert ours == expected
 
 
-_settings = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_settings = settings(max_examples=80)
 
 
 @_settings
