@@ -161,7 +161,8 @@ class _InTurns(Coroutine[Any, Any, Any]):
     def _must_wait(self) -> bool:
         if self._team.has_turn(is_next=self._is_next):
             return False
-        return asyncio.current_task() not in _WITHOUT_TURNS
+        # Without the loop it would be looked up, which is a system call in Python 3.11.
+        return asyncio.current_task(self._team.shares.loop) not in _WITHOUT_TURNS
 
     def _wait(self) -> asyncio.Future[None]:
         turn = self._team.wait(is_next=self._is_next)

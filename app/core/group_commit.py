@@ -25,7 +25,7 @@ Statement = Callable[[Connection, Sequence[T], bool], Awaitable[Sequence[R]]]
 
 # Text of one statement: 0.1 s of PostgreSQL's work, and some copies of it on both sides.
 MAX_STATEMENT_BYTES = 8 * 2**20
-_SMALL_BYTES = 65_536  # a few milliseconds of PostgreSQL's work
+_SMALL_BYTES, _SMALL_ITEMS = 65_536, 32  # a few milliseconds of PostgreSQL's work
 
 _TIMEOUT_ERRORS = (TimeoutError, asyncpg.QueryCanceledError)
 _MAX_TIMEOUTS = 2  # of a batch; then its groups are sent one by one
@@ -93,7 +93,8 @@ class Batcher(Generic[T, R]):
     async def submit_all(self, items: Sequence[T], *, in_line: bool = False) -> Sequence[R]:
         """Commit them in one statement. `in_line`: not beside another statement, however large."""
         group: _Group[T, R] = _Group(items, self._size(items))
-        is_apart = group.size > _SMALL_BYTES and not in_line
+        is_large = group.size > _SMALL_BYTES or len(items) > _SMALL_ITEMS
+        is_apart = is_large and not in_line
         return await (self._large if is_apart else self._small).submit(group)
 
     async def close(self) -> None:

@@ -118,9 +118,11 @@ class PromptFormat:
     def _text_of(self, tokens: Sequence[int]) -> str | None:
         if self.tokenizer is None or max(tokens) >= self.tokenizer.get_vocab_size():
             return None
-        text = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        # Batches, of one: unlike single calls they work without the interpreter's lock.
+        (text,) = self.tokenizer.decode_batch([list(tokens)], skip_special_tokens=False)
         for one in (text.removeprefix(self.leading_token), text):
-            if self.tokenizer.encode(one).ids == list(tokens):
+            (encoding,) = self.tokenizer.encode_batch([one])
+            if encoding.ids == list(tokens):
                 return one
         return None
 

@@ -110,7 +110,8 @@ class FileTokenizer(Tokenizer):
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         _check(text)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        # A batch of one: unlike `encode` it works without the interpreter's lock.
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_for_disk(self, texts: Sequence[str]) -> list[bytes]:

@@ -13,6 +13,7 @@ from app.core.database import Connection, Database
 from app.core.errors import InvalidRequestError
 from app.core.group_commit import (
     _MAX_LONE_TIMEOUTS,
+    _SMALL_ITEMS,
     MAX_STATEMENT_BYTES,
     Batcher,
     StatementTimeoutError,
@@ -94,6 +95,24 @@ async def test_a_small_item_waits_for_no_large_one(bench: Bench) -> None:
     assert await batcher.submit(1) == 1
     is_small_committed.set()
     assert await large == 2 * MEBIBYTE
+    await batcher.close()
+
+
+async def test_a_small_group_waits_for_no_group_of_many(bench: Bench) -> None:
+    is_small_committed = asyncio.Event()
+
+    async def count(_connection: Connection, items: Sequence[int], _resent: bool) -> Sequence[int]:
+        if len(items) > _SMALL_ITEMS:
+            await is_small_committed.wait()
+        return items
+
+    batcher: Batcher[int, int] = Batcher(bench.database, count, max_items=100, retry_seconds=5)
+    many = asyncio.create_task(batcher.submit_all(range(_SMALL_ITEMS + 1)))
+    await asyncio.sleep(0)
+    few = list(range(_SMALL_ITEMS))
+    assert list(await batcher.submit_all(few)) == few
+    is_small_committed.set()
+    assert len(await many) == _SMALL_ITEMS + 1
     await batcher.close()
 
 

@@ -1,5 +1,8 @@
 """Tokens of long texts: 360 bytes each in the tokenizer, 526 as a response, twelve of ours."""
 
+import sys
+import threading
+import time
 from typing import Any
 
 import orjson
@@ -12,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from app.api.tgi.response_schemas import token_frames
 from app.inference import encoding
-from app.inference.encoding import tokenize
+from app.inference.encoding import count_tokens, tokenize
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,9 @@ class Watched:
         self.longest = 0
         self._tokenizer = tokenizer
 
-    def encode(self, text: str, **options: Any) -> Any:
-        self.longest = max(self.longest, len(text))
-        return self._tokenizer.encode(text, **options)
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.longest = max(self.longest, *map(len, texts))
+        return self._tokenizer.encode_batch(texts, **options)
 
 
 @pytest.mark.parametrize("text", ["", "def f", "ab 🙂" * 400, "x" * 1_200, "x" * 1_000])
@@ -53,6 +56,33 @@ def test_long_texts_are_encoded_piece_by_piece(
     assert tokens.ids.tolist() == whole.ids
     assert list(zip(tokens.starts, tokens.stops, strict=True)) == whole.offsets
     assert watched.longest <= 500
+
+
+def test_a_text_is_encoded_without_the_interpreters_lock(tokenizer: Tokenizer) -> None:
+    """The event loop would wait for 10 ms of each piece, several times in each request."""
+    steps, most = 0, 0  # of this thread: in all, and while one text was encoded
+    is_over = threading.Event()
+
+    def encode() -> None:
+        nonlocal most
+        for _ in range(200):
+            before = steps
+            count_tokens(tokenizer, "🙂" * 9_000)
+            most = max(most, steps - before)
+            if most > 5:
+                break
+        is_over.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1_000)  # a thread has the lock until it gives it up
+    try:
+        threading.Thread(target=encode).start()
+        while not is_over.is_set():
+            steps += 1
+            time.sleep(0)
+    finally:
+        sys.setswitchinterval(interval)
+    assert most > 5
 
 
 def test_tokens_are_sent_in_pieces(tokenizer: Tokenizer) -> None:
