@@ -161,7 +161,7 @@ class _InTurns(Coroutine[Any, Any, Any]):
     def _must_wait(self) -> bool:
         if self._team.has_turn(is_next=self._is_next):
             return False
-        # Without the loop it would be looked up, which is a system call in Python 3.11.
+        # With the loop given, none is looked up: that is a system call in Python 3.11.
         return asyncio.current_task(self._team.shares.loop) not in _WITHOUT_TURNS
 
     def _wait(self) -> asyncio.Future[None]:

@@ -53,7 +53,7 @@ async def test_watched_left_resumed_and_stopped(api: Service, page: Page) -> Non
     assert await output.text_content() == result["result"]
     await expect(page.locator(".live .figures")).to_contain_text("300 tokens")
 
-    # Beside others a fast engine, too, takes longer than the clicks.
+    # With others to generate, a fast engine, too, takes longer than the clicks.
     parameters = {"max_tokens": 1000, "ignore_eos": True}
     others = [{"model": "demo", "content": f"def {n}", "parameters": parameters} for n in range(32)]
     assert (await api.client.post("/results/", json=others)).status_code == 202

@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """A clock that stands still until the test moves it."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
