@@ -12,7 +12,7 @@ from app.api.sse import until_disconnect
 from app.core.errors import invalid_field
 from app.queue.enqueue import OnDisconnect
 from app.results.rows import ResultRow
-from app.results.streams.hub import ResultSignal
+from app.results.streams.subscribers import ResultSignal
 
 ON_DISCONNECT_HEADER = {
     "X-On-Disconnect": {

@@ -12,12 +12,13 @@ from app.core.waiting import is_set_within
 
 logger = logging.getLogger(__name__)
 
-# Channels. Payloads carry names and ids, never text; an empty payload means "read the table".
+# Channels. An empty payload means "read the table".
 ENQUEUED = "llm_enqueued"  # model names, comma-separated
 ENDED = "llm_ended"  # ids (32 hex digits each, comma-separated) of results that became terminal
 CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
 WATCHED = "llm_watched"  # a process and the ids that it reads: see results/streams/interest.py
 APPENDED = "llm_appended"  # ids of running results with new stored text
+LIVE_TEXT = "llm_live_text_"  # and the id of a process: text that it reads, see queue/live_text.py
 WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
 LIMITS = "llm_limits"  # always empty: limits of a team have changed

@@ -16,7 +16,7 @@ from app.core.waiting import cancel_all
 from app.queue.job_queue import JobQueue
 from app.results.rows import ResultRow, erased, failure_of
 from app.results.store import ResultStore
-from app.results.streams.hub import ResultSignal, StreamHub
+from app.results.streams.hub import StreamHub
 from app.results.streams.result_reader import (
     AttemptStarted,
     Ended,
@@ -26,6 +26,7 @@ from app.results.streams.result_reader import (
     ResultReader,
     TextDelta,
 )
+from app.results.streams.subscribers import ResultSignal
 
 GroupEvent = tuple[int, TextDelta | Ended | KeepAlive]
 

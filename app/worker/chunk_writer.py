@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -86,7 +86,7 @@ class ChunkWriter:
             return
         self._is_idle.clear()
         try:
-            await self._append(chunks, list(watched))
+            await self._append(chunks, {one: self.watched.readers(one) for one in watched})
         finally:
             self._is_idle.set()
         ended = time.time()
@@ -98,7 +98,7 @@ class ChunkWriter:
                     one.flushes = one.flushes or Flushes(began, ended)
                     one.flushes.add(began, ended)
 
-    async def _append(self, chunks: list[Chunk], watched: list[UUID]) -> None:
+    async def _append(self, chunks: list[Chunk], watched: Mapping[UUID, Collection[str]]) -> None:
         while True:
             try:
                 return await self.queue.append(self.worker_id, chunks, watched)

@@ -34,8 +34,8 @@ from app.results.replays import Replayed
 from app.results.requests import ResultCreate, SendOptions
 from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire
-from app.results.streams.hub import ResultSignal
 from app.results.streams.result_reader import Position
+from app.results.streams.subscribers import ResultSignal
 from app.results.submission import Accepted, SubmissionOutcome
 
 router = APIRouter(tags=["results"])

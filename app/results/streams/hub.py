@@ -1,17 +1,14 @@
 """Waiting for results and reading them live: one LISTEN connection per process for all of them.
 
 Subscribe first, then read the table, then wait: then no transition is missed. Text of results that
-run in this process is read from memory; text of others is read from the table, by offset, after a
-notification of more.
+run in this process is read from memory. Text of others comes in notifications; a reader that lacks
+some of it reads the table, by offset.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol
 from uuid import UUID, uuid4
 
@@ -22,13 +19,15 @@ from app.core.database import Database, is_transient
 from app.core.errors import TooManyStreamsError, TooManyWaitersError
 from app.core.listener import APPENDED, ENDED, WATCHED, Listener, split_ids
 from app.core.settings import Settings
-from app.core.waiting import Signal, is_set_by
+from app.core.waiting import is_set_by
 from app.inference.triton_session import LiveSwitch
 from app.queue.claim import Claim
+from app.queue.live_text import channel_of, from_payload
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
 from app.results.streams.interest import ANNOUNCE_SECONDS, announce, is_question
 from app.results.streams.output_buffer import OutputBuffer, TokenLog
+from app.results.streams.subscribers import ResultSignal, Subscribers
 
 logger = logging.getLogger(__name__)
 
@@ -44,97 +43,6 @@ class RunningAttempt(Protocol):
     live: LiveSwitch
 
 
-class ResultSignal(Signal):
-    """Set when a result has more text or has ended."""
-
-    is_end = False
-    row: ResultRow | None = None  # of an ended result, if this process has it
-
-
-class _Subscribers:
-    """The signals of waiters or readers, by result, and their places, by team."""
-
-    def __init__(self, places: int, *, is_shared: bool) -> None:
-        self._signals: dict[UUID, set[ResultSignal]] = {}
-        self._places = places
-        self._is_shared = is_shared
-        self._by_team: Counter[str] = Counter()
-        self.count = 0
-
-    def are_full_for(self, team_id: str) -> bool:
-        """Return if no place is left for a team: it may have as many as it leaves free to others."""
-        free = self._places - self.count
-        return free <= 0 or (self._is_shared and self._by_team[team_id] >= free)
-
-    def __contains__(self, result_id: UUID) -> bool:
-        return result_id in self._signals
-
-    def __iter__(self) -> Iterator[UUID]:
-        return iter(self._signals)
-
-    @contextlib.contextmanager
-    def subscribed(self, team_id: str, result_id: UUID) -> Iterator[ResultSignal]:
-        signal = ResultSignal()
-        self._signals.setdefault(result_id, set()).add(signal)
-        try:
-            with self.placed(team_id):
-                yield signal
-        finally:
-            signals = self._signals[result_id]
-            signals.discard(signal)
-            if not signals:
-                del self._signals[result_id]
-
-    @contextlib.contextmanager
-    def placed(self, team_id: str) -> Iterator[None]:
-        reserved = _RESERVED.get()
-        if reserved is not None and reserved.is_free_in(self):
-            reserved.is_used = True
-            try:
-                yield
-            finally:
-                reserved.is_used = False
-            return
-        self.count += 1
-        self._by_team[team_id] += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
-            self._by_team[team_id] -= 1
-            if not self._by_team[team_id]:
-                del self._by_team[team_id]
-
-    def wake(self, result_id: UUID) -> None:
-        for signal in self._signals.get(result_id, ()):
-            signal.set()
-
-    def notify_end(self, result_id: UUID, row: ResultRow | None = None) -> None:
-        for signal in self._signals.get(result_id, ()):
-            signal.is_end = True
-            signal.row = row or signal.row
-            signal.set()
-
-    def wake_all(self) -> None:
-        for result_id in self:
-            self.wake(result_id)
-
-
-@dataclass(slots=True)
-class _Reservation:
-    """A place that a request has, from the check on: its stream begins some rounds later."""
-
-    of: _Subscribers
-    is_used: bool = False  # by a reader of the request
-    is_over: bool = False
-
-    def is_free_in(self, subscribers: _Subscribers) -> bool:
-        return self.of is subscribers and not (self.is_used or self.is_over)
-
-
-_RESERVED: ContextVar[_Reservation | None] = ContextVar("llm_stream_place", default=None)
-
-
 class StreamHub:
     """Notifies waiters and readers of results, wherever those run."""
 
@@ -144,8 +52,8 @@ class StreamHub:
         self._database = database
         self._results = results
         is_shared = settings.is_authenticated
-        self._waiters = _Subscribers(settings.max_waiters, is_shared=is_shared)
-        self._readers = _Subscribers(settings.max_streams, is_shared=is_shared)
+        self._waiters = Subscribers(settings.max_waiters, is_shared=is_shared)
+        self._readers = Subscribers(settings.max_streams, is_shared=is_shared)
         self._running: dict[UUID, RunningAttempt] = {}  # in this process
         self._to_announce: set[UUID] = set()
         self._announce_now = asyncio.Event()
@@ -153,6 +61,7 @@ class StreamHub:
     def subscribe(self, listener: Listener) -> None:
         listener.subscribe(ENDED, self._on_ended)
         listener.subscribe(APPENDED, self._on_appended)
+        listener.subscribe(channel_of(self.id.hex), self._on_live_text)
         listener.subscribe(WATCHED, self._on_watched)
 
     async def run(self) -> None:
@@ -251,17 +160,7 @@ class StreamHub:
                 headers={"Retry-After": "5"},
             )
         if (account := ACCOUNT.get()) is not None and not account.is_closed:
-            account.at_end.enter_context(self._reserved(team_id))
-
-    @contextlib.contextmanager
-    def _reserved(self, team_id: str) -> Iterator[None]:
-        with self._readers.placed(team_id):
-            reservation = _Reservation(self._readers)
-            _RESERVED.set(reservation)
-            try:
-                yield
-            finally:
-                reservation.is_over = True
+            account.at_end.enter_context(self._readers.reserved(team_id))
 
     def reading(
         self, team_id: str, result_id: UUID
@@ -332,6 +231,11 @@ class StreamHub:
             return
         for result_id in split_ids(payload):
             self._readers.wake(result_id)
+
+    def _on_live_text(self, payload: str) -> None:
+        if payload:  # otherwise APPENDED wakes all readers
+            for text in from_payload(payload):
+                self._readers.add(text)
 
     def _on_watched(self, payload: str) -> None:
         if not payload or is_question(payload):

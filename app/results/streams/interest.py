@@ -32,13 +32,20 @@ class StreamInterest:
         self._database = database
         self._own = own.hex  # readers of this process are notified directly
         self._on_announced = on_announced
-        self._forget_at: dict[UUID, float] = {}
+        self._forget_at: dict[UUID, dict[str, float]] = {}  # by result and reader
         self._asking: asyncio.Task[object] | None = None
         listener.subscribe(WATCHED, self._on_notification)
 
     def __contains__(self, result_id: UUID) -> bool:
+        return bool(self.readers(result_id))
+
+    def readers(self, result_id: UUID) -> list[str]:
+        """Return the ids, as hex digits, of the processes that read a result."""
         forget_at = self._forget_at.get(result_id)
-        return forget_at is not None and forget_at > asyncio.get_running_loop().time()
+        if forget_at is None:
+            return []
+        now = asyncio.get_running_loop().time()
+        return [reader for reader, time in forget_at.items() if time > now]
 
     def _on_notification(self, payload: str) -> None:
         if not payload:  # (re)connected: earlier announcements are lost
@@ -46,19 +53,22 @@ class StreamInterest:
         elif payload != _QUESTION:
             reader, ids = read_announcement(payload)
             if reader != self._own:
-                self._remember(ids)
+                self._remember(reader, ids)
 
     async def _ask_readers(self) -> None:
         """Ask every process for an announcement; if that fails, the periodic ones suffice."""
         with contextlib.suppress(DatabaseUnavailableError):
             await self._database.fetch("SELECT pg_notify($1, $2)", WATCHED, _QUESTION)
 
-    def _remember(self, ids: Sequence[UUID]) -> None:
+    def _remember(self, reader: str, ids: Sequence[UUID]) -> None:
         now = asyncio.get_running_loop().time()
         self._forget_at = {
-            identifier: time for identifier, time in self._forget_at.items() if time > now
+            identifier: times
+            for identifier, times in self._forget_at.items()
+            if max(times.values()) > now
         }
-        self._forget_at |= dict.fromkeys(ids, now + _INTEREST_TTL_SECONDS)
+        for identifier in ids:
+            self._forget_at.setdefault(identifier, {})[reader] = now + _INTEREST_TTL_SECONDS
         self._on_announced(ids)
 
 

@@ -21,9 +21,11 @@ from app.core.errors import (
     NotFoundError,
 )
 from app.core.waiting import SilenceTimer
+from app.queue.live_text import LiveText
 from app.results.rows import LOGPROBS_COPIES, ResultRow
 from app.results.store import ResultStore
-from app.results.streams.hub import ResultSignal, StreamHub
+from app.results.streams.hub import StreamHub
+from app.results.streams.subscribers import ResultSignal
 
 # The text of one event: a slow reader gets and holds its text in pieces.
 _MAX_CHARACTERS = 8192
@@ -162,13 +164,13 @@ class ResultReader:
         """The text behind the position, from the first source that has it.
 
         In this order: the row of an end in this process, the memory of an attempt that runs here,
-        the stored chunks of one that runs elsewhere, the stored row.
+        the notifications of one that runs elsewhere, its stored chunks, the stored row.
         """
         if (row := signal.row) is not None:  # one row for all its readers, each with its events
             return await self._from_row(row, await charge(row.output_size))
         part = self._from_memory()
         if part is None and not signal.is_end:
-            part = await self._from_chunks()
+            part = self._from_notifications(signal.take()) or await self._from_chunks()
         if part is None:
             part = await self._from_row(
                 *await self.results.get_charged(self.team_id, self.result_id)
@@ -196,6 +198,21 @@ class ResultReader:
             tokens=tokens,
             completion_tokens=attempt.completion_tokens or None,
         )
+
+    def _from_notifications(self, texts: Sequence[LiveText]) -> _Part | None:
+        """The text that came in notifications, if it continues the reader's without a gap."""
+        if not texts or self.with_tokens:
+            return None
+        attempt, begins, text = self.position.attempt, self.position.offset, ""
+        for one in texts:
+            if one.attempt > attempt and one.offset == 0 and not text:
+                attempt, begins = one.attempt, 0
+            known = begins + len(text)
+            if one.attempt > attempt or (one.attempt == attempt and one.offset > known):
+                return None
+            if one.attempt == attempt:
+                text += one.text[known - one.offset :]
+        return _Part(attempt, begins, text, completion_tokens=texts[-1].completion_tokens)
 
     async def _from_chunks(self) -> _Part | None:
         position = self.position

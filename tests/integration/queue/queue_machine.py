@@ -21,7 +21,7 @@ from app.queue.team_limits import TeamLimits
 from tests.claims import claim_all
 from tests.conftest import connect
 from tests.integration.queue.model_worker import Attempt, Dispatcher
-from tests.integration.queue.queue_model import QueueModel
+from tests.integration.queue.queue_model import READER, QueueModel
 from tests.integration.queue.queue_tables import (
     HALF_UNIT,
     CutMoment,
@@ -217,7 +217,8 @@ class QueueMachine(RuleBasedStateMachine):
         """Store the new text of attempts of one worker."""
         chunks = [chunk for attempt in attempts for chunk in attempt.take_chunks()]
         ids = [attempt.claim.id for attempt in attempts] if watched else []
-        self.run(self.queue.append(attempts[0].worker, chunks, ids), cut)
+        readers = {one: [READER] for one in ids}
+        self.run(self.queue.append(attempts[0].worker, chunks, readers), cut)
         self.model.append(attempts[0].worker, chunks, ids)
 
     def end(

@@ -20,7 +20,8 @@ from app.core.listener import APPENDED, ENDED, WATCHED
 from app.core.settings import Settings
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
-from app.results.streams.hub import StreamHub, _Subscribers
+from app.results.streams.hub import StreamHub
+from app.results.streams.subscribers import Subscribers
 from tests.result_rows import result_row
 from tests.unit.results.test_result_reader import Subscriptions
 from tests.unit.worker.test_attempt import Scripted, claim_of
@@ -77,7 +78,7 @@ def listening(hub: StreamHub) -> Subscriptions:
 
 
 def test_a_team_leaves_as_many_places_free_as_it_has() -> None:
-    places = _Subscribers(4, is_shared=True)
+    places = Subscribers(4, is_shared=True)
     with places.placed("red"), places.subscribed("blue", new_id()):
         assert not places.are_full_for("red")
         with places.subscribed("red", new_id()):
@@ -94,7 +95,7 @@ def test_a_team_leaves_as_many_places_free_as_it_has() -> None:
 
 
 def test_a_service_without_authentication_has_one_team_for_all_places() -> None:
-    places = _Subscribers(2, is_shared=False)
+    places = Subscribers(2, is_shared=False)
     with places.placed("default"):
         assert not places.are_full_for("default")
         with places.placed("default"):

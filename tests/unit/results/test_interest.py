@@ -61,6 +61,22 @@ def test_an_announced_result_is_remembered_for_three_periods() -> None:
     run_in_virtual_time(work())
 
 
+def test_the_readers_of_a_result_are_remembered_one_by_one() -> None:
+    async def work() -> None:
+        listener, result_id = Subscriptions(), new_id()
+        interest = StreamInterest(cast(Any, None), cast(Any, listener), OWN, lambda _: None)
+        first, second = uuid4().hex, uuid4().hex
+        for reader in (first, second):
+            listener.callbacks[WATCHED](f"{reader} {result_id.hex}")
+            await asyncio.sleep(30)
+        assert interest.readers(result_id) == [second]
+        listener.callbacks[WATCHED](f"{first} {result_id.hex}")
+        assert interest.readers(result_id) == [first, second]
+        assert interest.readers(new_id()) == []
+
+    run_in_virtual_time(work())
+
+
 def test_a_worker_that_has_reconnected_asks_all_readers() -> None:
     """If the database is unavailable, it waits for their next announcements."""
 

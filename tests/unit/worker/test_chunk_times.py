@@ -14,7 +14,7 @@ from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.backends.triton_backend import Generation, TritonBackend
 from app.worker.chunk_writer import ChunkWriter
-from tests.unit.worker.test_chunk_writer import say
+from tests.unit.worker.test_chunk_writer import Elsewhere, say
 from tests.virtual_time import run_in_virtual_time
 
 
@@ -27,9 +27,11 @@ class Log:
         self.outages = 0  # writes that fail first
         self.began = asyncio.get_running_loop().time()
         self.running: dict[object, Generation] = {}
-        self.watched: set[object] = set()
+        self.watched = Elsewhere()
 
-    async def append(self, _worker: object, chunks: list[object], watched: list[object]) -> None:
+    async def append(
+        self, _worker: object, chunks: list[object], watched: dict[object, object]
+    ) -> None:
         if self.outages:
             self.outages -= 1
             raise DatabaseUnavailableError("away")

@@ -1,7 +1,7 @@
 """The text of running results: the parts that are written while they run, and their times."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
@@ -18,6 +18,8 @@ from app.worker.attempt import Attempt
 from app.worker.backends.triton_backend import Generation, TritonBackend
 from app.worker.chunk_writer import ChunkWriter
 
+READER = "a"
+
 
 class Table:
     """A queue that keeps what is appended; a write lasts until it may end."""
@@ -29,11 +31,19 @@ class Table:
         self.may_end.set()
 
     async def append(
-        self, _worker_id: UUID, chunks: Sequence[Chunk], watched: Sequence[UUID]
+        self, _worker_id: UUID, chunks: Sequence[Chunk], watched: Mapping[UUID, Collection[str]]
     ) -> None:
+        assert all(readers in ([READER], []) for readers in watched.values())
         self.writes.append(([chunk.text for chunk in chunks], list(watched)))
         self.has_news.set()
         await self.may_end.wait()
+
+
+class Elsewhere(set[UUID]):
+    """The results that one other process reads."""
+
+    def readers(self, result_id: UUID) -> list[str]:
+        return [READER] if result_id in self else []
 
 
 class Readers:
@@ -53,7 +63,7 @@ class Desk:
         self.table = Table()
         self.running: dict[UUID, Attempt] = {}
         self.readers = Readers()
-        self.watched: set[UUID] = set()
+        self.watched = Elsewhere()
         self.writer = ChunkWriter(
             cast(JobQueue, self.table),
             new_id(),

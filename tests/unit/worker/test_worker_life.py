@@ -65,9 +65,10 @@ def test_text_that_a_reader_elsewhere_announces_is_written_soon() -> None:
             service.attempts[claim.id].say("text")
             await asyncio.sleep(1)
             assert service.watched_writes == []
-            service.notify(WATCHED, f"{uuid4().hex} {claim.id.hex}")
+            reader = uuid4().hex
+            service.notify(WATCHED, f"{reader} {claim.id.hex}")
             await asyncio.sleep(1)
-            assert service.watched_writes == [[claim.id]]
+            assert service.watched_writes == [{claim.id: [reader]}]
 
     run(work)
 

@@ -67,7 +67,7 @@ class Service(Desk):
         self.asked_suspects: list[float] = []
         self.retired: list[UUID] = []
         self.registered: list[UUID] = []
-        self.watched_writes: list[Sequence[UUID]] = []
+        self.watched_writes: list[Mapping[UUID, list[str]]] = []
         self.errors: list[Exception] = []  # of claims
         self.on_claim: list[Callable[[], None]] = []  # called once each
         self.outages = 0
@@ -142,7 +142,9 @@ class Service(Desk):
         found, self.suspects = self.suspects[:1], self.suspects[1:]
         return found
 
-    async def append(self, _worker: UUID, _chunks: object, watched: Sequence[UUID]) -> None:
+    async def append(
+        self, _worker: UUID, _chunks: object, watched: Mapping[UUID, list[str]]
+    ) -> None:
         self.watched_writes.append(watched)
 
     async def retire(self, worker_id: UUID) -> None:
