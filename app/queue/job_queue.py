@@ -6,10 +6,9 @@ a race becomes a row count of zero: another process decided. All times are the d
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from uuid import UUID
 
 from app.core import log_context, metrics, tracing
@@ -27,7 +26,7 @@ from app.queue.enqueue import (
     enqueue_bytes,
 )
 from app.queue.finish import AttemptEnd, ResultWaiters
-from app.queue.live_text import notifications
+from app.queue.live_text import Notification
 from app.queue.progress import Chunk, append_chunks, chunk_bytes
 from app.queue.result_size import UNBOUNDED
 from app.queue.team_limits import TeamLimits
@@ -142,14 +141,13 @@ class JobQueue:
         self,
         worker_id: UUID,
         chunks: Sequence[Chunk],
-        watched: Mapping[UUID, Collection[str]] = MappingProxyType({}),
+        notifications: Sequence[Notification] = (),
     ) -> None:
-        """Store text of attempts that are ours; send that of `watched` results to their readers."""
+        """Store text of attempts that are ours, and notify of it."""
         *parts, last = in_pieces(chunks, chunk_bytes, MAX_STATEMENT_BYTES) if chunks else [[]]
         for part in parts:
             await self._database.run(partial(append_chunks, worker_id=worker_id, chunks=part))
-        news = notifications(last, watched)
-        await self._database.run(lambda one: append_chunks(one, worker_id, last, news))
+        await self._database.run(lambda one: append_chunks(one, worker_id, last, notifications))
 
     def chunk_batcher(self, worker_id: UUID, retry_seconds: float) -> Batcher[Chunk, None]:
         """The batcher of a worker for the last text of its attempts that are to be continued."""

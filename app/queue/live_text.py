@@ -1,23 +1,24 @@
-"""Stored text inside notifications: readers in other processes that have the rest need not read the table.
+"""Text of running results in notifications, for readers in other processes that have the text before it.
 
-The statement that stores the text also sends it. A reader that lacks earlier text, or has missed a
-notification, reads the table, which then has all of it.
+It is sent as it comes, and stored later, with that of all other results. A reader that lacks some of
+it announces itself: the worker then stores all of it, and has its readers read the table.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 from uuid import UUID
 
 import orjson
 
 from app.core.listener import APPENDED, LIVE_TEXT, join_ids
-from app.queue.progress import Chunk
 
 _MAX_BYTES = 7_990  # PostgreSQL refuses payloads of 8,000
+_MAX_CHARACTERS = 1_000  # which surely fit: JSON has at most six bytes for one
+
+Notification = tuple[str, str]  # channel and payload
 
 
-@dataclass(slots=True, frozen=True)
-class LiveText:
+class LiveText(NamedTuple):
     """New text of a running attempt. `offset`: code points of its output before this text."""
 
     result_id: UUID
@@ -32,26 +33,25 @@ def channel_of(reader: str) -> str:
     return LIVE_TEXT + reader
 
 
-def notifications(
-    chunks: Sequence[Chunk], watched: Mapping[UUID, Collection[str]]
-) -> list[tuple[str, str]]:
-    """Return the (channel, payload)s for the processes that read results, by result.
-
-    They get the text of these chunks, or the id of a result that has none here, or more than fits.
-    """
-    entries: dict[str, list[bytes]] = {}  # by reader
-    without_text = dict.fromkeys(watched)
-    for chunk in chunks:
-        if (readers := watched.get(chunk.result_id)) and (entry := _to_entry(chunk)):
-            del without_text[chunk.result_id]
-            for reader in readers:
-                entries.setdefault(reader, []).append(entry)
-    sent = [
+def text_notifications(
+    texts: Iterable[LiveText], readers: Callable[[UUID], Iterable[str]]
+) -> list[Notification]:
+    """Return the notifications of texts that `fits`, for the processes that read each result."""
+    entries: dict[str, list[bytes]] = {}
+    for text in texts:
+        entry = _to_entry(text)
+        for reader in readers(text.result_id):
+            entries.setdefault(reader, []).append(entry)
+    return [
         (channel_of(reader), payload)
-        for reader, texts in entries.items()
-        for payload in _to_payloads(texts)
+        for reader, own in entries.items()
+        for payload in _to_payloads(own)
     ]
-    return sent + [(APPENDED, payload) for payload in join_ids(list(without_text))]
+
+
+def stored_notifications(ids: Iterable[UUID]) -> list[Notification]:
+    """Return the notifications that have all readers of these results read the table."""
+    return [(APPENDED, payload) for payload in join_ids(list(ids))]
 
 
 def from_payload(payload: str) -> Iterator[LiveText]:
@@ -59,13 +59,12 @@ def from_payload(payload: str) -> Iterator[LiveText]:
         yield LiveText(UUID(hex=digits), *members)
 
 
-def _to_entry(chunk: Chunk) -> bytes | None:
-    """Return None for a text that is too long, or has log probabilities, which are read from the table."""
-    if chunk.logprobs:
-        return None
-    members = (chunk.attempt, chunk.offset, chunk.completion_tokens, chunk.text)
-    entry = orjson.dumps((chunk.result_id.hex, *members))
-    return entry if len(entry) <= _MAX_BYTES else None
+def fits(text: LiveText) -> bool:
+    return len(text.text) <= _MAX_CHARACTERS or len(_to_entry(text)) <= _MAX_BYTES
+
+
+def _to_entry(text: LiveText) -> bytes:
+    return orjson.dumps((text.result_id.hex, *text[1:]))
 
 
 def _to_payloads(entries: Iterable[bytes]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from app.core.database import Connection
 from app.core.record_set import RecordSet
+from app.queue.live_text import Notification
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,28 +57,37 @@ def lock_results_sql(strength: str, condition: str = "true") -> str:
 # Whether the attempt of a row `i` is still the worker's, $1.
 IS_OURS = "r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'"
 
-_NEXT = 2 + len(_CHUNKS.types)  # number of the parameter behind those of the chunks
+
+def _notify_sql(first: int) -> str:
+    return f"""
+SELECT pg_notify(n.channel, n.payload)
+FROM unnest(${first}::text[], ${first + 1}::text[]) AS n(channel, payload)
+WHERE EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL)
+"""
+
+
+_NOTIFY = _notify_sql(2)
 _APPEND = f"""
 WITH {lock_results_sql("SHARE")}, appended AS (
   INSERT INTO result_chunks ({", ".join(f'"{name}"' for name in _CHUNKS.types)})
   SELECT i.* FROM ({_CHUNKS.select(2)}) i JOIN locked r ON r.id = i.result_id WHERE {IS_OURS}
   ON CONFLICT DO NOTHING
 )
-SELECT pg_notify(n.channel, n.payload)
-FROM unnest(${_NEXT}::text[], ${_NEXT + 1}::text[]) AS n(channel, payload)
-WHERE EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL)
-"""
+{_notify_sql(2 + len(_CHUNKS.types))}"""
 
 
 async def append_chunks(
     connection: Connection,
     worker_id: UUID,
     chunks: Sequence[Chunk],
-    notifications: Sequence[tuple[str, str]] = (),
+    notifications: Sequence[Notification] = (),
 ) -> None:
-    """Store the chunks of attempts that are the worker's, and send (channel, payload)s.
+    """Store the chunks of attempts that are the worker's, and notify.
 
     A worker that is marked dead sends nothing: its text may be that of attempts that are over.
     """
-    channels, payloads = [one[0] for one in notifications], [one[1] for one in notifications]
-    await connection.execute(_APPEND, worker_id, *_CHUNKS.arguments(chunks), channels, payloads)
+    sent = [one[0] for one in notifications], [one[1] for one in notifications]
+    if chunks:
+        await connection.execute(_APPEND, worker_id, *_CHUNKS.arguments(chunks), *sent)
+    else:
+        await connection.execute(_NOTIFY, worker_id, *sent)

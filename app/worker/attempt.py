@@ -15,6 +15,7 @@ from app.inference.server_pool import DeadEngine
 from app.inference.triton_session import LiveSwitch
 from app.queue.claim import Claim
 from app.queue.finish import AttemptEnd, AttemptOutcome
+from app.queue.live_text import LiveText, fits
 from app.queue.progress import Chunk
 from app.results.streams.output_buffer import OutputBuffer, TokenLog
 
@@ -74,6 +75,7 @@ class Attempt(ABC):
         self.live = LiveSwitch()  # on while its text is read as it is made
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
+        self._sent = 0  # code points that readers in other processes were sent, or find stored
         self._tokens_kept = 0
         self.keeps_text_without_ids = False  # the next attempt may continue it by its text
         self._lacks_ids = False  # some tokens came without their ids
@@ -82,7 +84,7 @@ class Attempt(ABC):
             self.text.append(claim.resume.text)
             self.completion_tokens = claim.resume.completion_tokens
             self.prompt_tokens = claim.resume.prompt_tokens
-            self._kept = len(self.text)
+            self._kept = self._sent = len(self.text)
             self._lacks_ids = claim.resume.token_ids is None
         self._task: asyncio.Task[object] | None = None
         self._stop_reason: StopReason | None = None
@@ -134,6 +136,18 @@ class Attempt(ABC):
         """Tokens of this attempt alone."""
         resume = self.claim.resume
         return self.completion_tokens - (resume.completion_tokens if resume else 0)
+
+    def take_live(self) -> LiveText | None:
+        """The text since the last call, or since `take_chunk` for readers; None if it is to be stored.
+
+        Log probabilities are stored, and a text that is too long for a notification.
+        """
+        offset, self._sent = self._sent, len(self.text)
+        text = LiveText(
+            *(self.claim.id, self.claim.attempt, offset, self.completion_tokens),
+            self.text.since(offset),
+        )
+        return text if len(self.tokens) == 0 and fits(text) else None
 
     def take_chunk(self, *, is_last: bool = False) -> Chunk | None:
         """The text since the last call; once it has ended only if `is_last`."""

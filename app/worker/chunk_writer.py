@@ -1,9 +1,9 @@
-"""Writes the text of running results to the database: at once where another process reads it."""
+"""Writes the text of running results to the database, and sends it to readers in other processes."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -11,6 +11,7 @@ from app.core import metrics, tracing
 from app.core.errors import DatabaseUnavailableError
 from app.core.waiting import is_set_by
 from app.queue.job_queue import JobQueue
+from app.queue.live_text import Notification, stored_notifications, text_notifications
 from app.queue.progress import Chunk
 from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
@@ -18,14 +19,14 @@ from app.worker.attempt import Attempt, Flushes
 
 logger = logging.getLogger(__name__)
 
-# Text that is read in other processes is written at once, then there is a pause as long as the write
-# took, so that what comes meanwhile shares a commit, and a notification.
+# Text that is read in other processes is sent at once, then there is a pause as long as that took, so
+# that what comes meanwhile shares a commit, and a notification.
 _MAX_PAUSE_SECONDS = 0.05  # seconds
 
 
 @dataclass(slots=True)
 class ChunkWriter:
-    """Writer of attempts' text: at once if read elsewhere, else every `flush_seconds`."""
+    """Stores attempts' text every `flush_seconds`, and sends what is read elsewhere at once."""
 
     queue: JobQueue
     worker_id: UUID
@@ -33,7 +34,9 @@ class ChunkWriter:
     hub: StreamHub
     watched: StreamInterest
     flush_seconds: float
-    _news: set[UUID] = field(default_factory=set, init=False)  # watched results with more text
+    _news: set[UUID] = field(default_factory=set, init=False)  # read elsewhere, with more text
+    # New readers elsewhere: they may lack any of the text, which is stored for them.
+    _announced: set[UUID] = field(default_factory=set, init=False)
     _has_news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -45,16 +48,18 @@ class ChunkWriter:
         return self.hub.is_read(result_id) or result_id in self.watched
 
     def on_text(self, attempt: Attempt) -> None:
-        """Write an attempt's text soon if it is read elsewhere; its end writes the last of it."""
+        """Send an attempt's text soon if it is read elsewhere; its end has the last of it."""
         if attempt.claim.id in self.watched and not attempt.is_over:
-            self.write_soon([attempt.claim.id])
+            self._news.add(attempt.claim.id)
+            self._has_news.set()
 
-    def write_soon(self, ids: Iterable[UUID]) -> None:
+    def on_announced(self, ids: Iterable[UUID]) -> None:
+        """Store the text of running results soon, for readers elsewhere that may lack some of it."""
         running = [identifier for identifier in ids if identifier in self.running]
         if running:
             for identifier in running:
                 self.running[identifier].live.set(True)
-            self._news.update(running)
+            self._announced.update(running)
             self._has_news.set()
 
     async def until_idle(self) -> None:
@@ -66,42 +71,64 @@ class ChunkWriter:
         all_at = loop.time() + self.flush_seconds
         while True:
             await is_set_by(self._has_news, all_at)
-            watched, self._news = self._news, set()
             self._has_news.clear()
-            if loop.time() >= all_at:
-                all_at = loop.time() + self.flush_seconds
+            began = loop.time()
+            if began >= all_at:
+                all_at = began + self.flush_seconds
                 for identifier, attempt in self.running.items():
                     attempt.live.set(self.is_read(identifier))
-                await self._write(self.running, watched)
+                await self._write(self.running)
             else:
-                began = loop.time()
-                await self._write(watched, watched)
+                await self._write(())
                 await asyncio.sleep(min(loop.time() - began, _MAX_PAUSE_SECONDS))
 
-    async def _write(self, ids: Iterable[UUID], watched: set[UUID]) -> None:
-        attempts = [self.running[identifier] for identifier in ids if identifier in self.running]
-        chunks = [chunk for attempt in attempts if (chunk := attempt.take_chunk())]
+    async def _write(self, ids: Iterable[UUID]) -> None:
+        """Store the text of these results and of announced ones, and send the news of the others."""
+        announced, self._announced = self._announced & self.running.keys(), set()
+        texts = []
+        for attempt in self._running(self._news - announced):
+            if (text := attempt.take_live()) is not None:
+                texts.append(text)
+            else:
+                announced.add(attempt.claim.id)
+        self._news = set()
+        chunks = self._chunks({*ids, *announced})
+        for attempt in self._running(announced):
+            attempt.take_live()  # it is found in the table
+        notifications = text_notifications(texts, self.watched.readers)
+        notifications += stored_notifications(announced)
+        if chunks or notifications:
+            await self._append(chunks, notifications)
+
+    def _running(self, ids: Iterable[UUID]) -> list[Attempt]:
+        attempts = (self.running.get(identifier) for identifier in ids)
+        return [one for one in attempts if one is not None and not one.is_over]
+
+    def _chunks(self, ids: Iterable[UUID]) -> list[Chunk]:
+        chunks = (attempt.take_chunk() for attempt in self._running(ids))
+        return [chunk for chunk in chunks if chunk is not None]
+
+    async def _append(self, chunks: Sequence[Chunk], notifications: Sequence[Notification]) -> None:
         began = time.time()
-        if not chunks and not watched:
-            return
         self._is_idle.clear()
         try:
-            await self._append(chunks, {one: self.watched.readers(one) for one in watched})
+            while True:
+                try:
+                    await self.queue.append(self.worker_id, chunks, notifications)
+                    break
+                except DatabaseUnavailableError as error:
+                    extra = {"action": "flush_waits", "worker_id": str(self.worker_id)}
+                    logger.info("flush waits: %s", error, extra=extra)
         finally:
             self._is_idle.set()
         ended = time.time()
         metrics.FLUSH.observe(max(0.0, ended - began))
         if tracing.active is not None:
-            written = {chunk.result_id for chunk in chunks}
-            for one in attempts:
-                if one.claim.trace and one.claim.id in written:
-                    one.flushes = one.flushes or Flushes(began, ended)
-                    one.flushes.add(began, ended)
+            self._trace(chunks, began, ended)
 
-    async def _append(self, chunks: list[Chunk], watched: Mapping[UUID, Collection[str]]) -> None:
-        while True:
-            try:
-                return await self.queue.append(self.worker_id, chunks, watched)
-            except DatabaseUnavailableError as error:
-                extra = {"action": "flush_waits", "worker_id": str(self.worker_id)}
-                logger.info("flush waits: %s", error, extra=extra)
+    def _trace(self, chunks: Sequence[Chunk], began: float, ended: float) -> None:
+        for chunk in chunks:
+            attempt = self.running.get(chunk.result_id)
+            if attempt is not None and attempt.claim.trace:
+                attempt.flushes = attempt.flushes or Flushes(began, ended)
+                attempt.flushes.add(began, ended)

@@ -257,7 +257,7 @@ class Worker:
 
     def _on_watched(self, ids: Iterable[UUID]) -> None:
         if self._queue.dispatcher is self:
-            self._attempts.writer.write_soon(ids)
+            self._attempts.writer.on_announced(ids)
 
     def _on_cancelled(self, payload: str) -> None:
         if self._queue.dispatcher is not self:

@@ -37,15 +37,14 @@ class StreamInterest:
         listener.subscribe(WATCHED, self._on_notification)
 
     def __contains__(self, result_id: UUID) -> bool:
-        return bool(self.readers(result_id))
+        times = self._forget_at.get(result_id)
+        return times is not None and max(times.values()) > asyncio.get_running_loop().time()
 
     def readers(self, result_id: UUID) -> list[str]:
         """Return the ids, as hex digits, of the processes that read a result."""
-        forget_at = self._forget_at.get(result_id)
-        if forget_at is None:
-            return []
         now = asyncio.get_running_loop().time()
-        return [reader for reader, time in forget_at.items() if time > now]
+        times = self._forget_at.get(result_id, {})
+        return [reader for reader, forget_at in times.items() if forget_at > now]
 
     def _on_notification(self, payload: str) -> None:
         if not payload:  # (re)connected: earlier announcements are lost

@@ -17,11 +17,12 @@ from app.queue.claim import Claim, owned_results
 from app.queue.enqueue import NewResult
 from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.queue.job_queue import JobQueue
+from app.queue.live_text import stored_notifications
 from app.queue.team_limits import TeamLimits
 from tests.claims import claim_all
 from tests.conftest import connect
 from tests.integration.queue.model_worker import Attempt, Dispatcher
-from tests.integration.queue.queue_model import READER, QueueModel
+from tests.integration.queue.queue_model import QueueModel
 from tests.integration.queue.queue_tables import (
     HALF_UNIT,
     CutMoment,
@@ -217,8 +218,8 @@ class QueueMachine(RuleBasedStateMachine):
         """Store the new text of attempts of one worker."""
         chunks = [chunk for attempt in attempts for chunk in attempt.take_chunks()]
         ids = [attempt.claim.id for attempt in attempts] if watched else []
-        readers = {one: [READER] for one in ids}
-        self.run(self.queue.append(attempts[0].worker, chunks, readers), cut)
+        news = stored_notifications(ids)
+        self.run(self.queue.append(attempts[0].worker, chunks, news), cut)
         self.model.append(attempts[0].worker, chunks, ids)
 
     def end(

@@ -12,21 +12,12 @@ from uuid import UUID
 from app.core.listener import APPENDED, CANCELLED, ENDED, ENQUEUED, WEBHOOKS
 from app.queue.enqueue import NewResult
 from app.queue.finish import AttemptEnd
-from app.queue.live_text import channel_of
 from app.queue.progress import Chunk
 from tests.integration.queue.result_model import SUSPECT, Answer, Entry, Modelled, ModelledWorker
 
 Cause = Literal["completed", "failed", "lost", "returned", "worker_lost", "worker_left"]
-READER = "a"  # the process that reads all results
-TEXT_CHANNEL = channel_of(READER)
 _LONGEST_LEASE = 1200.0
 _MAX_HISTORY = 20
-
-
-def to_event(chunk: Chunk) -> str:
-    """The entry of a chunk in a notification to its reader."""
-    members = [chunk.attempt, chunk.offset, chunk.completion_tokens, chunk.text]
-    return repr([chunk.result_id.hex, *members])
 
 
 @dataclass(slots=True)
@@ -198,11 +189,7 @@ class QueueModel:
             if self._is_ours(one, worker, chunk.attempt):
                 one.chunks.append(chunk)
         if self.workers[worker].dead_at is None:
-            texts = {one.result_id: one for one in chunks}
-            self.events |= {
-                (TEXT_CHANNEL, to_event(texts[one])) if one in texts else (APPENDED, one.hex)
-                for one in watched
-            }
+            self.events |= {(APPENDED, one.hex) for one in watched}
 
     def end(self, worker: UUID, ends: Sequence[AttemptEnd], *, resent: bool) -> list[bool]:
         """End attempts; whether each was the worker's, or `resent`, may have been."""

@@ -10,14 +10,14 @@ import orjson
 
 from app.core.database import Connection, Database
 from app.core.listener import APPENDED, CANCELLED, ENDED, ENQUEUED, WEBHOOKS
-from tests.integration.queue.queue_model import TEXT_CHANNEL, QueueModel
+from tests.integration.queue.queue_model import QueueModel
 from tests.integration.queue.result_model import Modelled
 
 # Seconds. Moments of the model are multiples of it, and its clock does not run: an example takes far
 # less, so each moment is surely past or surely to come.
 HALF_UNIT = 150
 CutMoment = Literal["before", "after"]
-_CHANNELS = (APPENDED, CANCELLED, ENDED, ENQUEUED, TEXT_CHANNEL, WEBHOOKS)
+_CHANNELS = (APPENDED, CANCELLED, ENDED, ENQUEUED, WEBHOOKS)
 _ID_CHANNELS = (APPENDED, CANCELLED, ENDED)
 _RESET = """
 DELETE FROM webhook_deliveries; DELETE FROM undigested_results; DELETE FROM result_chunks;
@@ -107,10 +107,7 @@ class Tables:
 
     def _receive(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
         text = str(payload)
-        if channel == TEXT_CHANNEL:
-            names = [repr(entry) for entry in orjson.loads(text)]
-        else:
-            names = text.split(",") if channel in (*_ID_CHANNELS, ENQUEUED) else [text]
+        names = text.split(",") if channel in (*_ID_CHANNELS, ENQUEUED) else [text]
         self._received += [(channel, name) for name in names]
 
     async def reset(self) -> None:

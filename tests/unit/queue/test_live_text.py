@@ -1,75 +1,73 @@
-"""Text in notifications: what fits, and what its readers get otherwise."""
+"""Text in notifications: their sizes, and the processes that get them."""
 
 from uuid import UUID
 
 from app.core.ids import new_id
 from app.core.listener import APPENDED, split_ids
-from app.queue.live_text import LiveText, channel_of, from_payload, notifications
-from app.queue.progress import Chunk
+from app.queue.live_text import (
+    LiveText,
+    channel_of,
+    fits,
+    from_payload,
+    stored_notifications,
+    text_notifications,
+)
 
 LIMIT = 8_000  # bytes, which PostgreSQL refuses
 
 
-def chunk(text: str, result_id: UUID | None = None, logprobs: tuple[bytes, ...] = ()) -> Chunk:
-    return Chunk(result_id or new_id(), 2, 7, text, 3, 5, logprobs)
+def live(text: str) -> LiveText:
+    return LiveText(new_id(), 2, 7, 5, text)
 
 
-def sent(chunks: list[Chunk], watched: list[UUID]) -> tuple[list[LiveText], list[UUID]]:
-    """Return the texts and the ids for one process that reads all of the watched results."""
-    texts, ids = list[LiveText](), list[UUID]()
-    for channel, payload in notifications(chunks, {one: ["a"] for one in watched}):
-        assert len(payload.encode()) < LIMIT
-        assert channel in (APPENDED, channel_of("a"))
-        if channel == APPENDED:
-            ids += split_ids(payload)
-        else:
-            texts += from_payload(payload)
-    return texts, ids
+def one_reader(_: UUID) -> list[str]:
+    return ["a"]
 
 
-def test_the_text_of_watched_results_is_sent() -> None:
-    read, unread = chunk('a "🙂"\n'), chunk("b")
-    texts, ids = sent([read, unread], [read.result_id])
-    assert texts == [LiveText(read.result_id, 2, 7, 5, 'a "🙂"\n')]
-    assert ids == []
+def payloads(texts: list[LiveText]) -> list[str]:
+    """Return the notifications for the reader of all these texts."""
+    sent = text_notifications(texts, one_reader)
+    assert {channel for channel, _ in sent} <= {channel_of("a")}
+    assert all(len(payload.encode()) < LIMIT for _, payload in sent)
+    return [payload for _, payload in sent]
 
 
-def test_watched_results_without_text_to_send_are_named() -> None:
-    """One that has no chunk in this write, one with log probabilities, and one with a long text."""
-    silent, short = new_id(), chunk("a")
-    scored, long = chunk("b", logprobs=(b"{}",)), chunk("é" * (LIMIT // 2))
-    watched = [silent, scored.result_id, long.result_id, short.result_id]
-    texts, ids = sent([scored, long, short], watched)
-    assert [one.result_id for one in texts] == [short.result_id]
-    assert ids == [silent, scored.result_id, long.result_id]
+def test_a_text_arrives_as_it_was_sent() -> None:
+    text = live('a "\U0001f642"\n\u2028')
+    assert [list(from_payload(payload)) for payload in payloads([text])] == [[text]]
+    assert payloads([]) == []
 
 
 def test_many_texts_share_few_notifications() -> None:
-    chunks = [chunk("🙂" * (index % 40)) for index in range(500)]
-    watched = [one.result_id for one in chunks]
-    texts, ids = sent(chunks, watched)
-    assert [(one.result_id, one.text) for one in texts] == [
-        (one.result_id, one.text) for one in chunks
-    ]
-    assert ids == []
-    payloads = [payload for _, payload in notifications(chunks, {one: ["a"] for one in watched})]
-    assert len(payloads) <= sum(len(payload.encode()) for payload in payloads) / LIMIT + 2
+    texts = [live("\U0001f642" * (index % 40)) for index in range(500)]
+    sent = payloads(texts)
+    assert [text for payload in sent for text in from_payload(payload)] == texts
+    assert len(sent) <= sum(len(payload.encode()) for payload in sent) / LIMIT + 2
 
 
 def test_a_text_that_fills_a_notification_is_sent_alone() -> None:
-    neighbour, whole, longer = chunk("y"), chunk("x" * (LIMIT - 100)), chunk("x" * (LIMIT - 10))
-    chunks = [neighbour, whole, longer]
-    texts, ids = sent(chunks, [one.result_id for one in chunks])
-    assert [one.text for one in texts] == ["y", whole.text]
-    assert ids == [longer.result_id]
+    """One that is longer does not fit: by its bytes, not by its characters."""
+    neighbour, whole = live("y"), live("x" * (LIMIT - 100))
+    assert fits(neighbour)
+    assert fits(whole)
+    assert len(payloads([neighbour, whole, neighbour])) == 3
+    assert not fits(live("x" * (LIMIT - 10)))
+    assert not fits(live("\U0001f642" * (LIMIT // 4)))
+    assert fits(live("\x01" * 1_000))
+    assert payloads([live("\x01" * 1_000)])
 
 
 def test_each_process_gets_the_texts_that_it_reads() -> None:
-    first, second = chunk("1"), chunk("2")
-    watched = {first.result_id: ["a", "b"], second.result_id: ["b"], new_id(): []}
-    texts = {
-        channel: [text.text for text in from_payload(payload)]
-        for channel, payload in notifications([first, second], watched)
-        if channel != APPENDED
-    }
+    first, second, unread = live("1"), live("2"), live("3")
+    readers = {first.result_id: ["a", "b"], second.result_id: ["b"], unread.result_id: []}
+    sent = text_notifications([first, second, unread], readers.__getitem__)
+    texts = {channel: [one.text for one in from_payload(payload)] for channel, payload in sent}
     assert texts == {channel_of("a"): ["1"], channel_of("b"): ["1", "2"]}
+
+
+def test_the_ids_of_stored_texts_are_for_all_readers() -> None:
+    ids = [new_id() for _ in range(500)]
+    sent = stored_notifications(ids)
+    assert {channel for channel, _ in sent} == {APPENDED}
+    assert [one for _, payload in sent for one in split_ids(payload)] == ids
+    assert stored_notifications([]) == []

@@ -1,6 +1,7 @@
 """Readers of results that run in another process: text from notifications, or from the table."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import astuple
 from typing import cast
 from uuid import UUID
@@ -11,8 +12,7 @@ from app.core.database import Database
 from app.core.ids import new_id
 from app.core.listener import APPENDED, Listener
 from app.core.settings import Settings
-from app.queue.live_text import channel_of, notifications
-from app.queue.progress import Chunk
+from app.queue.live_text import LiveText, channel_of, text_notifications
 from app.results.store import ResultStore
 from app.results.stored_text import StoredText
 from app.results.streams.hub import StreamHub
@@ -33,21 +33,24 @@ class Table:
 
     def __init__(self) -> None:
         self.attempt, self.text, self.reads = 1, "", 0
+        self.on_read: Callable[[], None] = lambda: None
 
     async def text_since(
         self, _result_id: UUID, attempt: int, offset: int, *, continues: bool
     ) -> StoredText:
         assert not continues
         self.reads += 1
+        self.on_read()
         known = offset if attempt == self.attempt else 0
         return StoredText(True, self.attempt, known, self.text[known:])
 
 
 class Stream:
-    """A reader, and the worker that writes what it reads."""
+    """A reader, and the worker whose text it reads."""
 
     def __init__(self, *, with_tokens: bool = False) -> None:
         self.table, self.id = Table(), new_id()
+        self.attempt, self.written = 1, ""  # of the worker
         self.hub = StreamHub(cast(Database, None), cast(ResultStore, None), SETTINGS)
         self._listener = Subscriptions()
         self.hub.subscribe(cast(Listener, self._listener))
@@ -58,18 +61,26 @@ class Stream:
         self._events: AsyncGenerator[Event, None] = reader.events()
 
     def write(self, text: str, attempt: int = 1, *, is_sent: bool = True) -> None:
-        """Store the text, and send it unless its notification is lost."""
-        table = self.table
-        if attempt > table.attempt:
-            table.attempt, table.text = attempt, ""
-        chunk = Chunk(self.id, attempt, len(table.text), text, 1, len(table.text) + len(text))
-        table.text += text
+        """Generate text, and send it unless its notification is lost."""
+        if attempt > self.attempt:
+            self.attempt, self.written = attempt, ""
+        offset, self.written = len(self.written), self.written + text
         if is_sent:
-            self.notify(chunk)
+            self.notify(offset, text)
 
-    def notify(self, chunk: Chunk) -> None:
-        for channel, payload in notifications([chunk], {self.id: [self.hub.id.hex]}):
+    def notify(self, offset: int, text: str, attempt: int | None = None) -> None:
+        live = LiveText(self.id, attempt or self.attempt, offset, offset + len(text), text)
+        for channel, payload in text_notifications([live], lambda _: [self.hub.id.hex]):
             self._listener.callbacks[channel](payload)
+
+    def store(self) -> None:
+        """Store all text, which wakes no reader: see `wake`."""
+        self.table.attempt, self.table.text = self.attempt, self.written
+
+    def take_announced(self) -> bool:
+        """Return whether the worker was asked to store the text since the last look."""
+        asked, self.hub._to_announce = bool(self.hub._to_announce), set()
+        return asked
 
     def wake(self) -> None:
         self._listener.callbacks[APPENDED](self.id.hex)
@@ -98,13 +109,16 @@ class Stream:
 
 async def begun(stream: Stream) -> Stream:
     stream.write("a", is_sent=False)
+    stream.store()
     assert isinstance(await stream.next(), AttemptStarted)
-    assert isinstance(await stream.next(), TextDelta)
+    assert await stream.delta() == (1, 1, "a", None)
+    assert stream.take_announced()
     assert stream.table.reads == 1
     return stream
 
 
 async def test_text_that_continues_the_readers_needs_no_read() -> None:
+    """It is not stored yet."""
     stream = await begun(Stream())
     stream.write("b")
     stream.write("cd")
@@ -112,30 +126,59 @@ async def test_text_that_continues_the_readers_needs_no_read() -> None:
     stream.write("e")
     assert await stream.delta() == (1, 5, "e", 5)
     assert stream.table.reads == 1
+    assert not stream.take_announced()
     await stream.close()
 
 
-async def test_a_lost_notification_is_made_up_for_by_a_read() -> None:
+async def test_the_beginning_of_a_text_needs_no_read() -> None:
+    stream = Stream()
+    first = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    stream.write("a")
+    assert await first == AttemptStarted(Position(1, 0))
+    assert await stream.delta() == (1, 1, "a", 1)
+    await stream.close()
+
+
+async def test_a_lost_notification_has_the_text_stored_and_read() -> None:
     stream = await begun(Stream())
     stream.write("b", is_sent=False)
     stream.write("c")
-    assert await stream.delta() == (1, 3, "bc", None)
+    waiting = asyncio.create_task(stream.delta())
+    await asyncio.sleep(0.01)
+    assert stream.take_announced()
+    assert stream.table.reads == 2
+    stream.store()
+    stream.wake()
+    assert await waiting == (1, 3, "bc", None)
     stream.write("d")
     assert await stream.delta() == (1, 4, "d", 4)
+    assert stream.table.reads == 3
+    assert not stream.take_announced()
+    await stream.close()
+
+
+async def test_text_that_came_while_the_table_was_read_follows() -> None:
+    stream = await begun(Stream())
+    stream.write("b", is_sent=False)
+    stream.store()
+    stream.wake()
+    waiting = asyncio.create_task(stream.delta())
+    stream.table.on_read = lambda: stream.write("c")
+    assert await waiting == (1, 2, "b", None)
+    assert await stream.delta() == (1, 3, "c", 3)
     assert stream.table.reads == 2
     await stream.close()
 
 
 async def test_a_repeated_notification_repeats_no_text() -> None:
     stream = await begun(Stream())
-    chunk = Chunk(stream.id, 1, 1, "bc", 1, 3)
-    stream.table.text = "abc"
-    stream.notify(chunk)
-    stream.notify(chunk)
-    stream.write("d")
+    for _ in range(2):
+        stream.notify(1, "bc")
+    stream.notify(3, "d")
     assert await stream.delta() == (1, 4, "bcd", 4)
-    stream.notify(chunk)
-    stream.write("e")
+    stream.notify(1, "bc")
+    stream.notify(2, "cde")
     assert await stream.delta() == (1, 5, "e", 5)
     assert stream.table.reads == 1
     await stream.close()
@@ -143,11 +186,10 @@ async def test_a_repeated_notification_repeats_no_text() -> None:
 
 async def test_the_next_attempt_is_announced_and_an_older_one_ignored() -> None:
     stream = await begun(Stream())
-    late = Chunk(stream.id, 1, 1, "old", 1, 4)
     stream.write("x", attempt=2)
     assert await stream.next() == AttemptStarted(Position(2, 0))
     assert await stream.delta() == (2, 1, "x", 1)
-    stream.notify(late)
+    stream.notify(1, "old", attempt=1)
     stream.write("y", attempt=2)
     assert await stream.delta() == (2, 2, "y", 2)
     assert stream.table.reads == 1
@@ -158,19 +200,27 @@ async def test_text_of_two_attempts_at_once_is_read_from_the_table() -> None:
     stream = await begun(Stream())
     stream.write("b")
     stream.write("x", attempt=2)
+    stream.store()
     assert await stream.next() == AttemptStarted(Position(2, 0))
     assert await stream.delta() == (2, 1, "x", None)
     assert stream.table.reads == 2
     await stream.close()
 
 
-async def test_an_attempt_whose_beginning_was_not_sent_is_read_from_the_table() -> None:
+async def test_an_attempt_that_continues_a_text_is_read_from_the_table() -> None:
     stream = await begun(Stream())
     stream.write("kept", attempt=2, is_sent=False)
+    stream.store()
     stream.write(" more", attempt=2)
     assert await stream.next() == AttemptStarted(Position(2, 0))
-    assert await stream.delta() == (2, 9, "kept more", None)
-    assert stream.table.reads == 2
+    assert await stream.delta() == (2, 4, "kept", None)
+    stream.write("!", attempt=2)
+    waiting = asyncio.create_task(stream.delta())
+    await asyncio.sleep(0.01)
+    assert stream.take_announced()
+    stream.store()
+    stream.wake()
+    assert await waiting == (2, 10, " more!", None)
     await stream.close()
 
 
@@ -180,6 +230,7 @@ async def test_a_late_reader_holds_little_and_reads_the_table() -> None:
         stream.write("x" * 1_000)
     (signal,) = stream.hub._readers._signals[stream.id]
     assert sum(len(one.text) for one in signal._texts) <= 8192
+    stream.store()
     assert await stream.text(100_000) == "x" * 100_000
     assert stream.table.reads == 2
     await stream.close()
@@ -190,6 +241,7 @@ async def test_readers_of_tokens_read_the_table(*, is_woken: bool) -> None:
     """So does one that is woken without text."""
     stream = await begun(Stream(with_tokens=not is_woken))
     stream.write("b", is_sent=not is_woken)
+    stream.store()
     if is_woken:
         stream.wake()
     assert await stream.delta() == (1, 2, "b", None)
@@ -201,6 +253,7 @@ async def test_a_reconnection_reads_the_table_once() -> None:
     """Each channel is notified of it."""
     stream = await begun(Stream())
     stream.write("b", is_sent=False)
+    stream.store()
     for channel in (channel_of(stream.hub.id.hex), APPENDED):
         stream._listener.callbacks[channel]("")
     assert await stream.delta() == (1, 2, "b", None)

@@ -10,6 +10,7 @@ from app.core.errors import DatabaseUnavailableError
 from app.core.ids import new_id
 from app.queue.claim import Claim
 from app.queue.job_queue import JobQueue
+from app.queue.live_text import Notification
 from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.backends.triton_backend import Generation, TritonBackend
@@ -19,7 +20,7 @@ from tests.virtual_time import run_in_virtual_time
 
 
 class Log:
-    """A queue that keeps the texts, the notified results and the time of each write."""
+    """A queue that keeps the texts, the number of notifications and the time of each write."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.writes: list[tuple[float, list[str], int]] = []
@@ -30,14 +31,14 @@ class Log:
         self.watched = Elsewhere()
 
     async def append(
-        self, _worker: object, chunks: list[object], watched: dict[object, object]
+        self, _worker: object, chunks: list[object], notifications: list[Notification]
     ) -> None:
         if self.outages:
             self.outages -= 1
             raise DatabaseUnavailableError("away")
         texts = sorted(getattr(chunk, "text") for chunk in chunks)  # noqa: B009
         now = asyncio.get_running_loop().time() - self.began
-        self.writes.append((round(now, 3), texts, len(watched)))
+        self.writes.append((round(now, 3), texts, len(notifications)))
         await asyncio.sleep(self.seconds)
 
     def is_read(self, _: object) -> bool:
@@ -111,14 +112,15 @@ def test_results_that_ended_are_not_written() -> None:
         writer = log.writer(1e6)
         writing = asyncio.create_task(writer.run())
         kept, ended = (log.attempt(writer, watched=True) for _ in range(2))
-        writer.write_soon([new_id()])  # runs elsewhere
+        writer.on_announced([new_id()])  # runs elsewhere
         await asyncio.sleep(1)
         assert log.writes == []
         say(kept, "kept")
         say(ended, "ended")
+        writer.on_announced([ended.claim.id])
         del log.running[ended.claim.id]
         await asyncio.sleep(1)
-        assert [(texts, watched) for _, texts, watched in log.writes] == [(["kept"], 2)]
+        assert [(texts, count) for _, texts, count in log.writes] == [([], 1)]
         writing.cancel()
 
     run_in_virtual_time(work())

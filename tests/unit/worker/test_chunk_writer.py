@@ -1,16 +1,18 @@
 """The text of running results: the parts that are written while they run, and their times."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from app.core.ids import new_id
+from app.core.listener import APPENDED, split_ids
 from app.inference.triton_messages import Delta
 from app.queue.claim import Claim
 from app.queue.job_queue import JobQueue
+from app.queue.live_text import Notification, channel_of, from_payload
 from app.queue.progress import Chunk
 from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
@@ -19,22 +21,32 @@ from app.worker.backends.triton_backend import Generation, TritonBackend
 from app.worker.chunk_writer import ChunkWriter
 
 READER = "a"
+Write = tuple[list[str], list[str], list[UUID]]
 
 
 class Table:
-    """A queue that keeps what is appended; a write lasts until it may end."""
+    """A queue that keeps what is appended; a write lasts until it may end.
+
+    A write has the stored texts, the sent texts, and the results whose readers read the table.
+    """
 
     def __init__(self) -> None:
-        self.writes: list[tuple[list[str], list[UUID]]] = []
+        self.writes: list[Write] = []
         self.has_news = asyncio.Event()
         self.may_end = asyncio.Event()
         self.may_end.set()
 
     async def append(
-        self, _worker_id: UUID, chunks: Sequence[Chunk], watched: Mapping[UUID, Collection[str]]
+        self, _worker_id: UUID, chunks: Sequence[Chunk], notifications: Sequence[Notification]
     ) -> None:
-        assert all(readers in ([READER], []) for readers in watched.values())
-        self.writes.append(([chunk.text for chunk in chunks], list(watched)))
+        sent, stored = list[str](), list[UUID]()
+        for channel, payload in notifications:
+            if channel == APPENDED:
+                stored += split_ids(payload)
+            else:
+                assert channel == channel_of(READER)
+                sent += [text.text for text in from_payload(payload)]
+        self.writes.append(([chunk.text for chunk in chunks], sent, stored))
         self.has_news.set()
         await self.may_end.wait()
 
@@ -101,19 +113,31 @@ async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
     await asyncio.wait([writing])
 
 
-async def test_text_that_is_read_elsewhere_is_written_at_once_and_notified(desk: Desk) -> None:
+async def test_text_that_is_read_elsewhere_is_sent_at_once(desk: Desk) -> None:
     watched, other = desk.attempt(), desk.attempt(watched=False)
     say(other, "later")
     say(watched, "now")
     await desk.until_written(1)
-    assert desk.table.writes == [(["now"], [watched.claim.id])]
+    say(watched, " and then")
+    await desk.until_written(2)
+    assert desk.table.writes == [([], ["now"], []), ([], [" and then"], [])]
 
 
 @pytest.mark.parametrize("desk", [0.01], indirect=True)
-async def test_all_text_is_written_now_and_then(desk: Desk) -> None:
+async def test_all_text_is_stored_now_and_then(desk: Desk) -> None:
     say(desk.attempt(watched=False), "some")
     await desk.until_written(1)
-    assert desk.table.writes == [(["some"], [])]
+    assert desk.table.writes == [(["some"], [], [])]
+
+
+@pytest.mark.parametrize("desk", [0.3], indirect=True)
+async def test_text_that_was_sent_is_stored_later(desk: Desk) -> None:
+    attempt = desk.attempt()
+    say(attempt, "a")
+    await desk.until_written(1)
+    say(attempt, "b")
+    await desk.until_written(3)
+    assert desk.table.writes == [([], ["a"], []), ([], ["b"], []), (["ab"], [], [])]
 
 
 async def test_what_comes_during_a_write_shares_the_next(desk: Desk) -> None:
@@ -125,9 +149,8 @@ async def test_what_comes_during_a_write_shares_the_next(desk: Desk) -> None:
         say(attempt, "b")
     desk.table.may_end.set()
     await desk.until_written(2)
-    texts, announced = desk.table.writes[1]
-    assert sorted(texts) == ["b", "bb"]
-    assert set(announced) == {first.claim.id, second.claim.id}
+    stored, sent, ids = desk.table.writes[1]
+    assert (stored, sorted(sent), ids) == ([], ["b", "bb"], [])
 
 
 async def test_the_last_words_are_left_to_the_end(desk: Desk) -> None:
@@ -136,7 +159,7 @@ async def test_the_last_words_are_left_to_the_end(desk: Desk) -> None:
     say(ended, "all", finish_reason="stop")
     say(other, "some")
     await desk.until_written(1)
-    assert desk.table.writes == [(["some"], [other.claim.id])]
+    assert desk.table.writes == [([], ["some"], [])]
 
 
 async def test_an_end_waits_for_the_write_under_way(desk: Desk) -> None:
@@ -151,14 +174,43 @@ async def test_an_end_waits_for_the_write_under_way(desk: Desk) -> None:
     await ending
 
 
-async def test_a_reader_that_comes_when_all_is_written_is_notified(desk: Desk) -> None:
+async def test_the_text_is_stored_for_a_new_reader(desk: Desk) -> None:
+    """All of it, also what others were sent; that which comes next is sent."""
+    attempt, other = desk.attempt(), desk.attempt()
+    say(attempt, "some")
+    await desk.until_written(1)
+    say(attempt, " more")
+    say(other, "else")
+    desk.writer.on_announced([attempt.claim.id, new_id()])
+    await desk.until_written(2)
+    assert desk.table.writes[1] == (["some more"], ["else"], [attempt.claim.id])
+    say(attempt, "!")
+    await desk.until_written(3)
+    assert desk.table.writes[2] == ([], ["!"], [])
+
+
+async def test_a_reader_that_comes_when_all_is_stored_is_notified(desk: Desk) -> None:
     """The rest of its text may come much later."""
     attempt = desk.attempt()
     say(attempt, "some")
     await desk.until_written(1)
-    desk.writer.write_soon([attempt.claim.id])
-    await desk.until_written(2)
-    assert desk.table.writes[1] == ([], [attempt.claim.id])
+    for count in (2, 3):
+        desk.writer.on_announced([attempt.claim.id])
+        await desk.until_written(count)
+    assert desk.table.writes[2] == ([], [], [attempt.claim.id])
+
+
+async def test_log_probabilities_and_long_texts_are_stored_for_their_readers(desk: Desk) -> None:
+    scored, long, short = desk.attempt(), desk.attempt(), desk.attempt()
+    scored.tokens.append("[{}]")
+    long_text = "\U0001f642" * 3_000
+    for attempt, text in ((scored, "scored"), (long, long_text), (short, "short")):
+        say(attempt, text)
+    await desk.until_written(1)
+    ((stored, sent, ids),) = desk.table.writes
+    assert sorted(stored) == ["scored", long_text]
+    assert sent == ["short"]
+    assert set(ids) == {scored.claim.id, long.claim.id}
 
 
 @pytest.mark.parametrize("desk", [0.01], indirect=True)
@@ -170,7 +222,7 @@ async def test_text_that_a_stream_reads_is_live_and_otherwise_not(desk: Desk) ->
     assert [desk.writer.is_read(one.claim.id) for one in (here, elsewhere, unread)] == [
         True, True, False,
     ]  # fmt: skip
-    desk.writer.write_soon([elsewhere.claim.id])
+    desk.writer.on_announced([elsewhere.claim.id])
     assert [one.live.is_on for one in (here, elsewhere, unread)] == [False, True, False]
     unread.live.set(True)
     changed = asyncio.Event()

@@ -9,7 +9,7 @@ import pytest
 from app.core import metrics
 from app.core.errors import CANCELLED as CANCELLED_FAILURE, DatabaseUnavailableError
 from app.core.ids import new_id
-from app.core.listener import CANCELLED, ENDED, ENQUEUED, WATCHED
+from app.core.listener import APPENDED, CANCELLED, ENDED, ENQUEUED, WATCHED
 from app.queue.finish import AttemptEnd, AttemptOutcome
 from tests.unit.worker.worker_bench import SETTINGS, Service, run
 
@@ -64,11 +64,10 @@ def test_text_that_a_reader_elsewhere_announces_is_written_soon() -> None:
         async with service.working():
             service.attempts[claim.id].say("text")
             await asyncio.sleep(1)
-            assert service.watched_writes == []
-            reader = uuid4().hex
-            service.notify(WATCHED, f"{reader} {claim.id.hex}")
+            assert service.notified == []
+            service.notify(WATCHED, f"{uuid4().hex} {claim.id.hex}")
             await asyncio.sleep(1)
-            assert service.watched_writes == [{claim.id: [reader]}]
+            assert service.notified == [[(APPENDED, claim.id.hex)]]
 
     run(work)
 

@@ -13,6 +13,7 @@ from app.core.listener import Listener
 from app.core.settings import Settings
 from app.queue.claim import Claim
 from app.queue.job_queue import JobQueue
+from app.queue.live_text import Notification
 from app.worker.attempt import Attempt
 from app.worker.worker import Worker
 from tests.unit.worker.desk import Desk
@@ -67,7 +68,7 @@ class Service(Desk):
         self.asked_suspects: list[float] = []
         self.retired: list[UUID] = []
         self.registered: list[UUID] = []
-        self.watched_writes: list[Mapping[UUID, list[str]]] = []
+        self.notified: list[list[Notification]] = []
         self.errors: list[Exception] = []  # of claims
         self.on_claim: list[Callable[[], None]] = []  # called once each
         self.outages = 0
@@ -143,9 +144,9 @@ class Service(Desk):
         return found
 
     async def append(
-        self, _worker: UUID, _chunks: object, watched: Mapping[UUID, list[str]]
+        self, _worker: UUID, _chunks: object, notifications: Sequence[Notification]
     ) -> None:
-        self.watched_writes.append(watched)
+        self.notified.append(list(notifications))
 
     async def retire(self, worker_id: UUID) -> None:
         if not self.can_retire:
