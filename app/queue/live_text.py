@@ -4,7 +4,7 @@ It is sent as it comes, and stored later, with that of all other results. A read
 it announces itself: the worker then stores all of it, and has its readers read the table.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from uuid import UUID
 
@@ -33,14 +33,12 @@ def channel_of(reader: str) -> str:
     return LIVE_TEXT + reader
 
 
-def text_notifications(
-    texts: Iterable[LiveText], readers: Callable[[UUID], Iterable[str]]
-) -> list[Notification]:
-    """Return the notifications of texts that `fits`, for the processes that read each result."""
+def text_notifications(texts: Iterable[tuple[LiveText, Iterable[str]]]) -> list[Notification]:
+    """Return the notifications of texts that `fits`, each for the processes that read it."""
     entries: dict[str, list[bytes]] = {}
-    for text in texts:
+    for text, readers in texts:
         entry = _to_entry(text)
-        for reader in readers(text.result_id):
+        for reader in readers:
             entries.setdefault(reader, []).append(entry)
     return [
         (channel_of(reader), payload)

@@ -5,7 +5,7 @@ A backend does the work: Triton (`triton_backend`), or an index (`attribution_ba
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -73,6 +73,7 @@ class Attempt(ABC):
         self.starts_over = False  # the text cannot be continued: the next attempt begins again
         self.flushes: Flushes | None = None  # counted where it is traced
         self.live = LiveSwitch()  # on while its text is read as it is made
+        self.readers: Sequence[str] = ()  # ids of the other processes that read its text
         self._on_text = on_text
         self._kept = 0  # code points that were taken to be stored as chunks
         self._sent = 0  # code points that readers in other processes were sent, or find stored

@@ -98,7 +98,7 @@ class AttemptExecutor:
     def _new_attempt(self, claim: Claim) -> Attempt:
         self.held_bytes += claim.expected_bytes
         attempt = self._backend.attempt(claim, self._on_text)
-        attempt.live.set(self.writer.is_read(claim.id))
+        self.writer.look_for_readers(attempt)
         return attempt
 
     def _on_text(self, attempt: Attempt) -> None:
@@ -108,6 +108,7 @@ class AttemptExecutor:
     def _enter(self, attempt: Attempt) -> None:
         trace_queue(attempt.claim, self._worker_id)
         self.running[attempt.claim.id] = attempt
+        self.writer.enter(attempt)
         self._hub.attach(attempt)
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:

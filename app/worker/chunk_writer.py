@@ -43,13 +43,21 @@ class ChunkWriter:
     def __post_init__(self) -> None:
         self._is_idle.set()
 
-    def is_read(self, result_id: UUID) -> bool:
-        """Return if a stream of any process reads the result's text."""
-        return self.hub.is_read(result_id) or result_id in self.watched
+    def look_for_readers(self, attempt: Attempt) -> None:
+        """Note the processes that read an attempt's text, and switch its output to live for them."""
+        result_id = attempt.claim.id
+        attempt.readers = self.watched.readers(result_id)
+        attempt.live.set(bool(attempt.readers) or self.hub.is_read(result_id))
+
+    def enter(self, attempt: Attempt) -> None:
+        """Begin with an attempt that runs from now on; it may have text of before."""
+        self.look_for_readers(attempt)
+        if len(attempt.text) > 0:
+            self.on_text(attempt)
 
     def on_text(self, attempt: Attempt) -> None:
         """Send an attempt's text soon if it is read elsewhere; its end has the last of it."""
-        if attempt.claim.id in self.watched and not attempt.is_over:
+        if attempt.readers and not attempt.is_over:
             self._news.add(attempt.claim.id)
             self._has_news.set()
 
@@ -58,7 +66,7 @@ class ChunkWriter:
         running = [identifier for identifier in ids if identifier in self.running]
         if running:
             for identifier in running:
-                self.running[identifier].live.set(True)
+                self.look_for_readers(self.running[identifier])
             self._announced.update(running)
             self._has_news.set()
 
@@ -75,8 +83,8 @@ class ChunkWriter:
             began = loop.time()
             if began >= all_at:
                 all_at = began + self.flush_seconds
-                for identifier, attempt in self.running.items():
-                    attempt.live.set(self.is_read(identifier))
+                for attempt in self.running.values():
+                    self.look_for_readers(attempt)
                 await self._write(self.running)
             else:
                 await self._write(())
@@ -88,14 +96,14 @@ class ChunkWriter:
         texts = []
         for attempt in self._running(self._news - announced):
             if (text := attempt.take_live()) is not None:
-                texts.append(text)
+                texts.append((text, attempt.readers))
             else:
                 announced.add(attempt.claim.id)
         self._news = set()
         chunks = self._chunks({*ids, *announced})
         for attempt in self._running(announced):
             attempt.take_live()  # it is found in the table
-        notifications = text_notifications(texts, self.watched.readers)
+        notifications = text_notifications(texts)
         notifications += stored_notifications(announced)
         if chunks or notifications:
             await self._append(chunks, notifications)

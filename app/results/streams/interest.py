@@ -36,10 +36,6 @@ class StreamInterest:
         self._asking: asyncio.Task[object] | None = None
         listener.subscribe(WATCHED, self._on_notification)
 
-    def __contains__(self, result_id: UUID) -> bool:
-        times = self._forget_at.get(result_id)
-        return times is not None and max(times.values()) > asyncio.get_running_loop().time()
-
     def readers(self, result_id: UUID) -> list[str]:
         """Return the ids, as hex digits, of the processes that read a result."""
         now = asyncio.get_running_loop().time()

@@ -68,6 +68,36 @@ async def test_from_another_process(service: Service, reader_side: Service) -> N
     assert reader.deltas >= 15, "it came with the flushes, not with the deltas"
 
 
+async def test_text_reaches_readers_elsewhere_before_it_is_stored(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    """Also one that comes when much of it was sent to another."""
+    never = settings.model_copy(update={"flush_seconds": 1000.0})
+    async with (
+        serve(never, with_worker=True) as near,
+        serve(settings) as far,
+        serve(settings) as late,
+    ):
+        sent = await send(near, script(60, 0.02))
+        first, second = Reader(), Reader()
+        reading = asyncio.create_task(first.read(far.client, sent["id"]))
+
+        async def has_read_some() -> bool:
+            return first.deltas >= 20
+
+        await until(has_read_some)
+        stored = await connection.fetchval("SELECT sum(char_length(text)) FROM result_chunks")
+        assert (stored or 0) < len(first.text)
+        async with asyncio.timeout(30):
+            await asyncio.gather(reading, second.read(late.client, sent["id"]))
+    for reader in (first, second):
+        assert reader.result is not None
+        assert reader.text == reader.result["result"]
+        assert reader.attempts == [1]
+    assert first.deltas >= 40
+    assert 20 <= second.deltas < first.deltas
+
+
 async def test_unwatched_results_cost_no_notification(
     service: Service, reader_side: Service, connection: asyncpg.Connection
 ) -> None:

@@ -1,7 +1,5 @@
 """Text in notifications: their sizes, and the processes that get them."""
 
-from uuid import UUID
-
 from app.core.ids import new_id
 from app.core.listener import APPENDED, split_ids
 from app.queue.live_text import (
@@ -20,13 +18,9 @@ def live(text: str) -> LiveText:
     return LiveText(new_id(), 2, 7, 5, text)
 
 
-def one_reader(_: UUID) -> list[str]:
-    return ["a"]
-
-
 def payloads(texts: list[LiveText]) -> list[str]:
     """Return the notifications for the reader of all these texts."""
-    sent = text_notifications(texts, one_reader)
+    sent = text_notifications([(text, ["a"]) for text in texts])
     assert {channel for channel, _ in sent} <= {channel_of("a")}
     assert all(len(payload.encode()) < LIMIT for _, payload in sent)
     return [payload for _, payload in sent]
@@ -59,8 +53,7 @@ def test_a_text_that_fills_a_notification_is_sent_alone() -> None:
 
 def test_each_process_gets_the_texts_that_it_reads() -> None:
     first, second, unread = live("1"), live("2"), live("3")
-    readers = {first.result_id: ["a", "b"], second.result_id: ["b"], unread.result_id: []}
-    sent = text_notifications([first, second, unread], readers.__getitem__)
+    sent = text_notifications([(first, ["a", "b"]), (second, ["b"]), (unread, [])])
     texts = {channel: [one.text for one in from_payload(payload)] for channel, payload in sent}
     assert texts == {channel_of("a"): ["1"], channel_of("b"): ["1", "2"]}
 

@@ -70,7 +70,7 @@ class Stream:
 
     def notify(self, offset: int, text: str, attempt: int | None = None) -> None:
         live = LiveText(self.id, attempt or self.attempt, offset, offset + len(text), text)
-        for channel, payload in text_notifications([live], lambda _: [self.hub.id.hex]):
+        for channel, payload in text_notifications([(live, [self.hub.id.hex])]):
             self._listener.callbacks[channel](payload)
 
     def store(self) -> None:

@@ -15,7 +15,8 @@ from app.results.streams.hub import StreamHub
 from app.results.streams.interest import StreamInterest
 from app.worker.backends.triton_backend import Generation, TritonBackend
 from app.worker.chunk_writer import ChunkWriter
-from tests.unit.worker.test_chunk_writer import Elsewhere, say
+from tests.unit.worker.desk import Elsewhere
+from tests.unit.worker.test_chunk_writer import say
 from tests.virtual_time import run_in_virtual_time
 
 
@@ -62,6 +63,7 @@ class Log:
         self.running[claim.id] = attempt
         if watched:
             self.watched.add(claim.id)
+        writer.enter(attempt)
         return attempt
 
 

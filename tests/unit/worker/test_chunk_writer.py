@@ -19,6 +19,7 @@ from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Attempt
 from app.worker.backends.triton_backend import Generation, TritonBackend
 from app.worker.chunk_writer import ChunkWriter
+from tests.unit.worker.desk import Elsewhere
 
 READER = "a"
 Write = tuple[list[str], list[str], list[UUID]]
@@ -49,13 +50,6 @@ class Table:
         self.writes.append(([chunk.text for chunk in chunks], sent, stored))
         self.has_news.set()
         await self.may_end.wait()
-
-
-class Elsewhere(set[UUID]):
-    """The results that one other process reads."""
-
-    def readers(self, result_id: UUID) -> list[str]:
-        return [READER] if result_id in self else []
 
 
 class Readers:
@@ -91,6 +85,7 @@ class Desk:
         self.running[claim.id] = attempt
         if watched:
             self.watched.add(claim.id)
+        self.writer.enter(attempt)
         return attempt
 
     async def until_written(self, count: int) -> None:
@@ -151,6 +146,18 @@ async def test_what_comes_during_a_write_shares_the_next(desk: Desk) -> None:
     await desk.until_written(2)
     stored, sent, ids = desk.table.writes[1]
     assert (stored, sorted(sent), ids) == ([], ["b", "bb"], [])
+
+
+async def test_text_that_came_before_the_attempt_was_ours_is_sent_then(desk: Desk) -> None:
+    attempt = desk.attempt(watched=False)
+    del desk.running[attempt.claim.id]
+    say(attempt, "early")
+    desk.watched.add(attempt.claim.id)
+    desk.writer.on_announced([attempt.claim.id])
+    desk.running[attempt.claim.id] = attempt
+    desk.writer.enter(attempt)
+    await desk.until_written(1)
+    assert desk.table.writes == [([], ["early"], [])]
 
 
 async def test_the_last_words_are_left_to_the_end(desk: Desk) -> None:
@@ -219,11 +226,10 @@ async def test_text_that_a_stream_reads_is_live_and_otherwise_not(desk: Desk) ->
     here, elsewhere, unread = (desk.attempt(watched=False) for _ in range(3))
     desk.readers.ids.add(here.claim.id)
     desk.watched.add(elsewhere.claim.id)
-    assert [desk.writer.is_read(one.claim.id) for one in (here, elsewhere, unread)] == [
-        True, True, False,
-    ]  # fmt: skip
     desk.writer.on_announced([elsewhere.claim.id])
     assert [one.live.is_on for one in (here, elsewhere, unread)] == [False, True, False]
+    desk.writer.enter(here)
+    assert here.live.is_on
     unread.live.set(True)
     changed = asyncio.Event()
     unread.live.on_change = lambda _: changed.set()

@@ -68,6 +68,7 @@ def test_readers_and_the_writer_notice_text() -> None:
             assert signal.is_set()
         assert desk.executor.writer._news == set()
         desk.watched.add(claim.id)
+        desk.executor.writer.on_announced([claim.id])
         attempt.say("y")
         assert desk.executor.writer._news == {claim.id}
         await desk.executor.abandon()
