@@ -16,7 +16,7 @@ from app.queue.virtual_time import next_key_sql, step_behind_sql
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """What the results of a batch have."""
+    """The parts that a batch needs."""
 
     is_one: bool  # a single result, whose values are scalars
     keys: bool
@@ -112,7 +112,7 @@ FROM inserted
 
 
 def _has_sources(parts: Parts) -> str:
-    """Whether the context of a new result `i` exists, and the result that an attribution is about.
+    """Condition: the context of a new result `i` exists, and the result that an attribution is about.
 
     The context is plain text unless the prompt is rendered. Both are locked, the context first, as its
     deletion does: a deletion or erasure under way is awaited, and they are missing then.

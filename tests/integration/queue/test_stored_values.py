@@ -1,4 +1,4 @@
-"""Each result is stored with its own values, whatever else its statement stores."""
+"""Each result is stored with its own values, also beside others in one statement."""
 
 from dataclasses import fields, replace
 from typing import Any
