@@ -81,7 +81,8 @@ def enqueue_sql(
         new_contexts = f"""new_contexts AS (
   INSERT INTO contexts ({", ".join(contexts.types)})
   SELECT * FROM ({contexts.select(first_context, is_one=parts.is_one)}) c WHERE {is_context_kept}
-  ON CONFLICT (id) DO NOTHING
+  -- Sent again, it may be there and be deleted meanwhile: its row is locked, or inserted after that.
+  ON CONFLICT (id) DO UPDATE SET team_id = contexts.team_id
 ), """
     starter = f", {_STARTER} AS starter" if parts.starts else ""
     stored = ", ".join(("id", "context_id", "prompt", *forms.types))
