@@ -1,8 +1,8 @@
 """Rows as the input of a statement: a dataclass gives the SQL and its arguments.
 
 Each column is sent as an array and zipped by `unnest`. JSON is sent as text and cast in PostgreSQL.
-Values that many rows share are sent once, and picked from their arrays: that costs a tenth. A single
-row may be sent as scalars.
+An array costs PostgreSQL a scan of its own. Values that many rows share are sent once instead, and
+picked from their arrays; a single row may be sent as scalars.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -149,6 +149,8 @@ async def enqueue(
     If no result waits for a model, the dispatcher's worker claims new ones by the same statement:
     one write less for each, and no notification. The model generates while the statement runs.
     """
+    if not results:
+        return []
     # In the order of claims: the free slots go to the highest priority.
     in_order = sorted(results, key=lambda result: -result.priority)
     slots = _reserve(dispatcher, in_order)

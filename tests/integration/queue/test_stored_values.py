@@ -85,6 +85,10 @@ async def test_in_one_statement(bench: Bench) -> None:
         await assert_stored(bench, result)
 
 
+async def test_nothing_is_a_statement_of_nothing(bench: Bench) -> None:
+    assert await bench.queue.enqueue([]) == []
+
+
 async def test_each_alone(bench: Bench) -> None:
     for result in await different(bench):
         assert await bench.queue.enqueue([result]) == [True]
