@@ -18,7 +18,7 @@ import asyncpg
 
 from app.core.ids import new_id
 from app.queue.claim import CLAIM
-from app.queue.enqueue import ENQUEUE, NewContext, NewResult, to_arguments
+from app.queue.enqueue import NewContext, NewResult, to_statement
 from app.queue.virtual_time import next_key_sql
 from bench import progress
 from bench.cpu import tree_seconds
@@ -45,7 +45,7 @@ class _Arm:
 
     name: str
     connection: asyncpg.Connection
-    enqueue: str
+    next_key: str
     claim: str
     worker: UUID
     enqueue_us: list[float]
@@ -55,12 +55,10 @@ class _Arm:
 async def run(house: House, options: Options) -> Report:
     """Store and claim in turns, then simulate."""
     report = Report("FAIR", "The fair order", ["stored, us a row", "claimed, us a row"])
-    first = ENQUEUE.replace(next_key_sql("f"), "0::float8")
-    fifo = await _arm(
-        house, "first in, first out", first, CLAIM.replace(_ORDER, "r.priority DESC, r.id")
-    )
+    by_age = CLAIM.replace(_ORDER, "r.priority DESC, r.id")
+    fifo = await _arm(house, "first in, first out", "0::float8", by_age)
     await fifo.connection.execute(_FIFO_SCHEMA)
-    fair = await _arm(house, "fair shares", ENQUEUE, CLAIM)
+    fair = await _arm(house, "fair shares", next_key_sql("f"), CLAIM)
     for arm in (fifo, fair):
         for _ in range(_QUEUED // _STORED):
             await _store(arm)
@@ -91,7 +89,7 @@ async def run(house: House, options: Options) -> Report:
     return report
 
 
-async def _arm(house: House, name: str, enqueue: str, claim: str) -> _Arm:
+async def _arm(house: House, name: str, next_key: str, claim: str) -> _Arm:
     database = f"bench_{name.split()[0]}"
     await house.environment(database)  # migrates it
     connection = await house.connect(database)
@@ -102,12 +100,14 @@ async def _arm(house: House, name: str, enqueue: str, claim: str) -> _Arm:
         " VALUES ($1, 'h', 1, now() + interval '1 h')",
         worker,
     )
-    return _Arm(name, connection, enqueue, claim, worker, [], [])
+    return _Arm(name, connection, next_key, claim, worker, [], [])
 
 
 async def _store(arm: _Arm) -> None:
     results = [_result(f"team {place % _TEAMS}") for place in range(_STORED)]
-    await arm.connection.fetch(arm.enqueue, *to_arguments(results, [False] * _STORED, None))
+    statement, arguments = to_statement(results, [False] * _STORED, None)
+    statement = statement.replace(next_key_sql("f"), arm.next_key)
+    await arm.connection.fetch(statement, *arguments)
 
 
 def _result(team: str) -> NewResult:

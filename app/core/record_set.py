@@ -1,6 +1,8 @@
 """Rows as the input of a statement: a dataclass gives the SQL and its arguments.
 
 Each column is sent as an array and zipped by `unnest`. JSON is sent as text and cast in PostgreSQL.
+An array costs PostgreSQL a scan of its own. Values that many rows share are sent once instead, and
+picked from their arrays; a single row may be sent as scalars.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -46,8 +48,10 @@ class RecordSet(Generic[T]):
         for name, (type_, compute) in (computed or {}).items():
             self.types[name], self._getters[name] = type_, compute
 
-    def select(self, first: int) -> str:
-        """Return a SELECT of the rows from the parameters $first and following."""
+    def select(self, first: int, *, is_one: bool = False) -> str:
+        """Return a SELECT of the rows from the parameters $first and following; of one: scalars."""
+        if is_one:
+            return f"SELECT {self.columns(first, None)}"
         types = self.types.items()
         columns = (f'"{name}"' + "::jsonb" * (type_ == "jsonb") for name, type_ in types)
         arrays = (
@@ -56,6 +60,17 @@ class RecordSet(Generic[T]):
         )
         names = ", ".join(f'"{name}"' for name in self.types)
         return f"SELECT {', '.join(columns)} FROM unnest({', '.join(arrays)}) AS i({names})"
+
+    def columns(self, first: int, place: str | None) -> str:
+        """Return columns of the row at `place` in the arrays $first and following; None: of scalars."""
+        parameters = enumerate(self.types.items(), first)
+        if place is None:
+            return ", ".join(
+                f'${number}::{type_} AS "{name}"' for number, (name, type_) in parameters
+            )
+        return ", ".join(
+            f'(${number}::{type_}[])[{place}] AS "{name}"' for number, (name, type_) in parameters
+        )
 
     def arguments(self, rows: Iterable[T], **given: Sequence[object]) -> list[Sequence[object]]:
         rows = list(rows)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import compress
+from operator import attrgetter
 from typing import Literal, Protocol
 from uuid import UUID
 
@@ -10,11 +12,10 @@ import orjson
 
 from app.core.database import Connection, await_standby
 from app.core.record_set import Json, RecordSet
-from app.queue.claim import SUSPECT_DEATHS, Claim, may_claim_sql
-from app.queue.idempotency import NewKey, take_keys_sql
-from app.queue.notifications import notify_enqueued
-from app.queue.team_limits import Limits, without_running_limits_sql
-from app.queue.virtual_time import next_key_sql, step_behind_sql
+from app.queue.claim import Claim
+from app.queue.enqueue_sql import Parts, enqueue_sql
+from app.queue.idempotency import NewKey
+from app.queue.team_limits import Limits
 
 MAX_ENQUEUE = 1000
 NO_LIMITS = Limits()
@@ -88,105 +89,51 @@ class EagerDispatcher(Protocol):
         """Stop all that began: nothing is known to be committed."""
 
 
+@dataclass(slots=True)
+class _Flow:
+    """New results of one team, model and priority: one queue, in which each stands a step behind."""
+
+    place: int  # from 1 on
+    team_id: str
+    model_name: str
+    priority: int
+    step: float  # in virtual time
+    may_start: bool = False  # one of them
+
+
 CONTEXTS = RecordSet(NewContext)
-# The members that stay in this process. Choices share their prompt: each text is sent once.
+# The members that stay in this process.
 _UNSTORED = (
     *("new_context", "key", "goes_with_key", "tokens", "limits", "prompt", "expected_bytes"),
 )
-_COLUMNS = (*RecordSet(NewResult, _UNSTORED).types, "prompt")
-# `step`: between two results of a team in virtual time.
+_OWN = ("id", "context_id")
+# The others are alike in most results of a statement: each combination is sent once.
+_FORMS = RecordSet(NewResult, (*_UNSTORED, *_OWN))
+_to_form = attrgetter(*_FORMS.types)
+_FLOWS = RecordSet(_Flow)
+# Places in the arrays of forms, flows and prompts, from 1 on. Choices share their prompt.
 _COMPUTED: dict[str, tuple[str, Callable[[NewResult], object]]] = {
-    "step": ("float8", lambda result: 1 / result.limits.weight),
+    "form": ("int", lambda _: None),
+    "flow": ("int", lambda _: None),
+    "prompt_place": ("int", lambda _: None),
     "has_new_context": ("bool", lambda result: result.new_context is not None),
     "may_start": ("bool", lambda _: False),
-    "prompt_place": ("int", lambda _: None),  # in the array of prompts, from 1 on
 }
-_RESULTS = RecordSet(NewResult, _UNSTORED, _COMPUTED)
-_KEYED_RESULTS = RecordSet(
-    NewResult,
-    _UNSTORED,
-    {
-        **_COMPUTED,
-        "key": ("text", lambda result: result.key and result.key.key),
-        "request_hash": ("bytea", lambda result: result.key and result.key.request_hash),
-        "key_seconds": ("float8", lambda result: result.key and result.key.seconds),
-    },
-)
-
-# Whether the context of a new result `i` exists, as plain text unless the prompt is rendered, and the
-# result that an attribution is about. Both are locked, the context first, as its deletion does: a
-# deletion or erasure under way is awaited, and they are missing then.
-_HAS_SOURCES = """CASE WHEN i.has_new_context OR EXISTS (
-      SELECT FROM contexts c WHERE c.id = i.context_id AND c.team_id = i.team_id
-        AND (i.prompt IS NOT NULL OR c.content IS NOT NULL) AND c.erased_at IS NULL FOR KEY SHARE)
-    THEN i.source_id IS NULL OR EXISTS (
-      SELECT FROM results s WHERE s.id = i.source_id AND s.team_id = i.team_id FOR KEY SHARE)
-    ELSE false END"""
+_KEY: dict[str, tuple[str, Callable[[NewResult], object]]] = {
+    "key": ("text", lambda result: result.key and result.key.key),
+    "request_hash": ("bytea", lambda result: result.key and result.key.request_hash),
+    "key_seconds": ("float8", lambda result: result.key and result.key.seconds),
+}
+_RESULTS = RecordSet(NewResult, (*_UNSTORED, *_FORMS.types), _COMPUTED)
+_KEYED_RESULTS = RecordSet(NewResult, (*_UNSTORED, *_FORMS.types), {**_COMPUTED, **_KEY})
 
 
-def _enqueue_sql(
-    results: RecordSet[NewResult], keys: str, is_context_kept: str, is_result_kept: str
-) -> str:
-    """Insert contexts and results for the worker $1; `keys` are CTEs that take their keys before."""
-    return f"""
-WITH input AS MATERIALIZED (
-  SELECT i.*, (${2 + len(CONTEXTS.types) + len(results.types)}::text[])[i.prompt_place] AS prompt
-  FROM ({results.select(2 + len(CONTEXTS.types))}) i
-),
-{keys} new_contexts AS (
-  INSERT INTO contexts ({", ".join(CONTEXTS.types)})
-  SELECT * FROM ({CONTEXTS.select(2)}) c WHERE {is_context_kept}
-  ON CONFLICT (id) DO NOTHING
-), flows AS MATERIALIZED (
-  SELECT f.*, {next_key_sql("f")} AS first_key
-  FROM (SELECT DISTINCT ON (team_id, model_name, priority) team_id, model_name, priority, step
-        FROM input) f
-), me AS (
-  SELECT id FROM workers WHERE id = $1::uuid AND dead_at IS NULL FOR KEY SHARE
-), idle AS MATERIALIZED (
-  -- Models with an empty queue: a new result overtakes no other.
-  SELECT m.model_name, m.team_id, me.id AS worker_id
-  FROM me, (SELECT DISTINCT model_name, team_id FROM input WHERE may_start) m
-  WHERE {may_claim_sql("m.model_name")} AND NOT EXISTS (
-    SELECT FROM results w WHERE w.model_name = m.model_name
-      AND w.state = 'pending' AND w.worker_id IS NULL)
-  AND NOT EXISTS (
-    SELECT FROM results s WHERE s.model_name = m.model_name
-      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
-  AND {without_running_limits_sql("m.model_name", "m.team_id")}
-), inserted AS (
-  INSERT INTO results ({", ".join(_COLUMNS)}, deadline_at, fair_key, worker_id, attempt, started_at)
-  SELECT i.{", i.".join(_COLUMNS)}, now() + make_interval(secs => i.deadline_seconds), f.first_key + {step_behind_sql("i")},
-         idle.worker_id, (idle.worker_id IS NOT NULL)::int,
-         -- Not the clock: their attempts began with this statement, which may wait for locks.
-         CASE WHEN idle.worker_id IS NOT NULL THEN now() END
-  FROM input i JOIN flows f USING (team_id, model_name, priority)
-  LEFT JOIN idle ON i.may_start AND (idle.model_name, idle.team_id) = (i.model_name, i.team_id)
-  WHERE {_HAS_SOURCES} AND {is_result_kept}
-  ON CONFLICT (id) DO NOTHING
-  RETURNING id, model_name, context_id, prompt, worker_id
-)
-SELECT array_agg(id) AS ids,
-  array_agg(id) FILTER (WHERE worker_id IS NOT NULL) AS started,
-  -- Prompts from stored contexts; this statement does not see its new ones.
-  array_agg(coalesce(prompt, (SELECT content FROM contexts c WHERE c.id = context_id)))
-    FILTER (WHERE worker_id IS NOT NULL) AS prompts,
-  {notify_enqueued("worker_id IS NULL")}
-FROM inserted
-"""
+@cache
+def _enqueue_sql(parts: Parts) -> str:
+    results = _KEYED_RESULTS if parts.keys else _RESULTS
+    return enqueue_sql(parts, CONTEXTS, results, _FORMS, _FLOWS)
 
 
-ENQUEUE = _enqueue_sql(_RESULTS, "", "true", "true")
-# A group has the id of its first result, and that one's key: it is stored whole or not at all.
-_IS_REFUSED = (
-    "i.id IN (SELECT id FROM refused) OR coalesce(i.group_id IN (SELECT id FROM refused), false)"
-)
-_ENQUEUE_WITH_KEYS = _enqueue_sql(
-    _KEYED_RESULTS,
-    take_keys_sql(_HAS_SOURCES),
-    f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})",
-    f"NOT ({_IS_REFUSED})",
-)
 _ALREADY_ENQUEUED = "SELECT id FROM results WHERE id = ANY($1::uuid[])"
 
 
@@ -202,6 +149,8 @@ async def enqueue(
     If no result waits for a model, the dispatcher's worker claims new ones by the same statement:
     one write less for each, and no notification. The model generates while the statement runs.
     """
+    if not results:
+        return []
     # In the order of claims: the free slots go to the highest priority.
     in_order = sorted(results, key=lambda result: -result.priority)
     slots = _reserve(dispatcher, in_order)
@@ -244,38 +193,55 @@ async def _insert(
     worker_id: UUID | None,
 ) -> tuple[set[UUID], list[Claim]]:
     """Return the ids of the stored results, and the claims of those that start at once."""
-    has_keys = any(result.key is not None for result in results)
-    columns = _KEYED_RESULTS if has_keys else _RESULTS
-    row = await connection.fetchrow(
-        _ENQUEUE_WITH_KEYS if has_keys else ENQUEUE,
-        *to_arguments(results, slots, worker_id, columns),
-    )
+    statement, arguments = to_statement(results, slots, worker_id)
+    row = await connection.fetchrow(statement, *arguments)
     assert row is not None
+    if worker_id is None:
+        return set(row["ids"] or ()), []
     new = {result.id: result for result in results}
     started = zip(row["started"] or (), row["prompts"] or (), strict=True)
     claims = [_to_claim(new[result_id], prompt) for result_id, prompt in started]
     return set(row["ids"] or ()), claims
 
 
-def to_arguments(
-    results: Sequence[NewResult],
-    slots: Sequence[bool],
-    worker_id: UUID | None,
-    columns: RecordSet[NewResult] = _RESULTS,
-) -> list[object]:
+def to_statement(
+    results: Sequence[NewResult], slots: Sequence[bool], worker_id: UUID | None
+) -> tuple[str, list[object]]:
+    """Return the statement that stores new results, and its arguments; `slots`: which may start."""
     # Results of one group share their context.
     contexts = {one.new_context.id: one.new_context for one in results if one.new_context}
+    parts = Parts(
+        is_one=len(results) == 1,
+        keys=any(one.key is not None for one in results),
+        new_contexts=bool(contexts),
+        stored_contexts=any(one.new_context is None for one in results),
+        sources=any(one.source_id is not None for one in results),
+        starts=worker_id is not None,
+    )
+    forms: dict[object, int] = {}
+    flows: dict[tuple[str, str, int], _Flow] = {}
     prompts: dict[str, int] = {}
-    places = [
-        None if one.prompt is None else prompts.setdefault(one.prompt, len(prompts) + 1)
-        for one in results
+    places: list[tuple[int, int, int | None]] = []
+    for one, may_start in zip(results, slots, strict=True):
+        name = one.team_id, one.model_name, one.priority
+        if (flow := flows.get(name)) is None:
+            flow = flows[name] = _Flow(len(flows) + 1, *name, 1 / one.limits.weight)
+        flow.may_start |= may_start
+        form = forms.setdefault(_to_form(one), len(forms) + 1)
+        text = None if one.prompt is None else prompts.setdefault(one.prompt, len(prompts) + 1)
+        places.append((form, flow.place, text))
+    form_places, flow_places, prompt_places = zip(*places, strict=True)
+    columns = [
+        *(CONTEXTS.arguments(contexts.values()) if contexts else ()),
+        *(_KEYED_RESULTS if parts.keys else _RESULTS).arguments(
+            results, form=form_places, flow=flow_places, prompt_place=prompt_places, may_start=slots
+        ),
+        *zip(*forms, strict=True),
+        *_FLOWS.arguments(flows.values()),
     ]
-    return [
-        worker_id,
-        *CONTEXTS.arguments(contexts.values()),
-        *columns.arguments(results, may_start=slots, prompt_place=places),
-        list(prompts),
-    ]
+    sent = [column[0] for column in columns] if parts.is_one else columns
+    worker = [worker_id] if parts.starts else []
+    return _enqueue_sql(parts), [*worker, *sent, list(prompts)]
 
 
 def context_bytes(context: NewContext) -> int:

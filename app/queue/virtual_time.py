@@ -7,12 +7,12 @@ def first_key_sql(row: str) -> str:
 
 
 def next_key_sql(row: str) -> str:
-    """Return the key of a team's next result: one step behind its last one, not before the head.
+    """Return the key of a team's next result: one step behind its last one, else at the head.
 
-    Two probes of an index; nothing is stored of results that have left the queue.
+    One or two probes of an index; nothing is stored of results that have left the queue.
     """
     last = _key_sql(row, f"q.team_id = {row}.team_id AND", "DESC")
-    return f"greatest({last} + {row}.step, {first_key_sql(row)}, 0)"
+    return f"coalesce({last} + {row}.step, {first_key_sql(row)}, 0)"
 
 
 def step_behind_sql(row: str) -> str:

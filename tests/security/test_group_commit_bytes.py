@@ -20,7 +20,7 @@ from app.core.group_commit import (
 )
 from app.core.ids import new_id
 from app.queue import finish
-from app.queue.enqueue import enqueue_bytes, to_arguments
+from app.queue.enqueue import enqueue_bytes, to_statement
 from app.queue.finish import AttemptEnd
 from app.results.drafts import check_prompts
 from app.results.requests import MAX_PROMPT_CHARACTERS
@@ -183,9 +183,9 @@ def test_choices_share_the_prompt_of_their_request() -> None:
     first = make_result(prompt=prompt)
     choices = [replace(first, id=new_id()) for _ in range(128)]
     other = make_result()
-    arguments = to_arguments([*choices, other], [False] * 129, None)
-    assert arguments[-1] == [prompt]
-    assert not any(isinstance(column, list) and prompt in column for column in arguments[:-1])
+    _, arguments = to_statement([*choices, other], [False] * 129, None)
+    assert arguments.pop() == [prompt]
+    assert not any(isinstance(column, Sequence) and prompt in column for column in arguments)
     assert enqueue_bytes(choices) < 2 * MEBIBYTE
 
 

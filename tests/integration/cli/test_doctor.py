@@ -41,7 +41,7 @@ async def test_a_deployment_that_is_well(settings: Settings) -> None:
     # The tests' server keeps nothing over a crash of its machine, and reports that.
     warned = {one.part for one in findings if one.level is Level.WARN}
     assert warned <= {"durability", "disk", "database disk"}
-    assert only(findings, "schema").found == "0017"
+    assert only(findings, "schema").found == "0018"
     assert only(findings, "models").found == "ready: scripted"
     assert only(findings, "workers").level is Level.OK
     assert only(findings, "clock").level is Level.OK

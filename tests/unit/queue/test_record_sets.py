@@ -1,6 +1,8 @@
 """The inputs of statements: each member has a column of its table, of the same type."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from sqlalchemy import Table
@@ -43,20 +45,39 @@ def test_a_member_that_is_no_column_is_named() -> None:
         RecordSet(NewResult)
 
 
-def test_values_stand_in_the_columns_order() -> None:
+def new_result(**members: Any) -> NewResult:
     context = NewContext(new_id(), "team", "text", None, "{}")
-    result = NewResult(
-        *(new_id(), "team", context.id, "m", "{}", 9.0),
-        priority=3,
-        new_context=context,
-        key=NewKey("k", b"hash", 5.0),
+    return NewResult(
+        *(new_id(), "team", context.id, "m", "{}", 9.0), **{"new_context": context, **members}
     )
+
+
+def test_values_stand_in_the_columns_order() -> None:
+    result = new_result(key=NewKey("k", b"hash", 5.0))
     columns = enqueue._KEYED_RESULTS
     values = columns.arguments([result, result], may_start=[True, False])
     by_name = dict(zip(columns.types, values, strict=True))
     assert by_name["id"] == [result.id, result.id]
-    assert (by_name["priority"], by_name["key_seconds"]) == ([3, 3], [5.0, 5.0])
-    assert (by_name["step"], by_name["may_start"]) == ([1.0, 1.0], [True, False])
+    assert (by_name["key_seconds"], by_name["may_start"]) == ([5.0, 5.0], [True, False])
+
+
+def test_values_that_results_share_are_sent_once() -> None:
+    """Each result names its form and its flow, the model's queue in which it stands."""
+    first, urgent, again = new_result(), new_result(priority=3), new_result()
+    _, arguments = enqueue.to_statement([first, urgent, again], [False, True, False], None)
+    contexts, forms, flows = (
+        list(one.types) for one in (enqueue.CONTEXTS, enqueue._FORMS, enqueue._FLOWS)
+    )
+    names = (*contexts, *enqueue._RESULTS.types, *forms, *flows)
+    assert all(isinstance(column, Sequence) for column in arguments)
+    columns = [(name, list(column)) for name, column in zip(names, arguments[:-1], strict=True)]  # type: ignore[call-overload]
+    results = dict(columns[len(contexts) :][: len(enqueue._RESULTS.types)])
+    assert results["id"] == [first.id, urgent.id, again.id]
+    assert (results["form"], results["flow"]) == ([1, 2, 1], [1, 2, 1])
+    assert dict(columns[-len(flows) - len(forms) : -len(flows)])["priority"] == [0, 3]
+    of_flows = dict(columns[-len(flows) :])
+    assert of_flows["priority"] == [0, 3]
+    assert of_flows["may_start"] == [False, True]
 
 
 def test_the_statement_numbers_its_parameters() -> None:
@@ -65,7 +86,14 @@ def test_the_statement_numbers_its_parameters() -> None:
         id: int
         metadata: Json | None
 
-    assert RecordSet(Row, (), {"b": ("bool", bool)}).select(3) == (
+    rows = RecordSet(Row, (), {"b": ("bool", bool)})
+    assert rows.select(3) == (
         'SELECT "id", "metadata"::jsonb, "b" FROM unnest($3::int[], $4::text[], $5::bool[])'
         ' AS i("id", "metadata", "b")'
+    )
+    assert rows.select(3, is_one=True) == (
+        'SELECT $3::int AS "id", $4::jsonb AS "metadata", $5::bool AS "b"'
+    )
+    assert rows.columns(3, "i.p") == (
+        '($3::int[])[i.p] AS "id", ($4::jsonb[])[i.p] AS "metadata", ($5::bool[])[i.p] AS "b"'
     )

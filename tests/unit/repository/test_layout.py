@@ -83,7 +83,7 @@ def test_few_files_write_the_state() -> None:
     """Every end by one statement; new results by their own and, of attributions, by their source's."""
     writes = {
         r"UPDATE results\b(?: r)?\s+SET\s+(?:[^;]*?,\s*)?state\s*=": ["queue/terminal_state.py"],
-        r"INSERT INTO results\b": ["queue/enqueue.py", "queue/finish.py"],
+        r"INSERT INTO results\b": ["queue/enqueue_sql.py", "queue/finish.py"],
     }
     for pattern, files in writes.items():
         writers = [

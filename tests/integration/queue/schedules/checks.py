@@ -56,6 +56,9 @@ UNION ALL
 SELECT 'chunks without a pending result', c.result_id FROM result_chunks c
 LEFT JOIN results r ON r.id = c.result_id WHERE r.id IS NULL OR r.state <> 'pending'
 UNION ALL
+SELECT 'a result without its context', r.id FROM results r
+LEFT JOIN contexts c ON c.id = r.context_id WHERE c.id IS NULL
+UNION ALL
 SELECT 'a batch that miscounts', b.id FROM batches b
 WHERE b.ended_at IS NULL AND (b.completed, b.failed) <> (
   SELECT count(*) FILTER (WHERE is_completed), count(*) FILTER (WHERE NOT is_completed)

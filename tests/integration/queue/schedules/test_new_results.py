@@ -103,6 +103,35 @@ async def test_a_new_result_and_the_deletion_of_its_context(
     await schedules.check(example)
 
 
+async def test_a_result_that_is_sent_again_and_the_deletion_of_its_context(
+    schedules: Schedules, bench: Bench
+) -> None:
+    """The first sending was committed, and its result deleted: its context is there, but not for long."""
+
+    async def example(schedule: Schedule) -> None:
+        result = make_result()
+        assert await bench.queue.enqueue([result]) == [True]
+        await bench.connection.execute("DELETE FROM results")
+
+        async def send_again(process: Process) -> bool:
+            async with process.database.connection() as connection:
+                (is_stored,) = await process.queue._enqueue(connection, [result], True)
+            return is_stored
+
+        async def delete(process: Process) -> None:
+            await process.contexts.delete(TEAM, result.context_id, force=True)
+
+        left, _ = await schedule.run(send_again, delete)
+        assert left
+        contexts, results = [
+            await bench.connection.fetchval(f"SELECT count(*) FROM {table}")
+            for table in ("contexts", "results")
+        ]
+        assert contexts == results
+
+    await schedules.check(example)
+
+
 async def test_new_results_of_two_processes_with_workers(
     schedules: Schedules, bench: Bench
 ) -> None:
