@@ -8,13 +8,14 @@ import contextlib
 import itertools
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from app.core.waiting import Signal, is_set_within
 from app.inference.session_messages import (
     Command,
     SlotOutput,
@@ -59,18 +60,15 @@ class LiveSwitch:
 @dataclass(slots=True, eq=False)
 class _Slot:
     on_delta: Callable[[Delta], None]
-    ended: "asyncio.Future[None]"
     returns_ids: bool
     message_id: str = ""  # of the message that submitted it
+    ended: Signal = field(default_factory=Signal)  # or its consumer has left
+    error: Exception | None = None
 
     def end(self, error: Exception | None = None) -> None:
-        if self.ended.done():
-            return
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-            self.ended.exception()  # retrieved, also if its generation was cancelled meanwhile
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
 
 
 class EngineSession:
@@ -115,7 +113,7 @@ class EngineSession:
         joined. Raises GenerationError.
         """
         number = next(self._numbers)
-        slot = _Slot(on_delta, asyncio.get_running_loop().create_future(), returns_ids)
+        slot = _Slot(on_delta, returns_ids)
         self._send(  # first: a submission that cannot be encoded starts nothing
             build_submission(
                 *(number, prompt, parameters),
@@ -130,15 +128,17 @@ class EngineSession:
             self._timer.cancel()
         live.on_change = lambda is_on: self._send({"live" if is_on else "lazy": [number]})
         try:
-            await asyncio.shield(slot.ended)  # otherwise cancelled with this call
+            await slot.ended.wait()
         except asyncio.CancelledError:
             self._send({"cancel": [number]})
-            await asyncio.wait([slot.ended], timeout=_LAST_OUTPUT_SECONDS)
+            await is_set_within(slot.ended, _LAST_OUTPUT_SECONDS)
             raise
         finally:
-            slot.ended.cancel()  # its consumer has left
+            slot.ended.set()
             live.on_change = None
             self._close_if_idle()
+        if slot.error is not None:
+            raise slot.error
 
     def retire(self) -> None:
         """Take no more generations, and close after the last one."""
@@ -146,7 +146,7 @@ class EngineSession:
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._is_deaf and all(slot.ended.done() for slot in self._slots.values()):
+        if self._is_deaf and all(slot.ended.is_set() for slot in self._slots.values()):
             self._call.cancel()
         if self._slots or self._is_closing:
             return
@@ -229,13 +229,19 @@ class EngineSession:
 
     def _on_step(self, response: pb.ModelInferResponse) -> None:
         self._responses += 1
-        if self._responses % (_WINDOW // 2) == 0:
-            self._send({"ack": self._responses})
         try:
             for output in read_step(response, self._returns_ids):
                 self._on_output(output)
         except (ValueError, KeyError, TypeError, struct.error) as error:
             self._fail(ModelFailedError(f"The model's response cannot be read: {error}."))
+            return
+        if self._responses % (_WINDOW // 2) == 0:
+            # A round later: the loop writes for some 0.5 ms, and the ends of generations go first.
+            asyncio.get_running_loop().call_soon(self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        if not self._is_closing:
+            self._send({"ack": self._responses})
 
     def _returns_ids(self, number: int) -> bool:
         return self._slots[number].returns_ids
@@ -245,7 +251,7 @@ class EngineSession:
         slot = self._slots[number]
         if error is not None or delta.finish_reason is not None:
             del self._slots[number]
-        if slot.ended.done():
+        if slot.ended.is_set():
             return
         try:
             if error is None or delta.text or delta.completion_tokens:

@@ -315,6 +315,19 @@ async def test_each_half_of_the_window_is_acknowledged() -> None:
 
 
 @in_virtual_time
+async def test_a_generation_ends_before_its_response_is_acknowledged() -> None:
+    """Writing keeps the loop: the result's end must not wait for it."""
+    engine = Engine()
+    (run,) = await engine.running(1)
+    written: list[object] = []
+    run.task.add_done_callback(lambda _: written.append(list(engine.call.named("ack"))))
+    engine.call.respond(Part(1, "a"))
+    engine.call.respond(ended(1, "b"))
+    await settle()
+    assert (written, engine.call.named("ack")) == ([[]], [2])
+
+
+@in_virtual_time
 async def test_errors_of_messages_are_no_responses_of_the_session() -> None:
     engine = Engine()
     await engine.running(1)
