@@ -79,6 +79,9 @@ class RecordSet(Generic[T]):
             for name, get in self._getters.items()
         ]
 
+    def arguments_of_one(self, row: T) -> list[object]:
+        return [get(row) for get in self._getters.values()]
+
 
 def _to_sql(hint: Any) -> str:
     """Raises KeyError for a member that cannot be a column."""

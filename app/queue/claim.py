@@ -29,6 +29,7 @@ class Claim:
     seconds_left: float
     is_suspect: bool
     has_attribution: bool = False  # one is to follow its completion
+    has_webhook: bool = True
     team_id: str = ""
     trace: str | None = None
     resumable: bool = False
@@ -50,7 +51,7 @@ WHERE c.id = r.context_id AND """
 _CLAIMED = """
 RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
           extract(epoch FROM r.deadline_at - clock_timestamp())::float8 AS seconds_left, r.engine_deaths,
-          r.attribution, r.team_id, r.trace, r.resumable, r.text_attempt,
+          r.attribution, r.webhook_url, r.team_id, r.trace, r.resumable, r.text_attempt,
           CASE WHEN r.text_attempt IS NOT NULL THEN r.attempt_history END AS attempt_history
 """
 # An array: a generic plan takes the limit for a tenth of the queue, and would join all ids.
@@ -269,6 +270,7 @@ def _to_claim(row: Record, resume: Resume | None, *, continues: bool) -> Claim:
         seconds_left=row["seconds_left"],
         is_suspect=row["engine_deaths"] >= SUSPECT_DEATHS,
         has_attribution=row["attribution"] is not None,
+        has_webhook=row["webhook_url"] is not None,
         team_id=row["team_id"],
         trace=row["trace"],
         resumable=row["resumable"] and continues,

@@ -277,6 +277,7 @@ def _to_claim(result: NewResult, stored_prompt: str | None = None) -> Claim:
         seconds_left=result.deadline_seconds,
         is_suspect=False,
         has_attribution=result.attribution is not None,
+        has_webhook=result.webhook_url is not None,
         team_id=result.team_id,
         trace=result.trace,
         resumable=result.resumable,

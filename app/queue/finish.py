@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from functools import cache
+from operator import attrgetter
+from typing import Protocol, Self
 from uuid import UUID
 
 from asyncpg import Record
@@ -13,8 +15,8 @@ from app.core.errors import Failure
 from app.core.record_set import RecordSet
 from app.queue.claim import SUSPECT_DEATHS
 from app.queue.notifications import notify_enqueued
-from app.queue.progress import IS_OURS, json_list, lock_results_sql
-from app.queue.terminal_state import NOTIFY_CONCLUDED, conclude_sql
+from app.queue.progress import is_ours_sql, json_list, lock_ours_sql
+from app.queue.terminal_state import JUDGED, conclude_sql, notify_concluded
 from app.queue.virtual_time import next_key_sql, step_behind_sql
 
 # The columns of a result for its readers: its end gives the same to those who wait in its process.
@@ -53,6 +55,8 @@ class AttemptEnd:
     failure: Failure | None = None
     retry_after_seconds: float = 0.0
     has_attribution: bool = False
+    has_webhook: bool = True  # or may have one
+    has_chunks: bool = True  # or may have some, of earlier attempts too
     # If the result is requeued: whether its stored text stays. `output` is empty where the attempt
     # leaves it as it found it.
     keeps_text: bool = False
@@ -76,7 +80,7 @@ class ResultWaiters(Protocol):
 
 _ENDS = RecordSet(
     AttemptEnd,
-    ("failure", "has_attribution", "logprobs"),
+    ("failure", "has_attribution", "has_webhook", "has_chunks", "logprobs"),
     {
         "logprobs": ("text", lambda end: json_list(end.logprobs)),
         "error_code": ("text", lambda end: end.failure and end.failure.code),
@@ -85,7 +89,6 @@ _ENDS = RecordSet(
     },
 )
 _MAX_ATTEMPTS = f"${2 + len(_ENDS.types)}::int"
-_AWAITED = f"${3 + len(_ENDS.types)}::uuid[]"
 
 # An attribution refers to its source's context, which is locked before results are: a context's
 # deletion takes this order.
@@ -127,43 +130,86 @@ _ATTRIBUTED = (
 )
 
 
-def _end_attempts_sql(*, reads: bool, attributes: bool) -> str:
-    """End a batch of attempts; returns the ids of those that were the worker's.
+_FINAL_OUTCOMES = (AttemptOutcome.COMPLETED, AttemptOutcome.FAILED)
 
-    `reads`: with the READ_COLUMNS of the awaited results. `attributes`: with attributions of those
-    that completed. Both only where the batch needs them: they copy each row with all its text.
-    """
-    columns = ["id", "state", "team_id", "webhook_url"]
-    columns += _ATTRIBUTED if attributes else ()
-    columns += READ_COLUMNS if reads else ()
-    returned = ", ".join(f"r.{column}" for column in dict.fromkeys(columns))
-    locked = lock_results_sql("UPDATE", _CONTEXTS_ARE_HELD if attributes else "true")
-    enqueued = f"(SELECT {notify_enqueued()} FROM attributions)" if attributes else "NULL"
-    return f"""
-WITH {_HOLD_CONTEXTS if attributes else ""}{locked}, judged AS (
+
+def _final_cases(row: str) -> str:
+    return f"""WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
+      WHEN {row}.outcome IN ('completed', 'failed') THEN {row}.outcome"""
+
+
+def _judged_sql(*, attributes: bool) -> str:
+    columns = "r.id, r.cancel_requested_at, r.deadline_at, r.lost_attempts, r.engine_deaths"
+    condition = _CONTEXTS_ARE_HELD if attributes else "true"
+    return f"""{_HOLD_CONTEXTS if attributes else ""}judged AS MATERIALIZED (
   SELECT r.id, i.*, i.outcome = 'lost' AS lost, i.outcome = 'lost' AS engine_died,
-    CASE
-      WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
-      WHEN i.outcome IN ('completed', 'failed') THEN i.outcome
+    CASE {_final_cases("i")}
       WHEN r.deadline_at <= now() THEN 'expired'
       WHEN i.outcome = 'lost' AND r.lost_attempts + 1 >= {_MAX_ATTEMPTS} THEN
         CASE WHEN r.engine_deaths >= {SUSPECT_DEATHS} THEN 'crashed' ELSE 'failed' END
       ELSE 'requeued' END AS verdict
-  FROM ({_ENDS.select(2)}) i JOIN locked r ON r.id = i.result_id
-  WHERE {IS_OURS}
-), {conclude_sql(returned)}, {_ATTRIBUTE if attributes else ""}totals AS (
-  SELECT array_agg(id) AS ids, {NOTIFY_CONCLUDED}, {enqueued} AS enqueued FROM concluded
+  FROM {lock_ours_sql(_ENDS.select(2), columns, "UPDATE", condition)}
+), """
+
+
+# A single end that is final: scalars, and no lock before its update, which is its only one.
+_ONE = f"""(SELECT i.*, false AS lost, false AS engine_died FROM ({_ENDS.select(2, is_one=True)}) i) j
+  WHERE r.id = j.result_id AND {is_ours_sql("j")}"""
+_VERDICT_ON_ONE = f"CASE {_final_cases('j')} END"
+
+
+@dataclass(slots=True, frozen=True)
+class _Batch:
+    """What the statement for some ends needs: it has no other parts."""
+
+    is_one: bool  # a single one, final, without an attribution
+    is_final: bool  # all completed or failed: none returns to the queue
+    reads: bool  # some are awaited, with their READ_COLUMNS
+    attributes: bool
+    delivers: bool
+    sweeps: bool
+
+    @classmethod
+    def of(cls, ends: Sequence[AttemptEnd], *, reads: bool) -> Self:
+        is_final = all(end.outcome in _FINAL_OUTCOMES for end in ends)
+        attributes = any(end.has_attribution for end in ends)
+        return cls(
+            is_one=len(ends) == 1 and is_final and not attributes,
+            is_final=is_final,
+            reads=reads,
+            attributes=attributes,
+            delivers=any(end.has_webhook for end in ends),
+            sweeps=any(end.has_chunks for end in ends),
+        )
+
+
+@cache
+def _end_attempts_sql(batch: _Batch) -> str:
+    """End a batch of attempts; returns the ids of those that were the worker's."""
+    columns = ["id", "state", "team_id", "webhook_url"]
+    # Both copy each row with all its text.
+    columns += _ATTRIBUTED if batch.attributes else ()
+    columns += READ_COLUMNS if batch.reads else ()
+    returned = ", ".join(f"r.{column}" for column in dict.fromkeys(columns))
+    judged = "" if batch.is_one else _judged_sql(attributes=batch.attributes)
+    update = (_ONE, _VERDICT_ON_ONE) if batch.is_one else JUDGED
+    concluded = conclude_sql(
+        *(returned, *update),
+        requeues=not batch.is_final,
+        delivers=batch.delivers,
+        sweeps=batch.sweeps,
+    )
+    attributions = _ATTRIBUTE if batch.attributes else ""
+    enqueued = f"(SELECT {notify_enqueued()} FROM attributions)" if batch.attributes else "NULL"
+    awaited = "true" if batch.is_one else f"e.id = ANY(${3 + len(_ENDS.types)}::uuid[])"
+    return f"""
+WITH {judged}{concluded}, {attributions}totals AS (
+  SELECT array_agg(id) AS ids, {notify_concluded(delivers=batch.delivers)}, {enqueued} AS enqueued
+  FROM concluded
 )
-SELECT * FROM totals {f"LEFT JOIN ended e ON e.id = ANY({_AWAITED})" if reads else ""}
+SELECT * FROM totals {f"LEFT JOIN ended e ON {awaited}" if batch.reads else ""}
 """
 
-
-# By whether it reads, and whether it attributes.
-_END_ATTEMPTS = {
-    (reads, attributes): _end_attempts_sql(reads=reads, attributes=attributes)
-    for reads in (False, True)
-    for attributes in (False, True)
-}
 
 _ALREADY_ENDED = """
 SELECT r.id FROM results r
@@ -183,13 +229,13 @@ async def end_attempts(
 ) -> list[bool]:
     """Commit ends, and deliver awaited results; for each end, True if it was the worker's."""
     awaited = [end.result_id for end in ends if waiters and waiters.awaits(end.result_id)]
-    rows = await connection.fetch(
-        _END_ATTEMPTS[bool(awaited), any(end.has_attribution for end in ends)],
-        worker_id,
-        *_ENDS.arguments(ends),
-        max_attempts,
-        *([awaited] if awaited else ()),
-    )
+    batch = _Batch.of(ends, reads=bool(awaited))
+    if batch.is_one:
+        arguments = _ENDS.arguments_of_one(ends[0])
+    else:
+        in_order = sorted(ends, key=attrgetter("result_id"))
+        arguments = [*_ENDS.arguments(in_order), max_attempts, *([awaited] if awaited else ())]
+    rows = await connection.fetch(_end_attempts_sql(batch), worker_id, *arguments)
     if waiters and awaited and rows[0]["id"] is not None:
         for row in rows:
             waiters.deliver(row)

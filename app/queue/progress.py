@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from uuid import UUID
 
 from app.core.database import Connection
@@ -41,21 +42,23 @@ _CHUNKS = RecordSet(
 )
 
 
-def lock_results_sql(strength: str, condition: str = "true") -> str:
-    """A CTE of the results $2, locked in the order of their ids.
+def is_ours_sql(row: str) -> str:
+    """Condition: the attempt of a `row` for the result `r` is still the worker's, $1.
 
-    By their ids alone: with their worker and state as well, the planner reads all rows of the worker,
-    and its past ones that are not vacuumed yet, for each id.
+    As one value: by its parts, the planner would read all rows of the worker, and its past ones
+    that are not vacuumed yet, for each id.
     """
-    return f"""locked AS MATERIALIZED (
-  SELECT id, worker_id, attempt, state, cancel_requested_at, deadline_at, lost_attempts,
-    engine_deaths
-  FROM results WHERE id = ANY($2::uuid[]) AND {condition} ORDER BY id FOR {strength}
-)"""
+    return f"(r.worker_id = $1 AND r.attempt = {row}.attempt AND r.state = 'pending') IS TRUE"
 
 
-# Whether the attempt of a row `i` is still the worker's, $1.
-IS_OURS = "r.worker_id = $1 AND r.attempt = i.attempt AND r.state = 'pending'"
+def lock_ours_sql(rows: str, columns: str, strength: str, condition: str = "true") -> str:
+    """`rows` as `i`, with `columns` of their results as `r`; without those that are not ours.
+
+    The results are locked in the order of the rows, which is the order of their ids.
+    """
+    return f"""({rows}) i CROSS JOIN LATERAL (
+    SELECT {columns} FROM results r
+    WHERE r.id = i.result_id AND {condition} AND {is_ours_sql("i")} FOR {strength}) r"""
 
 
 def _notify_sql(first: int) -> str:
@@ -68,9 +71,9 @@ WHERE EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL)
 
 _NOTIFY = _notify_sql(2)
 _APPEND = f"""
-WITH {lock_results_sql("SHARE")}, appended AS (
+WITH appended AS (
   INSERT INTO result_chunks ({", ".join(f'"{name}"' for name in _CHUNKS.types)})
-  SELECT i.* FROM ({_CHUNKS.select(2)}) i JOIN locked r ON r.id = i.result_id WHERE {IS_OURS}
+  SELECT i.* FROM {lock_ours_sql(_CHUNKS.select(2), "r.id", "SHARE")}
   ON CONFLICT DO NOTHING
 )
 {_notify_sql(2 + len(_CHUNKS.types))}"""
@@ -88,6 +91,7 @@ async def append_chunks(
     """
     sent = [one[0] for one in notifications], [one[1] for one in notifications]
     if chunks:
-        await connection.execute(_APPEND, worker_id, *_CHUNKS.arguments(chunks), *sent)
+        in_order = sorted(chunks, key=attrgetter("result_id"))
+        await connection.execute(_APPEND, worker_id, *_CHUNKS.arguments(in_order), *sent)
     else:
         await connection.execute(_NOTIFY, worker_id, *sent)

@@ -12,10 +12,10 @@ from app.queue.terminal_state import (
     JUDGE_UNCLAIMED,
     MAX_BATCH,
     NO_ANSWER,
-    NOTIFY_CONCLUDED,
     OF_TEXT,
     conclude_sql,
     end_sql,
+    notify_concluded,
     sweep_sql,
 )
 
@@ -93,7 +93,7 @@ WITH living AS MATERIALIZED (
   WHERE r.worker_id = ANY($1::uuid[]) AND r.state = 'pending'
   ORDER BY r.id FOR UPDATE OF r
 ), {conclude_sql()}
-SELECT count(*), CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END, {NOTIFY_CONCLUDED}
+SELECT count(*), CASE WHEN count(*) > 0 THEN pg_notify('{ENQUEUED}', '') END, {notify_concluded()}
 FROM concluded
 """
 

@@ -34,16 +34,17 @@ _FAILURES = {
 }
 
 
-def _failure_sql(literal: Callable[[Failure], str], otherwise: str) -> str:
-    cases = (f"WHEN '{verdict}' THEN {literal(one)}" for verdict, one in _FAILURES.items())
-    return f"CASE j.verdict {' '.join(cases)} ELSE {otherwise} END"
+def _failure_sql(verdict: str, literal: Callable[[Failure], str], otherwise: str) -> str:
+    cases = (f"WHEN '{name}' THEN {literal(one)}" for name, one in _FAILURES.items())
+    return f"CASE {verdict} {' '.join(cases)} ELSE {otherwise} END"
 
 
 def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-_COUNT_ATTEMPT = f"""
+def _count_attempt_sql(verdict: str) -> str:
+    return f"""
     lost_attempts = r.lost_attempts + j.lost::int,
     engine_deaths = r.engine_deaths + j.engine_died::int,
     model_version = coalesce(j.model_version, r.model_version),
@@ -53,19 +54,23 @@ _COUNT_ATTEMPT = f"""
       THEN r.attempt_history
       ELSE r.attempt_history || jsonb_build_object('attempt', r.attempt, 'worker_id', r.worker_id,
         'started_at', r.started_at, 'ended_at', clock_timestamp(),
-        'counted', j.lost OR j.verdict = 'completed', 'continued_from', j.continued_from,
+        'counted', j.lost OR {verdict} = 'completed', 'continued_from', j.continued_from,
         'error', CASE WHEN j.error_code IS NOT NULL
           THEN jsonb_build_object('code', j.error_code, 'message', j.error_message) END) END"""
+
+
 _CONTINUATIONS = f"least(r.continuations + j.continued::int, {_MAX_CONTINUATIONS})"
 # A requeued result keeps its text: its chunks stay, and its next attempt continues them. An attempt
 # without text of its own leaves the text as it is.
 _KEEPS_TEXT = "j.keeps_text AND r.resumable"
 
-_END = f"""
-  UPDATE results r SET {_COUNT_ATTEMPT},
-    state = CASE j.verdict WHEN 'completed' THEN 'completed' ELSE 'failed' END,
-    cancel_requested_at = CASE j.verdict WHEN 'cancelled' THEN coalesce(r.cancel_requested_at, now())
-      ELSE r.cancel_requested_at END,
+
+def _end_sql(judged: str, verdict: str) -> str:
+    return f"""
+  UPDATE results r SET {_count_attempt_sql(verdict)},
+    state = CASE {verdict} WHEN 'completed' THEN 'completed' ELSE 'failed' END,
+    cancel_requested_at = CASE {verdict}
+      WHEN 'cancelled' THEN coalesce(r.cancel_requested_at, now()) ELSE r.cancel_requested_at END,
     first_token_at = r.started_at + make_interval(secs => j.first_token_seconds),
     finished_at = clock_timestamp(),
     expires_at = clock_timestamp() + make_interval(secs => r.retain_seconds),
@@ -73,15 +78,16 @@ _END = f"""
     continuations = {_CONTINUATIONS},
     output = j.output, logprobs = j.logprobs::jsonb,
     prompt_tokens = j.prompt_tokens, completion_tokens = j.completion_tokens,
-    finish_reason = CASE j.verdict WHEN 'completed' THEN j.finish_reason
+    finish_reason = CASE {verdict} WHEN 'completed' THEN j.finish_reason
       WHEN 'cancelled' THEN 'cancelled' ELSE 'error' END,
-    error_code = {_failure_sql(lambda one: _quote(one.code), "j.error_code")},
-    error_message = {_failure_sql(lambda one: _quote(one.message), "j.error_message")},
-    error_retryable = {_failure_sql(lambda one: str(one.retryable), "j.error_retryable")}
-  FROM judged j WHERE r.id = j.id AND j.verdict <> 'requeued'"""
+    error_code = {_failure_sql(verdict, lambda one: _quote(one.code), "j.error_code")},
+    error_message = {_failure_sql(verdict, lambda one: _quote(one.message), "j.error_message")},
+    error_retryable = {_failure_sql(verdict, lambda one: str(one.retryable), "j.error_retryable")}
+  FROM {judged}"""
+
 
 _REQUEUE = f"""
-  UPDATE results r SET {_COUNT_ATTEMPT},
+  UPDATE results r SET {_count_attempt_sql("j.verdict")},
     worker_id = NULL, started_at = NULL,
     not_before = now() + make_interval(secs => j.retry_after_seconds),
     -- To the front: among equal keys the oldest goes first.
@@ -92,26 +98,56 @@ _REQUEUE = f"""
   FROM judged j WHERE r.id = j.id AND j.verdict = 'requeued'"""
 
 
-def end_sql(columns: str = "r.id, r.team_id, r.webhook_url") -> str:
-    """CTEs that end the results `judged`; `ended` has their `columns`."""
-    return f"""ended AS ({_END}
+_ENDED_COLUMNS = "r.id, r.team_id, r.webhook_url"
+# The source of an update that ends results, as `j`, and the verdict on each of them.
+JUDGED = "judged j WHERE r.id = j.id AND j.verdict <> 'requeued'", "j.verdict"
+
+
+def end_sql(
+    columns: str = _ENDED_COLUMNS,
+    judged: str = JUDGED[0],
+    verdict: str = JUDGED[1],
+    *,
+    delivers: bool = True,
+) -> str:
+    """CTEs that end the results `judged`; `ended` has their `columns`.
+
+    `delivers`: some may have a webhook.
+    """
+    return f"""ended AS ({_end_sql(judged, verdict)}
   RETURNING {columns}
-), deliveries AS (
-  INSERT INTO webhook_deliveries (result_id, team_id, url)
-  SELECT id, team_id, webhook_url FROM ended WHERE webhook_url IS NOT NULL
-  -- A delivery must not keep a result from its end.
-  ON CONFLICT DO NOTHING RETURNING 1
-), undigested AS (
+), {_DELIVER if delivers else ""}undigested AS (
   INSERT INTO undigested_results (result_id) SELECT id FROM ended
 )"""
 
 
-def conclude_sql(columns: str = "r.id, r.team_id, r.webhook_url") -> str:
+_DELIVER = """deliveries AS (
+  INSERT INTO webhook_deliveries (result_id, team_id, url)
+  SELECT id, team_id, webhook_url FROM ended WHERE webhook_url IS NOT NULL
+  -- A delivery must not keep a result from its end.
+  ON CONFLICT DO NOTHING RETURNING 1
+), """
+
+
+def conclude_sql(
+    columns: str = _ENDED_COLUMNS,
+    judged: str = JUDGED[0],
+    verdict: str = JUDGED[1],
+    *,
+    requeues: bool = True,
+    delivers: bool = True,
+    sweeps: bool = True,
+) -> str:
     """CTEs that end or requeue the results `judged`, by their verdicts; both are `concluded`.
 
-    A requeued result keeps the chunks that its next attempt continues.
+    `requeues`: some may be requeued; such a result keeps the chunks that its next attempt continues.
+    `sweeps`: some may have chunks.
     """
-    return f"""{end_sql(columns)}, requeued AS ({_REQUEUE}
+    ended = end_sql(columns, judged, verdict, delivers=delivers)
+    if not requeues:
+        swept = f"{sweep_sql('SELECT id FROM ended')}, " if sweeps else ""
+        return f"{ended}, {swept}concluded AS (SELECT id, true AS has_ended FROM ended)"
+    return f"""{ended}, requeued AS ({_REQUEUE}
   RETURNING r.id, r.text_attempt
 ), {sweep_sql("SELECT id FROM ended UNION ALL SELECT id FROM requeued WHERE text_attempt IS NULL")},
 concluded AS (
@@ -125,7 +161,10 @@ def sweep_sql(ids: str) -> str:
 )"""
 
 
-NOTIFY_CONCLUDED = f"{notify_ids(ENDED, 'has_ended')} AS ended, {NOTIFY_DELIVERIES} AS deliveries"
+def notify_concluded(*, delivers: bool = True) -> str:
+    deliveries = NOTIFY_DELIVERIES if delivers else "NULL"
+    return f"{notify_ids(ENDED, 'has_ended')} AS ended, {deliveries} AS deliveries"
+
 
 # Verdicts on the unclaimed results `p`: their kept text is their answer.
 JUDGE_UNCLAIMED = f"""p.id, kept.*, {NO_ANSWER}, false AS lost, false AS engine_died,

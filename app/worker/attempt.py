@@ -138,6 +138,11 @@ class Attempt(ABC):
         resume = self.claim.resume
         return self.completion_tokens - (resume.completion_tokens if resume else 0)
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether text of this attempt or an earlier one may be stored, or is about to be."""
+        return self._kept > 0 or self.claim.attempt > 1
+
     def take_live(self) -> LiveText | None:
         """The text since the last call, or since `take_chunk` for readers; None if it is to be stored.
 
@@ -204,6 +209,8 @@ class Attempt(ABC):
             failure=failure,
             retry_after_seconds=pauses.get(outcome, 0.0),
             has_attribution=self.claim.has_attribution,
+            has_webhook=self.claim.has_webhook,
+            has_chunks=self.has_chunks,
             keeps_text=keeps_text and len(self.text) > 0,
             continued_from=len(resume.text) if resume else None,
             continued=resume is not None and self.has_answered,

@@ -142,7 +142,8 @@ class AttemptExecutor:
                 self._record_outcome(attempt, end)
                 if end.outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.FAILED):
                     self._throughput.count(claim.model_name)
-                await self.writer.until_idle()
+                if attempt.has_chunks:
+                    await self.writer.until_idle()
                 if end.keeps_text and (chunk := attempt.take_chunk(is_last=True)):
                     await self._ends.store_last_text(chunk)
                 if not await self._ends.write(end):

@@ -97,3 +97,4 @@ def test_the_statement_numbers_its_parameters() -> None:
     assert rows.columns(3, "i.p") == (
         '($3::int[])[i.p] AS "id", ($4::jsonb[])[i.p] AS "metadata", ($5::bool[])[i.p] AS "b"'
     )
+    assert rows.arguments_of_one(Row(1, None)) == [1, None, True]

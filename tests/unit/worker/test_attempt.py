@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -240,6 +241,23 @@ async def test_the_text_of_an_ended_result_is_not_kept_as_chunks() -> None:
     end = await attempt.run()
     assert end is not None
     assert (end.output, end.keeps_text) == ("x", False)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_taken", "has_chunks"),
+    [(1, False, False), (1, True, True), (2, False, True)],
+)
+async def test_an_end_reports_whether_text_may_be_stored(
+    number: int, is_taken: bool, has_chunks: bool
+) -> None:
+    """Of this attempt, or of an earlier one."""
+    attempt = Scripted(replace(claim_of(), attempt=number, has_webhook=is_taken))
+    attempt.say("x")
+    if is_taken:
+        assert attempt.take_chunk() is not None
+    end = await attempt.run()
+    assert end is not None
+    assert (end.has_chunks, end.has_webhook) == (has_chunks, is_taken)
 
 
 @pytest.mark.parametrize("has_answered", [True, False])

@@ -109,6 +109,16 @@ def test_an_end_waits_for_the_text_that_is_being_written() -> None:
     run_in_virtual_time(work())
 
 
+def test_an_end_without_stored_text_does_not_wait_for_that_of_others() -> None:
+    async def work() -> None:
+        desk = Desk()
+        desk.start(replace(sized(), attempt=1))
+        desk.executor.writer._is_idle.clear()
+        assert len(await desk.until_all_ended()) == 1
+
+    run_in_virtual_time(work())
+
+
 def test_a_bug_ends_the_result() -> None:
     async def work() -> None:
         desk, claim = Desk(), sized()
