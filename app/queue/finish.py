@@ -160,7 +160,7 @@ _VERDICT_ON_ONE = f"CASE {_final_cases('j')} END"
 
 @dataclass(slots=True, frozen=True)
 class _Batch:
-    """What the statement for some ends needs: it has no other parts."""
+    """Needs of some ends, which decide the parts of their statement."""
 
     is_one: bool  # a single one, final, without an attribution
     is_final: bool  # all completed or failed: none returns to the queue
@@ -201,13 +201,18 @@ def _end_attempts_sql(batch: _Batch) -> str:
     )
     attributions = _ATTRIBUTE if batch.attributes else ""
     enqueued = f"(SELECT {notify_enqueued()} FROM attributions)" if batch.attributes else "NULL"
-    awaited = "true" if batch.is_one else f"e.id = ANY(${3 + len(_ENDS.types)}::uuid[])"
+    ids, ended = "t.ids", ""
+    if batch.reads:
+        awaited = "true" if batch.is_one else f"e.id = ANY(${3 + len(_ENDS.types)}::uuid[])"
+        ended = f"LEFT JOIN ended e ON {awaited}"
+        # In one row: in each of them they would be the square of the batch.
+        ids = "CASE WHEN row_number() OVER () = 1 THEN t.ids END AS ids, e.*"
     return f"""
 WITH {judged}{concluded}, {attributions}totals AS (
   SELECT array_agg(id) AS ids, {notify_concluded(delivers=batch.delivers)}, {enqueued} AS enqueued
   FROM concluded
 )
-SELECT * FROM totals {f"LEFT JOIN ended e ON {awaited}" if batch.reads else ""}
+SELECT t.ended, t.deliveries, t.enqueued, {ids} FROM totals t {ended}
 """
 
 

@@ -140,7 +140,7 @@ class Attempt(ABC):
 
     @property
     def has_chunks(self) -> bool:
-        """Whether text of this attempt or an earlier one may be stored, or is about to be."""
+        """Return whether text of this attempt or an earlier one may be stored, or is about to be."""
         return self._kept > 0 or self.claim.attempt > 1
 
     def take_live(self) -> LiveText | None:

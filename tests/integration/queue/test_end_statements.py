@@ -3,11 +3,14 @@
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
+from asyncpg import Record
 
 from app.queue.claim import Claim
 from app.queue.finish import AttemptEnd, AttemptOutcome
+from tests.integration.queue.dispatcher import Dispatcher
 from tests.integration.queue.queue_bench import REFUSED, Bench, ended
 from tests.integration.queue.schedules.works import WEBHOOK, lost
 
@@ -20,7 +23,7 @@ OWN = {"id", "context_id", "started_at", "first_token_at", "finished_at", "fair_
 
 @pytest.fixture(params=["alone", "beside an end", "beside a requeued one", "attributed"])
 def company(request: pytest.FixtureRequest) -> str:
-    """What else the statement has to do."""
+    """The other work of the statement."""
     name: str = request.param
     return name
 
@@ -99,3 +102,35 @@ async def test_each_statement_inserts_the_delivery_of_a_webhook(bench: Bench, co
     await bench.add()
     (claim,) = await bench.claim(worker)
     assert not claim.has_webhook
+
+
+async def test_a_result_that_starts_as_it_is_stored_keeps_its_webhook(bench: Bench) -> None:
+    bench.queue.dispatcher = dispatcher = Dispatcher(await bench.worker())
+    await bench.add(webhook_url=WEBHOOK)
+    await bench.add()
+    assert [claim.has_webhook for claim in dispatcher.started] == [True, False]
+
+
+class Waiters:
+    """Readers that wait for all results."""
+
+    def __init__(self) -> None:
+        self.rows: list[Record] = []
+
+    def awaits(self, _result_id: UUID) -> bool:
+        return True
+
+    def deliver(self, row: Record) -> None:
+        self.rows.append(row)
+
+
+async def test_one_row_alone_has_the_ids_of_all(bench: Bench) -> None:
+    """Each row is read in full by this process: with all ids in each, 200 took 17 ms."""
+    ids = await bench.add(3)
+    worker = await bench.worker()
+    ends = [ended(claim) for claim in await bench.claim(worker)]
+    waiters = Waiters()
+    assert await bench.queue.end_batcher(worker, 5.0, waiters).submit_all(ends) == [True] * 3
+    assert sorted(row["id"] for row in waiters.rows) == sorted(ids)
+    first, *others = [row["ids"] for row in waiters.rows]
+    assert (sorted(first), others) == (sorted(ids), [None, None])

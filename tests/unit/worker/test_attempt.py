@@ -250,7 +250,7 @@ async def test_the_text_of_an_ended_result_is_not_kept_as_chunks() -> None:
 async def test_an_end_reports_whether_text_may_be_stored(
     number: int, is_taken: bool, has_chunks: bool
 ) -> None:
-    """Of this attempt, or of an earlier one."""
+    """The text is of this attempt, or of an earlier one."""
     attempt = Scripted(replace(claim_of(), attempt=number, has_webhook=is_taken))
     attempt.say("x")
     if is_taken:
