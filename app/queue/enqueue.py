@@ -10,11 +10,11 @@ import orjson
 
 from app.core.database import Connection, await_standby
 from app.core.record_set import Json, RecordSet
-from app.queue.claim import SUSPECT_DEATHS, Claim, may_claim_sql
+from app.queue.claim import Claim, may_claim_sql, without_suspects_sql
 from app.queue.idempotency import NewKey, take_keys_sql
 from app.queue.notifications import notify_enqueued
 from app.queue.team_limits import Limits, without_running_limits_sql
-from app.queue.virtual_time import next_key_sql, step_behind_sql
+from app.queue.virtual_time import is_queue_empty_sql, next_key_sql, step_behind_sql
 
 MAX_ENQUEUE = 1000
 NO_LIMITS = Limits()
@@ -147,12 +147,8 @@ WITH input AS MATERIALIZED (
   -- Models with an empty queue: a new result overtakes no other.
   SELECT m.model_name, m.team_id, me.id AS worker_id
   FROM me, (SELECT DISTINCT model_name, team_id FROM input WHERE may_start) m
-  WHERE {may_claim_sql("m.model_name")} AND NOT EXISTS (
-    SELECT FROM results w WHERE w.model_name = m.model_name
-      AND w.state = 'pending' AND w.worker_id IS NULL)
-  AND NOT EXISTS (
-    SELECT FROM results s WHERE s.model_name = m.model_name
-      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
+  WHERE {may_claim_sql("m.model_name")} AND {is_queue_empty_sql("m.model_name")}
+  AND {without_suspects_sql("m.model_name")}
   AND {without_running_limits_sql("m.model_name", "m.team_id")}
 ), inserted AS (
   INSERT INTO results ({", ".join(_COLUMNS)}, deadline_at, fair_key, worker_id, attempt, started_at)
