@@ -46,10 +46,11 @@ _ME = """me AS (
 _START = """
 UPDATE results r
 SET worker_id = $1, attempt = r.attempt + 1, started_at = clock_timestamp(), not_before = NULL
-FROM contexts c
-WHERE c.id = r.context_id AND """
+WHERE """
+# The prompt by a subquery: a join may begin with the contexts, and read all results by theirs.
 _CLAIMED = """
-RETURNING r.id, r.attempt, r.model_name, coalesce(r.prompt, c.content) AS prompt, r.parameters,
+RETURNING r.id, r.attempt, r.model_name, r.parameters,
+          coalesce(r.prompt, (SELECT c.content FROM contexts c WHERE c.id = r.context_id)) AS prompt,
           extract(epoch FROM r.deadline_at - clock_timestamp())::float8 AS seconds_left, r.engine_deaths,
           r.attribution, r.webhook_url, r.team_id, r.trace, r.resumable, r.text_attempt,
           CASE WHEN r.text_attempt IS NOT NULL THEN r.attempt_history END AS attempt_history
@@ -69,19 +70,20 @@ def may_claim_sql(model: str) -> str:
     return f"pg_try_advisory_xact_lock_shared({_CLAIMS_KEY.format(model)})"
 
 
-def _without_suspects(model: str) -> str:
-    return f"""NOT EXISTS (
-    SELECT FROM results s WHERE s.model_name = {model}
-      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})"""
+def without_suspects_sql(model: str) -> str:
+    """Condition: no pending result of a model is a suspect. A probe: NOT EXISTS may read all of them."""
+    return f"""(
+    SELECT s.id FROM results s WHERE s.model_name = {model}
+      AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS}
+    ORDER BY s.id LIMIT 1) IS NULL"""
 
 
 def _next_team(condition: str) -> str:
     """The first team, in the order of their ids, with a result that waits for the model $2."""
     return f"""(
     SELECT r.team_id FROM results r
-    WHERE r.model_name = $2 AND {condition}
-      r.state = 'pending' AND r.worker_id IS NULL
-    ORDER BY r.team_id LIMIT 1)"""
+    WHERE r.model_name <= $2 AND {condition} AND r.state = 'pending' AND r.worker_id IS NULL
+    ORDER BY r.model_name, r.team_id LIMIT 1)"""
 
 
 def _within_room(room: str) -> str:
@@ -111,7 +113,7 @@ WITH {_ME}, queues AS MATERIALIZED (
     ORDER BY r.priority DESC, r.fair_key, r.id
     LIMIT w.free FOR UPDATE SKIP LOCKED
   ) p
-  WHERE {_without_suspects("w.model_name")} AND {without_running_limits_sql("w.model_name")}
+  WHERE {without_suspects_sql("w.model_name")} AND {without_running_limits_sql("w.model_name")}
 ), {_within_room("$4")}
 {_START_PICKED}
 """
@@ -124,12 +126,15 @@ LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtext('results.model_name'), hasht
 # wait, and no row of one at its limit.
 _CLAIM_WITHIN_LIMITS = f"""
 WITH RECURSIVE {_ME}, waiting AS (
-  {_next_team("")}
+  {_next_team("r.model_name >= $2")}
   UNION ALL
-  SELECT n.team_id FROM waiting w CROSS JOIN LATERAL {_next_team("r.team_id > w.team_id AND")} n
+  SELECT n.team_id FROM waiting w CROSS JOIN LATERAL {_next_team("(r.model_name, r.team_id) > ($2, w.team_id)")} n
 ), running AS (
-  SELECT team_id, count(*)::int AS count FROM results
-  WHERE state = 'pending' AND worker_id IS NOT NULL AND model_name = $2 GROUP BY team_id
+  SELECT team_id, count(*)::int AS count FROM (
+    SELECT team_id FROM results
+    WHERE state = 'pending' AND worker_id IS NOT NULL AND model_name = $2
+    -- The order of the one index that holds running results alone.
+    ORDER BY worker_id OFFSET 0) r GROUP BY team_id
 ), candidates AS (
   SELECT p.id, p.bytes FROM me, waiting w
   LEFT JOIN running USING (team_id)
@@ -145,7 +150,7 @@ WITH RECURSIVE {_ME}, waiting AS (
       - least(coalesce(running.count, 0), coalesce(l.most, $4::int)))
     FOR UPDATE SKIP LOCKED
   ) p
-  WHERE {_without_suspects("$2")}
+  WHERE {without_suspects_sql("$2")}
   ORDER BY p.priority DESC, p.fair_key, p.id LIMIT $3::int
 ), {_within_room("$7")}
 {_START_PICKED}
@@ -159,7 +164,7 @@ _CLAIM_SUSPECT = f"""
 {_START} r.id = (
   SELECT s.id FROM results s
   WHERE s.model_name = $2 AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS}
-    AND s.worker_id IS NULL AND (s.not_before IS NULL OR s.not_before <= now())
+    AND s.started_at IS NULL AND (s.not_before IS NULL OR s.not_before <= now())
   ORDER BY s.id LIMIT 1 FOR UPDATE)
 AND NOT EXISTS (
   SELECT FROM results o
@@ -168,10 +173,13 @@ AND EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE)
 {_CLAIMED}
 """
 
+# By `started_at`: with `worker_id IS NULL`, the planner may look for suspects in all that waits.
 _SUSPECT_MODELS = f"""
-SELECT DISTINCT model_name FROM results
-WHERE state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND worker_id IS NULL
-  AND model_name = ANY($1::text[])
+SELECT m.model_name FROM unnest($1::text[]) AS m(model_name)
+WHERE (
+  SELECT s.id FROM results s WHERE s.model_name = m.model_name
+    AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS} AND s.started_at IS NULL
+  ORDER BY s.id LIMIT 1) IS NOT NULL
 """
 
 _OWNED = """

@@ -38,9 +38,7 @@ WITH RECURSIVE heads AS (
   SELECT n.* FROM heads h CROSS JOIN LATERAL (
     {_first("r.model_name = h.model_name AND r.team_id = h.team_id AND r.priority < h.priority")}
     UNION ALL
-    {_first("r.model_name = h.model_name AND r.team_id > h.team_id")}
-    UNION ALL
-    {_first("r.model_name > h.model_name")}
+    {_first("(r.model_name, r.team_id) > (h.model_name, h.team_id)")}
     LIMIT 1
   ) n
 )

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.core.record_set import RecordSet
-from app.queue.claim import SUSPECT_DEATHS, may_claim_sql
+from app.queue.claim import may_claim_sql, without_suspects_sql
 from app.queue.idempotency import take_keys_sql
 from app.queue.notifications import notify_enqueued
 from app.queue.team_limits import without_running_limits_sql
-from app.queue.virtual_time import next_key_sql, step_behind_sql
+from app.queue.virtual_time import is_queue_empty_sql, next_key_sql, step_behind_sql
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,12 +34,8 @@ _IS_REFUSED = (
 # The worker $1 for a flow, if its model's queue is empty: a new result overtakes no other.
 _STARTER = f"""(
     SELECT me.id FROM me
-    WHERE f.may_start AND {may_claim_sql("f.model_name")} AND NOT EXISTS (
-      SELECT FROM results w WHERE w.model_name = f.model_name
-        AND w.state = 'pending' AND w.worker_id IS NULL)
-    AND NOT EXISTS (
-      SELECT FROM results s WHERE s.model_name = f.model_name
-        AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS})
+    WHERE f.may_start AND {may_claim_sql("f.model_name")} AND {is_queue_empty_sql("f.model_name")}
+    AND {without_suspects_sql("f.model_name")}
     AND {without_running_limits_sql("f.model_name", "f.team_id")})"""
 _ME = """me AS (
   SELECT id FROM workers WHERE id = $1::uuid AND dead_at IS NULL FOR KEY SHARE

@@ -156,8 +156,9 @@ concluded AS (
 
 
 def sweep_sql(ids: str) -> str:
+    """A CTE that removes the chunks of results. An array: a join may read all chunks instead."""
     return f"""swept AS (
-  DELETE FROM result_chunks c USING ({ids}) e WHERE c.result_id = e.id
+  DELETE FROM result_chunks WHERE result_id = ANY (ARRAY({ids}))
 )"""
 
 

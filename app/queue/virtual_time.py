@@ -1,6 +1,17 @@
 """Virtual time: the place of a result in its queue among those of equal priority (docs/limits.md)."""
 
 
+def is_queue_empty_sql(model: str) -> str:
+    """Condition: no result waits for a model.
+
+    A probe in the queue's order: NOT EXISTS may become a join, which reads all that waits.
+    """
+    return f"""(
+    SELECT q.id FROM results q
+    WHERE q.model_name = {model} AND q.state = 'pending' AND q.worker_id IS NULL
+    ORDER BY q.priority DESC, q.fair_key, q.id LIMIT 1) IS NULL"""
+
+
 def first_key_sql(row: str) -> str:
     """Return the key at the head of the queue of `row`; NULL if nothing waits there."""
     return _key_sql(row, "", "ASC")

@@ -1,0 +1,1 @@
+"""Plans of the hot statements, in every state of PostgreSQL's statistics."""
