@@ -92,9 +92,6 @@ VALUES ($1, 'h', 1, now() + interval '1 h', CASE WHEN $2 THEN now() END)
 """
 
 
-A_FEW = 200
-
-
 @dataclass(slots=True, frozen=True)
 class Ids:
     """The rows that the statements name."""
@@ -125,13 +122,6 @@ async def fill_waiting(connection: asyncpg.Connection, count: int) -> None:
     await connection.execute(_WAITING, count)
     await connection.execute(_SUSPECTS)
     await connection.execute(_OTHERS_OF_WAITING)
-
-
-async def fill_a_few(connection: asyncpg.Connection) -> None:
-    """Results that wait, so few that a sort of them is cheap."""
-    await connection.execute("SET session_replication_role = replica")
-    await connection.execute(_CONTEXTS)
-    await connection.execute(_WAITING, A_FEW)
 
 
 async def find_ids(connection: asyncpg.Connection) -> Ids:

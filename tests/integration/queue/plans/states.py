@@ -11,7 +11,6 @@ from tests.integration.queue.plans.explaining import ExplainingDatabase
 from tests.integration.queue.plans.full_queue import (
     TABLES,
     WITHOUT_AUTOVACUUM,
-    fill_a_few,
     fill_ended,
     fill_waiting,
     find_ids,
@@ -163,11 +162,6 @@ async def _vacuumed_queues(connection: asyncpg.Connection, _: Databases) -> None
     await connection.execute(_RECORD, queues, [100] * len(queues), [0.0] * len(queues))
 
 
-async def _a_few_wait(connection: asyncpg.Connection, _: Databases) -> None:
-    """The size of a table that was never analysed is taken from its pages."""
-    await fill_a_few(connection)
-
-
 STATES: Sequence[State] = (
     State("never analysed", "full", _executed(_FORGET)),
     State("analysed while empty", "full", _recorded(lambda databases: databases.analyzed_empty)),
@@ -182,6 +176,5 @@ STATES: Sequence[State] = (
     State("recorded as a billion rows", "full", _recorded(_same(10_000_000, 1e9))),
     State("planned while empty", "empty", _executed(), is_planned=True),
     State("planned while empty, analysed", "empty", _executed(_ANALYZE), is_planned=True),
-    State("planned with a few", "empty", _a_few_wait, is_planned=True),
     State("planned while idle", "idle", _executed(), is_planned=True),
 )
