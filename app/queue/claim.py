@@ -264,7 +264,13 @@ async def _to_claims(
     else:
         fault = "LLM_CONTINUE_LOST_ATTEMPTS is off"
         resumes = {one.id: Resume(fault=fault) for one in interrupted}
-    return [_to_claim(row, resumes.get(row["id"]), continues=continues) for row in rows]
+    return [
+        _to_claim(row, resumes.get(row["id"]), continues=continues)
+        for row in rows
+        # A row that was stored past the service may lack its context: the heartbeat hands it back,
+        # until its deadline. The others run.
+        if row["prompt"] is not None
+    ]
 
 
 def _to_claim(row: Record, resume: Resume | None, *, continues: bool) -> Claim:

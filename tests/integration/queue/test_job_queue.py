@@ -207,6 +207,15 @@ async def test_claim_without_a_rendered_prompt_takes_the_contexts(bench: Bench) 
     assert claim.prompt == "a prompt"
 
 
+async def test_a_result_whose_context_is_gone_keeps_no_other_from_its_claim(bench: Bench) -> None:
+    """No statement of the service makes one: the row was stored or changed by hand."""
+    lost, kept = await bench.add(2, prompt=None)
+    await bench.connection.execute(
+        "UPDATE results SET context_id = $2 WHERE id = $1", lost, new_id()
+    )
+    assert [claim.id for claim in await bench.claim(await bench.worker())] == [kept]
+
+
 @pytest.mark.parametrize("dead", ["unknown", "dead"])
 async def test_only_live_workers_claim(bench: Bench, dead: str) -> None:
     await bench.add(2)
