@@ -70,7 +70,7 @@ SELECT k.team_id, k.key, k.request_hash, k.result_id
 FROM unnest($1::text[], $2::text[]) AS i(team_id, key)
 -- OFFSET 0: each key is found by itself. A join may read all keys.
 CROSS JOIN LATERAL (
-  SELECT * FROM idempotency_keys WHERE team_id = i.team_id AND key = i.key OFFSET 0) k
+  SELECT * FROM idempotency_keys WHERE key = i.key AND team_id = i.team_id OFFSET 0) k
 WHERE k.expires_at > now()
 """
 
