@@ -1,7 +1,7 @@
 """Text of running results in notifications, for readers in other processes that have the text before it.
 
-It is sent as it comes, and stored later, with that of all other results. A reader that lacks some of
-it announces itself: the worker then stores all of it, and has its readers read the table.
+The statement that stores text sends it. A reader that lacks earlier text, or missed a notification,
+reads the table, which has all that was sent.
 """
 
 from collections.abc import Iterable, Iterator

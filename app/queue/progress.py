@@ -61,22 +61,17 @@ def lock_ours_sql(rows: str, columns: str, strength: str, condition: str = "true
     WHERE r.id = i.result_id AND {condition} AND {is_ours_sql("i")} FOR {strength}) r"""
 
 
-def _notify_sql(first: int) -> str:
-    return f"""
-SELECT pg_notify(n.channel, n.payload)
-FROM unnest(${first}::text[], ${first + 1}::text[]) AS n(channel, payload)
-WHERE EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL)
-"""
-
-
-_NOTIFY = _notify_sql(2)
+_NOTIFY = 2 + len(_CHUNKS.types)  # the parameter behind those of the chunks
 _APPEND = f"""
 WITH appended AS (
   INSERT INTO result_chunks ({", ".join(f'"{name}"' for name in _CHUNKS.types)})
   SELECT i.* FROM {lock_ours_sql(_CHUNKS.select(2), "r.id", "SHARE")}
   ON CONFLICT DO NOTHING
 )
-{_notify_sql(2 + len(_CHUNKS.types))}"""
+SELECT pg_notify(n.channel, n.payload)
+FROM unnest(${_NOTIFY}::text[], ${_NOTIFY + 1}::text[]) AS n(channel, payload)
+WHERE EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL)
+"""
 
 
 async def append_chunks(
@@ -89,9 +84,6 @@ async def append_chunks(
 
     A worker that is marked dead sends nothing: its text may be that of attempts that are over.
     """
+    in_order = sorted(chunks, key=attrgetter("result_id"))
     sent = [one[0] for one in notifications], [one[1] for one in notifications]
-    if chunks:
-        in_order = sorted(chunks, key=attrgetter("result_id"))
-        await connection.execute(_APPEND, worker_id, *_CHUNKS.arguments(in_order), *sent)
-    else:
-        await connection.execute(_NOTIFY, worker_id, *sent)
+    await connection.execute(_APPEND, worker_id, *_CHUNKS.arguments(in_order), *sent)

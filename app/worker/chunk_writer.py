@@ -19,14 +19,14 @@ from app.worker.attempt import Attempt, Flushes
 
 logger = logging.getLogger(__name__)
 
-# Text that is read in other processes is sent at once, then there is a pause as long as that took, so
+# Text that is read in other processes is written at once, then there is a pause as long as that took, so
 # that what comes meanwhile shares a commit, and a notification.
 _MAX_PAUSE_SECONDS = 0.05  # seconds
 
 
 @dataclass(slots=True)
 class ChunkWriter:
-    """Stores attempts' text every `flush_seconds`, and sends what is read elsewhere at once."""
+    """Stores attempts' text every `flush_seconds`; at once if it is read elsewhere, and sends it."""
 
     queue: JobQueue
     worker_id: UUID
@@ -91,7 +91,7 @@ class ChunkWriter:
                 await asyncio.sleep(min(loop.time() - began, _MAX_PAUSE_SECONDS))
 
     async def _write(self, ids: Iterable[UUID]) -> None:
-        """Store the text of these results and of announced ones, and send the news of the others."""
+        """Store the text of these results and of those with readers elsewhere, and notify of theirs."""
         announced, self._announced = self._announced & self.running.keys(), set()
         texts = []
         for attempt in self._running(self._news - announced):
@@ -99,12 +99,11 @@ class ChunkWriter:
                 texts.append((text, attempt.readers))
             else:
                 announced.add(attempt.claim.id)
+        chunks = self._chunks({*ids, *announced, *self._news})
         self._news = set()
-        chunks = self._chunks({*ids, *announced})
         for attempt in self._running(announced):
             attempt.take_live()  # it is found in the table
-        notifications = text_notifications(texts)
-        notifications += stored_notifications(announced)
+        notifications = text_notifications(texts) + stored_notifications(announced)
         if chunks or notifications:
             await self._append(chunks, notifications)
 

@@ -170,8 +170,7 @@ class ResultReader:
             return await self._from_row(row, await charge(row.output_size))
         part = self._from_memory()
         if part is None and not signal.is_end:
-            texts = signal.take()
-            part = self._from_notifications(texts) or await self._from_chunks(has_gap=bool(texts))
+            part = self._from_notifications(signal.take()) or await self._from_chunks()
         if part is None:
             part = await self._from_row(
                 *await self.results.get_charged(self.team_id, self.result_id)
@@ -215,15 +214,14 @@ class ResultReader:
                 text += one.text[known - one.offset :]
         return _Part(attempt, begins, text, completion_tokens=texts[-1].completion_tokens)
 
-    async def _from_chunks(self, *, has_gap: bool) -> _Part | None:
-        """The stored text. `has_gap`: there is newer text, which the worker stores for a reader."""
+    async def _from_chunks(self) -> _Part | None:
         position = self.position
         stored = await self.results.text_since(
             self.result_id, position.attempt, position.offset, continues=self.continues
         )
         if not stored.is_pending:
             return None
-        if not self._is_announced or (has_gap and not stored.text):
+        if not self._is_announced:
             self._is_announced = True  # and the hub announces it from time to time
             self.hub.announce(self.result_id)
         lists = stored.logprobs if self.with_tokens else ()

@@ -206,12 +206,13 @@ async def test_what_is_not_stored_is_stopped(
 ) -> None:
     """The model has begun when the statement fails: it is stopped, and nothing is left of it."""
     await finish(service, "{{chunks=1}}")
-    await connection.execute("ALTER TABLE results RENAME TO hidden")
+    # For the insertion alone: other statements of the worker go on.
+    await connection.execute("ALTER TABLE results ADD CONSTRAINT none CHECK (false) NOT VALID")
     refused = await service.client.post(
         "/results/", json={"model": "scripted", "content": "{{chunks=500 delay_ms=200}}"}
     )
     assert refused.status_code == 500
-    await connection.execute("ALTER TABLE hidden RENAME TO results")
+    await connection.execute("ALTER TABLE results DROP CONSTRAINT none")
     worker = service.services.queue.dispatcher
     assert isinstance(worker, Worker)
     assert not worker._attempts._early

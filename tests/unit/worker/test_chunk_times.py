@@ -122,7 +122,7 @@ def test_results_that_ended_are_not_written() -> None:
         writer.on_announced([ended.claim.id])
         del log.running[ended.claim.id]
         await asyncio.sleep(1)
-        assert [(texts, count) for _, texts, count in log.writes] == [([], 1)]
+        assert [(texts, count) for _, texts, count in log.writes] == [(["kept"], 1)]
         writing.cancel()
 
     run_in_virtual_time(work())
