@@ -172,7 +172,7 @@ async def test_an_end_waits_for_the_write_under_way(desk: Desk) -> None:
 
 
 async def test_the_text_is_stored_for_a_new_reader(desk: Desk) -> None:
-    """That which comes next is sent."""
+    """Later text is sent."""
     attempt, other = desk.attempt(), desk.attempt()
     say(attempt, "some")
     await desk.until_written(1)
