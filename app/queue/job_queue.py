@@ -29,6 +29,7 @@ from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.live_text import Notification
 from app.queue.progress import Chunk, append_chunks, chunk_bytes
 from app.queue.result_size import UNBOUNDED
+from app.queue.table_statistics import analyze_first_rows
 from app.queue.team_limits import TeamLimits
 from app.queue.terminal_state import MAX_BATCH
 
@@ -239,6 +240,9 @@ class JobQueue:
 
     async def clock(self) -> float:
         return await self._database.run(rescue.clock)
+
+    async def analyze_first_rows(self) -> bool:
+        return await self._database.run(analyze_first_rows)
 
     async def _repeat(self, change_some: Callable[[Connection], Awaitable[int]]) -> int:
         total = 0

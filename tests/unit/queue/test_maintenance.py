@@ -30,6 +30,9 @@ class Queue:
         self.rescued_at: list[float] = []
         self.cancelled_at: list[float] = []
 
+    async def analyze_first_rows(self) -> bool:
+        return True
+
     async def expire(self) -> int:
         return 0
 
