@@ -4,7 +4,7 @@ Servers are started once a session. Each test has a database of its own, copied 
 template, so that LISTEN/NOTIFY and SKIP LOCKED meet real commits.
 
 With `-n 4` four processes share the tests, each with servers of its own: most tests wait for others
-half of their time. A file is never divided; neither are the files of a group in `_GROUPS`.
+half of their time (tests/scheduling.py).
 """
 
 import asyncio
@@ -27,8 +27,6 @@ from alembic import command
 from alembic.config import Config
 from fastapi import FastAPI
 from hypothesis import HealthCheck, settings as hypothesis_settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from app.api.app import create_app
 from app.api.container import Services
@@ -37,6 +35,8 @@ from app.core import logs, metrics
 from app.core.settings import Settings
 from tests.postgres import PostgresServer, start_postgres
 from tests.servers import TEMPLATE, RunningTriton, running_servers
+
+pytest_plugins = ["tests.scheduling"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"
@@ -62,47 +62,6 @@ hypothesis_settings.load_profile("suite")
 _LEASE_SECONDS = 15.0
 # For tests in which a lease runs out, or that wait for heartbeats.
 short_lease = pytest.mark.parametrize("lease_seconds", [5.0], ids=["short_lease"])
-# Each of these takes minutes: they begin, in this order, and one process runs all of a group.
-_GROUPS = (
-    # Engines of their own, each of which takes 13 s of a core to start.
-    ("tests/e2e/test_other_models.py", "tests/e2e/test_quantizations.py"),
-    # One vLLM engine that they share.
-    ("tests/e2e/",),
-    # Thousands of streams or requests at a time, and bounds on their delays: not two at a time.
-    (
-        "tests/chaos/test_many_streams.py",
-        "tests/chaos/test_waiting.py",
-        "tests/chaos/test_cancels.py",
-        "tests/chaos/test_load.py",
-    ),
-    # One Chromium and one `app up` that they share.
-    ("tests/browser/",),
-)
-_ORDER = (*(start for group in _GROUPS for start in group), "tests/chaos/", "tests/integration/")
-
-
-class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no type information
-    """Gives a process whole files, and each of `_GROUPS` as if it were one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return next((group[0] for group in _GROUPS if file.startswith(group)), file)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
-    """Called by xdist."""
-    config.option.loadscopereorder = False  # it would begin with what has the most tests
-    return ByFile(config, log)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that all processes end at about the same time."""
-
-    def place(item: pytest.Item) -> int:
-        file = item.nodeid.partition("::")[0]
-        return next((n for n, start in enumerate(_ORDER) if file.startswith(start)), len(_ORDER))
-
-    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
