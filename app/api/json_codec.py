@@ -35,20 +35,26 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise InvalidRequestError(
             "The body is not valid; `errors` names each field.", to_field_errors(error.errors())
         ) from error
-    if _NUL_ESCAPE in body:
+    if may_have_nul(body):
         _refuse_nul(value, "body")
     return value
 
 
-def validate(model: type[Model], value: object) -> Model:
-    """Validate a part of a parsed body. Raises as `parse` does."""
+def may_have_nul(body: bytes) -> bool:
+    """Return whether texts of a JSON body may contain NUL, which JSON has only as an escape."""
+    return _NUL_ESCAPE in body
+
+
+def validate(model: type[Model], value: object, *, has_nul: bool = True) -> Model:
+    """Validate a part of a parsed body, which may contain NUL. Raises as `parse` does."""
     try:
         valid = model.model_validate(value)
     except ValidationError as error:
         raise InvalidRequestError(
             "The item is not valid; `errors` names each field.", to_field_errors(error.errors())
         ) from error
-    _refuse_nul(valid, "item")
+    if has_nul:
+        _refuse_nul(valid, "item")
     return valid
 
 

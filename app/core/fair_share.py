@@ -9,11 +9,13 @@ robin with a quantum, as in deficit round robin: Shreedhar and Varghese 1995.)
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
+
+_Item = TypeVar("_Item")
 
 _TURN_SECONDS = 0.0005
 _REMEMBERED = 8  # steps that a mean time is made of
@@ -211,6 +213,13 @@ async def pause() -> None:
     """Let other teams run if the present step has used up the turn of its team."""
     if (team := _SHARE.get()) is not None and team.is_over():
         await asyncio.sleep(0)
+
+
+async def in_turns(items: Iterable[_Item]) -> AsyncIterator[_Item]:
+    """Yield each item, and let other teams run between two of them where the turn is used up."""
+    for item in items:
+        yield item
+        await pause()
 
 
 @asynccontextmanager

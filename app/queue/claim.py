@@ -289,5 +289,5 @@ def _to_claim(row: Record, resume: Resume | None, *, continues: bool) -> Claim:
         trace=row["trace"],
         resumable=row["resumable"] and continues,
         resume=resume,
-        expected_bytes=expected_bytes(prompt, parameters),
+        expected_bytes=expected_bytes(len(prompt), parameters),
     )

@@ -20,12 +20,12 @@ def count_logprobs(parameters: Mapping[str, Any]) -> int:
     return 0 if wanted is None else max_tokens * (wanted + 1)
 
 
-def expected_bytes(prompt: str, parameters: Mapping[str, Any]) -> int:
+def expected_bytes(prompt_length: int, parameters: Mapping[str, Any]) -> int:
     """Return the bytes that a worker may hold for a result; an attribution has no `max_tokens`."""
     tokens: int = parameters.get("max_tokens", 0)
     wanted: int | None = parameters.get("logprobs")
     held = 0 if wanted is None else wanted + _FURTHER_LOGPROBS
-    return len(prompt) + tokens * (_TOKEN_BYTES + held * _LOGPROB_BYTES)
+    return prompt_length + tokens * (_TOKEN_BYTES + held * _LOGPROB_BYTES)
 
 
 def expected_bytes_sql(result: str) -> str:

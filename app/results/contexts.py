@@ -18,6 +18,7 @@ from app.core.ids import new_id
 from app.core.settings import Settings
 from app.queue.enqueue import CONTEXTS, NewContext, context_bytes
 from app.queue.job_queue import JobQueue
+from app.results.plain_contexts import PlainContexts, TextSize
 from app.results.requests import ContextCreate, Message
 from app.results.sizes import (
     LONG_BYTES,
@@ -80,6 +81,7 @@ class ContextStore:
     """Contexts of one team at a time; another team's do not exist: NotFoundError."""
 
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
+        self.plain = PlainContexts()
         self._database = database
         self._queue = queue
         seconds = settings.database_timeout_seconds
@@ -100,7 +102,9 @@ class ContextStore:
         if row is None:  # deleted already
             raise context_not_found(new.id)
         # Its texts are in memory: they are not read again.
-        return _to_context({**row, "content": new.content, "messages": new.messages})
+        saved = {**row, "content": new.content, "messages": new.messages}
+        self._remember(new.team_id, saved)
+        return _to_context(saved)
 
     async def get(self, team_id: str, context_id: UUID) -> Context:
         context, _ = await self.get_charged(team_id, context_id)
@@ -111,13 +115,20 @@ class ContextStore:
         row, charge = await self._reads.submit(context_id), 0
         if row is not None and row["team_id"] != team_id:
             row = None
-        elif row is not None and row["size"] > LONG_BYTES:
+        elif row is not None and row["size"] <= LONG_BYTES:
+            self._remember(team_id, row)
+        elif row is not None:
             row, charge = await read_within(
                 row["size"], partial(self._database.fetchrow, _BY_ID, context_id), loaded_bytes
             )
         if row is None:
             raise context_not_found(context_id)
         return _to_context(row), charge
+
+    def _remember(self, team_id: str, row: Mapping[str, Any] | asyncpg.Record) -> None:
+        if row["content"] is not None and row["erased_at"] is None:
+            size = TextSize(characters=len(row["content"]), bytes=row["size"])
+            self.plain.remember(team_id, row["id"], size)
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> SizedPage[Context]:
         sizes = await self._database.fetch(_SIZES, team_id, after, limit)

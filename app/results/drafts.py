@@ -12,6 +12,7 @@ from app.core.settings import Settings
 from app.core.url_guard import url_fault
 from app.inference.model_registry import Model
 from app.queue.enqueue import NewContext, NewResult, OnDisconnect
+from app.results.plain_contexts import TextSize
 from app.results.requests import SendOptions
 
 # Each choice stores the rendered prompt: sixteen of the longest take PostgreSQL a second.
@@ -54,11 +55,17 @@ class SubmissionDraft:
     prompt: str | None  # the context's messages, rendered by the model's template
     options: SendOptions
     new_context: NewContext | None = None  # None: the context is stored already
+    stored_size: TextSize | None = None  # of a stored text that is not read
 
     @property
     def text(self) -> str:
         """The prompt as the model reads it."""
         return self.prompt if self.prompt is not None else self.content or ""
+
+    @property
+    def size(self) -> TextSize:
+        """The size of the prompt as the model reads it."""
+        return self.stored_size or TextSize(len(self.text), len(self.text.encode()))
 
 
 def validate(

@@ -11,6 +11,7 @@ import orjson
 from app.auth.principal import Principal
 from app.core.byte_budget import release
 from app.core.errors import ConflictError, ModelNotReadyError
+from app.core.fair_share import in_turns
 from app.core.ids import new_id
 from app.core.queue_names import queue_of
 from app.core.settings import Settings
@@ -33,11 +34,12 @@ from app.results.drafts import (
     to_json,
     validate,
 )
+from app.results.plain_contexts import TextSize
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
 from app.results.rows import erased
 from app.results.store import ResultStore
-from app.results.token_budget import count_tokens, generated_tokens
+from app.results.token_budget import count_tokens, fits, generated_tokens
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,19 +87,33 @@ class Preparation:
         content = prompt = None
         charge = 0
         limits = await self.admission.limits_of(principal.team_id, model.name)
+        size = self._known_size(principal.team_id, model, context_id, options, limits)
         # Otherwise there is neither a template to render it with nor a limit to count it for.
-        if model.format is not None or limits.tokens_per_minute is not None:
+        is_read = model.format is not None or limits.tokens_per_minute is not None
+        if is_read and size is None:
             context, charge = await self.contexts.get_charged(principal.team_id, context_id)
             if context.erased_at is not None:
                 raise erased_context(context)
             content = context.content
             if context.messages is not None:
                 prompt = await _render(model, context.messages)
-        draft = SubmissionDraft(result_id, model, context_id, content, prompt, options)
+        draft = SubmissionDraft(
+            result_id, model, context_id, content, prompt, options, stored_size=size
+        )
         prepared = self._bounded(await self._finish(principal, draft))
         if prompt is None:  # the text was only counted
             release(charge)
         return prepared
+
+    def _known_size(
+        self, team_id: str, model: Model, context_id: UUID, options: SendOptions, limits: Limits
+    ) -> TextSize | None:
+        """Return the size of a plain context whose text the request does not need."""
+        if limits.tokens_per_minute is not None:
+            return None
+        size = self.contexts.plain.size(team_id, context_id)
+        max_tokens = options.parameters.max_tokens or self.settings.default_max_tokens
+        return size if size and fits(model, size.bytes, max_tokens) else None
 
     async def group(
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
@@ -114,7 +130,7 @@ class Preparation:
         waiter_id = self.api_process if request.on_disconnect == "cancel" else None
         prepared = []
         remaining = iter(ids)
-        for prompt in request.prompts:
+        async for prompt in in_turns(request.prompts):
             first = await self._new_prompt(principal, model, prompt, request.options, new_id())
             for place, result_id in enumerate(islice(remaining, request.n)):
                 result = replace(
@@ -173,7 +189,7 @@ class Preparation:
             tokens=tokens,
             limits=limits,
             resumable=row.resumable and self.settings.continue_lost_attempts,
-            expected_bytes=expected_bytes(row.prompt or "", parameters),
+            expected_bytes=expected_bytes(len(row.prompt or ""), parameters),
         )
         return self._bounded(Prepared(model, result, count_logprobs(parameters)))
 
@@ -261,7 +277,7 @@ class Preparation:
             resumable=self.settings.continue_lost_attempts
             and options.continue_lost_attempts is not False
             and can_continue(parameters),
-            expected_bytes=expected_bytes(draft.text, parameters),
+            expected_bytes=expected_bytes(draft.size.characters, parameters),
         )
 
 

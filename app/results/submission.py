@@ -19,6 +19,7 @@ from app.core.errors import (
     NotFoundError,
     ServiceError,
 )
+from app.core.fair_share import in_turns
 from app.core.ids import new_id
 from app.queue.admission import Admission
 from app.queue.enqueue import NewResult
@@ -180,7 +181,7 @@ class Submissions:
     ) -> list[SubmissionOutcome | ServiceError]:
         outcomes = await self._replay_all(team_id, requests)
         prepared: dict[int, Prepared] = {}
-        for place, request in enumerate(requests):
+        async for place, request in in_turns(enumerate(requests)):
             if isinstance(request, ServiceError):
                 outcomes[place] = request
             elif place not in outcomes:

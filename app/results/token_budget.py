@@ -27,13 +27,21 @@ async def generated_tokens(draft: SubmissionDraft, default: int) -> int:
     return max_tokens
 
 
+def fits(model: Model, prompt_bytes: int, max_tokens: int) -> bool:
+    """Return whether a prompt of this length and its answer fit, without counting tokens."""
+    length = model.max_model_len
+    if length is None or model.format is None:
+        return True
+    return prompt_bytes + _SPECIAL_TOKENS + max_tokens <= length
+
+
 async def _within_length(draft: SubmissionDraft, given: int | None, default: int) -> int:
     model, length = draft.model, draft.model.max_model_len
     wanted = given or default
-    if length is None or model.format is None:
+    if fits(model, draft.size.bytes, wanted):
         return wanted
-    if len(draft.text.encode()) + _SPECIAL_TOKENS + wanted <= length:
-        return wanted
+    assert length is not None
+    assert model.format is not None
     prompt_tokens = await model.format.count_tokens(draft.text)
     if prompt_tokens is None:
         return given or min(default, length)

@@ -14,7 +14,7 @@ from tests.integration.queue.queue_bench import MODEL, Bench, make_result
 from tests.integration.support import read
 
 LARGE = {"max_tokens": 1_000, "logprobs": 20}
-SIZE = expected_bytes("a prompt", LARGE)
+SIZE = expected_bytes(len("a prompt"), LARGE)
 
 
 async def claimed(bench: Bench, worker: UUID, room: int) -> list[UUID]:

@@ -7,6 +7,7 @@ from app.api.json_codec import json_response, parse
 from app.api.native.schemas import ContextRead
 from app.api.pagination import After, Limit, page_response
 from app.api.raw_routes import body_of, describe
+from app.core.fair_share import in_turns
 from app.results.contexts import to_new_context
 from app.results.requests import ContextCreate
 from app.results.serialization import context_to_wire
@@ -37,7 +38,8 @@ async def list_contexts(
 ) -> Response:
     """List saved prompts, newest first. A page ends by its bytes, too: `Link` has the next."""
     page = await services.contexts.list(team, after, limit)
-    return page_response(request, [context_to_wire(one) for one in page.rows], page.following)
+    items = [context_to_wire(one) async for one in in_turns(page.rows)]
+    return page_response(request, items, page.following)
 
 
 @router.get("/contexts/{context_id}", response_model=ContextRead)

@@ -14,7 +14,7 @@ from app.api.container import Services
 from app.api.dependencies import PrincipalOf, ServicesOf, principal_of, services_of, team_of, to_id
 from app.api.disconnects import on_disconnect_of, wait_for_end
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
-from app.api.json_codec import json_response, parse, validate
+from app.api.json_codec import json_response, may_have_nul, parse, validate
 from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead, result_wire
 from app.api.native.streams import event_frames
 from app.api.raw_routes import body_of, describe, reference
@@ -28,6 +28,7 @@ from app.core.errors import (
     TooManyWaitersError,
     invalid_field,
 )
+from app.core.fair_share import in_turns
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.results.replays import Replayed
@@ -149,8 +150,9 @@ async def create_results(request: Request) -> Response:
             raise invalid_field(
                 "Idempotency-Key", "cannot apply to a list: give each item its own idempotency_key"
             )
-        answers = await services.submissions.submit_all(principal, _parse_list(body))
-        return json_response([_to_wire(services, answer) for answer in answers], 202)
+        answers = await services.submissions.submit_all(principal, await _parse_list(body))
+        answered = [_to_wire(services, answer) async for answer in in_turns(answers)]
+        return json_response(answered, 202)
     create = _with_key(request, parse(ResultCreate, body))
     return await send(
         request,
@@ -264,7 +266,7 @@ def _with_key(request: Request, options: Options) -> Options:
     return options.model_copy(update={"idempotency_key": key})
 
 
-def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
+async def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
     """Validate each item separately: a wrong item does not reject the others."""
     try:
         items = from_json(body)
@@ -276,12 +278,13 @@ def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
         raise InvalidRequestError("The list is empty.", [FieldError("body", "is an empty list")])
     if len(items) > MAX_BULK:
         raise BodyTooLargeError(f"A list holds at most {MAX_BULK} items; this one {len(items)}.")
-    return [_read_item(item) for item in items]
+    has_nul = may_have_nul(body)
+    return [_read_item(item, has_nul=has_nul) async for item in in_turns(items)]
 
 
-def _read_item(item: object) -> ResultCreate | ServiceError:
+def _read_item(item: object, *, has_nul: bool) -> ResultCreate | ServiceError:
     try:
-        return validate(ResultCreate, item)
+        return validate(ResultCreate, item, has_nul=has_nul)
     except InvalidRequestError as error:
         return error
 

@@ -17,6 +17,7 @@ from app.api.pagination import After
 from app.api.raw_routes import reference
 from app.api.sse import CutOffError, EventStreamResponse
 from app.core.errors import ServiceError
+from app.core.fair_share import in_turns
 from app.results.rows import ExportedResult
 
 logger = logging.getLogger(__name__)
@@ -76,16 +77,16 @@ async def _lines(
     try:
         with services.hub.downloading(team):
             async with contextlib.aclosing(pieces):
-                yield _to_lines(services, first)
+                yield await _to_lines(services, first)
                 async for rows in pieces:
-                    yield _to_lines(services, rows)
+                    yield await _to_lines(services, rows)
     except ServiceError as error:
         logger.warning("an export was broken off: %s", error, extra={"action": "export_broken"})
         raise CutOffError(error.code) from error
 
 
-def _to_lines(services: Services, rows: Sequence[ExportedResult]) -> bytes:
-    return b"".join(
+async def _to_lines(services: Services, rows: Sequence[ExportedResult]) -> bytes:
+    lines = [
         orjson.dumps(
             result_wire(services, one.row)
             | {
@@ -94,5 +95,6 @@ def _to_lines(services: Services, rows: Sequence[ExportedResult]) -> bytes:
             },
             option=orjson.OPT_APPEND_NEWLINE,
         )
-        for one in rows
-    )
+        async for one in in_turns(rows)
+    ]
+    return b"".join(lines)

@@ -14,6 +14,7 @@ from app.api.native.schemas import AttemptRead, ResultRead, result_wire
 from app.api.pagination import After, Limit, page_response
 from app.api.raw_routes import describe
 from app.core.errors import FieldError, InvalidRequestError, invalid_field
+from app.core.fair_share import in_turns
 from app.results.pages import ResultFilter
 from app.results.rows import ResultRow
 from app.results.serialization import attempts_to_wire
@@ -113,7 +114,7 @@ async def list_results(
     page = await services.results.list(
         team, narrowed, after=after, limit=limit, full=full, prompts=prompts
     )
-    items = [result_wire(services, one.row) for one in page.rows]
+    items = [result_wire(services, one.row) async for one in in_turns(page.rows)]
     if prompts:
         for item, one in zip(items, page.rows, strict=True):
             item["prompt_start"] = one.prompt_start

@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.core.fair_share import FairShares, connection_of_team, move_to, pause, shared_lock
+from app.core.fair_share import (
+    FairShares,
+    connection_of_team,
+    in_turns,
+    move_to,
+    pause,
+    shared_lock,
+)
 
 STEP_SECONDS = 0.0005
 TASKS = 200
@@ -125,6 +132,22 @@ async def test_a_long_step_pauses_where_it_can(shares: FairShares) -> None:
     await take_steps(2)
     assert 0 < len(places) < 5
     await working
+
+
+async def test_a_long_list_pauses_between_its_items(shares: FairShares) -> None:
+    done: list[int] = []
+
+    async def read_list() -> None:
+        async for item in in_turns(range(TASKS)):
+            spin()
+            done.append(item)
+
+    reading = asyncio.create_task(shares.run("crowd", read_list()))
+    await asyncio.sleep(0)
+    await shares.run("few", take_steps(10))
+    assert len(done) < TASKS / 2
+    await reading
+    assert done == list(range(TASKS))
 
 
 async def test_a_pause_outside_of_requests_does_nothing() -> None:
