@@ -1,4 +1,4 @@
-"""Which test process runs which file.
+"""Distribution of test files to processes.
 
 A file is never divided; neither are the files of a group in `_GROUPS`. A process that dies fails the
 test that it ran; the process that replaces it continues behind that test.
